@@ -1,0 +1,88 @@
+"""Write the tables of docs/benchmarks.md from the result files: between the markers of each claim, nothing else.
+
+A claim's text stands in the page; ``<!-- tables: CLAIM -->`` and ``<!-- end: CLAIM -->`` enclose what is written here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import ablations, accuracy, budgets, overhead, speed_tables
+from benchmarks.common import ROOT, Cell, program
+from benchmarks.store import RESULTS, load, note
+
+RENDER: dict[str, Callable[[list[Cell]], str]] = {
+    "budgets": budgets.render,
+    "speed": speed_tables.render,
+    "accuracy": accuracy.render,
+    "ablations": ablations.render,
+    "overhead": overhead.render,
+}
+_NAME = re.compile(r"(?P<claim>[a-z]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
+
+app = program("tables")
+
+
+@app.default
+def main(*, page: Path = ROOT / "docs" / "benchmarks.md", results: Path = RESULTS, check: bool = False) -> int:
+    """Write every claim's tables into the page.
+
+    Args:
+        page: the page.
+        results: folder of result files; the newest of each claim and machine counts.
+        check: write nothing, and exit 1 where the page is not up to date.
+    """
+    text = page.read_text()
+    fresh = text
+    for claim in RENDER:
+        fresh = replace_section(fresh, claim, section(claim, results))
+    if check:
+        note("up to date" if fresh == text else f"{page.name} is out of date: python -m benchmarks.tables")
+        return int(fresh != text)
+    page.write_text(fresh)
+    return 0
+
+
+def section(claim: str, results: Path) -> str:
+    """The tables of a claim, machine after machine."""
+    newest: dict[str, Path] = {}
+    for path in sorted(results.glob(f"{claim}_*.json"), key=lambda path: path.stem.rpartition("_")[2]):
+        found = _NAME.fullmatch(path.stem)
+        if found is not None:
+            newest[found["hardware"]] = path
+    parts = [_file_part(claim, newest[hardware]) for hardware in sorted(newest)]
+    return "\n\n".join(parts) or "No results yet."
+
+
+def _file_part(claim: str, path: Path) -> str:
+    data = load(path)
+    machine, cells = data["machine"], data["cells"]
+    commits = ", ".join(dict.fromkeys(cell["commit"] for cell in cells))
+    commands = "\n".join(f"    {command}" for command in data["commands"])
+    where = f"{machine['cores']} cores" if machine["device"] == "cpu" else machine["device"]
+    caption = (
+        f"{machine['hardware']} ({where}), {machine['system']}, Python {machine['python']}, torch {machine['torch']}, "
+        f"snugfit {machine['snugfit']} at {commits}, {path.stem.rpartition('_')[2]}; "
+        f"[{path.name}](../benchmarks/results/{path.name}):"
+    )
+    return f"{caption}\n\n{commands}\n\n{RENDER[claim](cells)}"
+
+
+def replace_section(text: str, claim: str, body: str) -> str:
+    """Put ``body`` between the markers of a claim.
+
+    Raises:
+        ValueError: the page lacks them.
+    """
+    start, end = f"<!-- tables: {claim} -->", f"<!-- end: {claim} -->"
+    before, opened, rest = text.partition(start)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise ValueError(f"the page has no '{start}' ... '{end}'.")
+    return f"{before}{start}\n\n{body}\n\n{end}{after}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(app())

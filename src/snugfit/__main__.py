@@ -1,0 +1,5 @@
+"""``python -m snugfit``."""
+
+from snugfit.cli import main
+
+main()

@@ -1,0 +1,33 @@
+"""The Python face: what the command line does, as functions."""
+
+from snugfit.api.exporting import export
+from snugfit.api.inference import evaluate, predict
+from snugfit.api.loading import Architecture, load
+from snugfit.api.planning import RunnablePlan, plan, plan_request, profile_request
+from snugfit.api.process import prepare_process
+from snugfit.api.result import TrainedRecord
+from snugfit.api.running import resume
+from snugfit.core.budget import Budget
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.record import Record
+from snugfit.core.request import Request
+
+__all__ = [
+    "Architecture",
+    "Budget",
+    "Candidate",
+    "Plan",
+    "Record",
+    "Request",
+    "RunnablePlan",
+    "TrainedRecord",
+    "evaluate",
+    "export",
+    "load",
+    "plan",
+    "plan_request",
+    "predict",
+    "prepare_process",
+    "profile_request",
+    "resume",
+]

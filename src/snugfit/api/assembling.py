@@ -1,0 +1,219 @@
+"""From a request to the things that a plan is made of: data, chain, workload, strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from snugfit import data as datasets
+from snugfit import models
+from snugfit.api.loading import Architecture, on_meta
+from snugfit.chain import Chain, UnitStore, initialise_by_reset, load_into, release, spill_module
+from snugfit.core.registry import STRATEGIES, strategy_class
+from snugfit.core.request import Request
+from snugfit.core.strategy import Strategy
+from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit.data import Batches, Splits, Transform
+from snugfit.errors import CheckpointError, ModelError
+from snugfit.training.seeding import derive_seed
+from snugfit.training.split import TrainingData
+
+_DEFAULT_LR = {"sgd": 0.05, "adamw": 0.001}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Everything that a plan is made of, short of hardware and budget.
+
+    Attributes:
+        request: the options.
+        splits: the data set.
+        chain: the network, on the meta device.
+        workload: what is to be trained.
+        module: the caller's own module, where one was passed.
+    """
+
+    request: Request
+    splits: Splits
+    chain: Chain
+    workload: Workload
+    module: nn.Module | None = None
+
+    @property
+    def architecture(self) -> Architecture:
+        """What is needed to rebuild the model later."""
+        splits = self.splits
+        return Architecture(
+            self.workload.model, splits.class_names, splits.image_shape, splits.mean, splits.std, splits.name
+        )
+
+    def training_data(self) -> TrainingData:
+        """The splits as batches."""
+        splits, seed = self.splits, self.workload.seed
+        transform = Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip)
+        return TrainingData(
+            train=Batches(splits.train, transform, seed=seed, augment=self.workload.augment),
+            val=Batches(splits.val, transform, seed=seed),
+            test=None if splits.test is None else Batches(splits.test, transform, seed=seed),
+            class_names=splits.class_names,
+        )
+
+    def store_first_weights(self, store: UnitStore) -> None:
+        """Write the weights that training starts from, a unit at a time.
+
+        They are those of the caller's module, of the weights file, or fresh ones. A model of ours is initialised unit
+        by unit; any other is built once, since its constructor may initialise it in ways of its own.
+
+        Raises:
+            ModelError, CheckpointError: the model cannot be built, or the weights are of another.
+        """
+        name, path = self.request.model.model, self.request.model.weights
+        if self.module is not None:
+            spill_module(Chain.from_module(self.module, self.splits.image_shape, name), store)
+        elif name in models.names():
+            for index, unit in enumerate(self.chain.all_units):
+                initialise_by_reset(unit, derive_seed(self.workload.seed, "weights", index))
+                store.save(index, unit)
+                release(unit)
+        else:
+            torch.manual_seed(derive_seed(self.workload.seed, "weights"))
+            module = models.build(name, self.workload.classes, self.splits.image_shape[-1], self.splits.image_shape[0])
+            spill_module(Chain.from_module(module, self.splits.image_shape, name), store)
+        if path is not None:
+            self._take_weights(store, Path(path))
+
+    def _take_weights(self, store: UnitStore, path: Path) -> None:
+        """Replace first weights by those of a file; a classifier of another size keeps its fresh ones."""
+        state = read_weights(path)
+        taken = 0
+        for index, unit in enumerate(self.chain.all_units):
+            own = store.load(index)
+            given = {key: state[key] for key in own if key in state and state[key].shape == own[key].shape}
+            missing = [key for key in own if key not in given and not key.endswith("num_batches_tracked")]
+            if missing and index < len(self.chain.units):
+                raise CheckpointError(
+                    f"{path} does not hold {missing[0]} in the shape of {self.workload.model}: "
+                    "it belongs to another model."
+                )
+            load_into(unit, {**own, **given})
+            store.save(index, unit)
+            release(unit)
+            taken += len(given)
+        if not taken:
+            raise CheckpointError(f"{path} holds no weights of {self.workload.model}.")
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Read a state dict from safetensors or a weights-only ``.pth``; pickled code is never run.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or holds more than weights.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no weights file {path}.") from error
+    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{path} is damaged or not a weights file ({reason}).") from error
+    except Exception as error:  # torch.load raises pickle errors of its own kind for anything but weights
+        raise CheckpointError(f"{path} holds more than weights, and is not read: convert it to safetensors.") from error
+    if isinstance(state, dict):
+        state = state.get("state_dict", state)
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise CheckpointError(f"{path} does not hold weights by name; save module.state_dict() instead.")
+    return dict(state)
+
+
+def load_splits(request: Request) -> Splits:
+    """The data set that a request names."""
+    options = request.data
+    return datasets.load(
+        options.data,
+        data_dir=options.data_dir,
+        image_size=request.model.image_size,
+        classes=options.classes,
+        max_train=options.max_train,
+        max_val=options.max_val,
+        seed=request.training.seed,
+        workers=options.workers,
+    )
+
+
+def assemble(
+    request: Request, splits: Splits | None = None, module: nn.Module | Callable[[], nn.Module] | None = None
+) -> Assembly:
+    """Load the data, build and trace the model, and describe the work; weights are not made yet.
+
+    Args:
+        request: the options.
+        splits: data of the caller's; by the request's name otherwise.
+        module: a module of the caller's (or a function that makes one); by the request's name otherwise.
+    """
+    splits = splits or load_splits(request)
+    module = module if module is None or isinstance(module, nn.Module) else module()
+    classes, shape = len(splits.class_names), splits.image_shape
+    if module is None:
+        with torch.device("meta"):
+            traced = models.build(request.model.model, classes, shape[-1], shape[0])
+    else:
+        traced = module
+    chain = Chain.from_module(traced, shape, request.model.model)
+    if module is not None:
+        chain = on_meta(chain)
+    if tuple(chain.head.output_shape) != (classes,):
+        raise ModelError(
+            f"{request.model.model} gives outputs of shape {tuple(chain.head.output_shape)} per image, "
+            f"but {splits.name} has {classes} classes; make it end in {classes} logits."
+        )
+    return Assembly(request, splits, chain, _workload(request, splits), module)
+
+
+def _workload(request: Request, splits: Splits) -> Workload:
+    training = request.training
+    return Workload(
+        model=request.model.model,
+        data=splits.name,
+        input_shape=splits.image_shape,
+        classes=len(splits.class_names),
+        train_count=len(splits.train),
+        val_count=len(splits.val),
+        test_count=0 if splits.test is None else len(splits.test),
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        batch_limit=training.batch_limit or training.batch_size,
+        optimizer=OptimizerSettings(
+            name=training.optimizer,
+            lr=training.lr or _DEFAULT_LR[training.optimizer],
+            weight_decay=training.weight_decay,
+            schedule=training.schedule,
+        ),
+        precision=training.precision,
+        augment=training.augment,
+        seed=training.seed,
+    )
+
+
+def make_strategies(request: Request) -> list[Strategy]:
+    """The strategies to consider, with the request's settings; all of them for ``auto``.
+
+    Raises:
+        UnknownNameError: there is no such strategy.
+    """
+    name = request.strategy.strategy
+    classes = [strategy_class(each) for each in STRATEGIES] if name == "auto" else [strategy_class(name)]
+    strategies = []
+    for kind in classes:
+        known = {item.name for item in fields(kind)}
+        options = {item.name: getattr(request.strategy, item.name) for item in fields(request.strategy)}
+        strategies.append(kind(**{key: value for key, value in options.items() if key in known}))
+    return strategies

@@ -1,0 +1,103 @@
+"""Write a trained model for other runtimes, and check that they agree."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from snugfit.api.loading import Architecture, load
+from snugfit.errors import ModelError, UnusableInputError, UsageError
+from snugfit.training.artifact import MODEL_FILE
+
+TOLERANCE = 1e-3
+"""Largest difference of logits between PyTorch and ONNX Runtime, relative to the largest logit."""
+
+
+def export(
+    run: str | Path,
+    out: str | Path | None = None,
+    format: str = "onnx",
+    check: bool = True,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+) -> dict[str, Any]:
+    """Export the trained model of a run.
+
+    Args:
+        run: run folder.
+        out: folder to write to; the run folder by default.
+        format: ``safetensors``, ``onnx`` (dynamic batch) or ``both``.
+        check: compare ONNX Runtime's outputs with PyTorch's on random images.
+        model: the module that was trained, where it was passed from Python.
+
+    Returns:
+        ``files`` written, and ``onnx_max_difference`` of the logits where it was checked.
+
+    Raises:
+        UsageError: unknown format.
+        ModelError: the export extra is not installed, or the outputs differ.
+    """
+    if format not in ("safetensors", "onnx", "both"):
+        raise UsageError(f"'{format}' is not a format; use safetensors, onnx or both.")
+    folder = Path(run)
+    target = Path(out) if out is not None else folder
+    target.mkdir(parents=True, exist_ok=True)
+    files, difference = [], None
+    module = load(folder, model)
+    if format != "onnx":
+        destination = target / MODEL_FILE
+        if destination.resolve() != (folder / MODEL_FILE).resolve():
+            shutil.copyfile(folder / MODEL_FILE, destination)
+        files.append(str(destination))
+    if format != "safetensors":
+        shape = Architecture.read(folder).input_shape
+        path = target / "model.onnx"
+        _write_onnx(module, shape, path)
+        files.append(str(path))
+        difference = onnx_difference(module, shape, path) if check else None
+    return {"files": files, "onnx_max_difference": difference}
+
+
+def _write_onnx(module: nn.Module, shape: tuple[int, int, int], path: Path) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ModelError('ONNX export needs more packages: pip install "snugfit[export]".') from error
+    example = torch.randn(2, *shape)
+    batch = torch.export.Dim("batch", min=1, max=65536)
+    torch.onnx.export(
+        module, (example,), path, input_names=["images"], output_names=["logits"],
+        dynamic_shapes=({0: batch},), dynamo=True, external_data=False, verbose=False,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def onnx_difference(module: nn.Module, shape: tuple[int, int, int], path: Path) -> float:
+    """Largest absolute difference of logits on random images, in batches of 1 and 3.
+
+    Raises:
+        ModelError: ONNX Runtime is missing, or the difference is too large.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ModelError('checking ONNX needs ONNX Runtime: pip install "snugfit[export]".') from error
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise UnusableInputError(f"ONNX Runtime cannot load {path}: {error}") from error
+    worst = 0.0
+    for batch in (1, 3):
+        images = torch.randn(batch, *shape)
+        expected = module(images)
+        (actual,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        difference = float((torch.from_numpy(actual) - expected).abs().max())
+        if difference > TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ModelError(f"ONNX Runtime's logits differ from PyTorch's by {difference:.2g}; {path} is not usable.")
+        worst = max(worst, difference)
+    return worst

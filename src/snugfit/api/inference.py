@@ -1,0 +1,122 @@
+"""Use a trained model: evaluate it on a split, predict a folder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from snugfit import data as datasets
+from snugfit.api.loading import Architecture, load, read_data
+from snugfit.core.request import Request
+from snugfit.data import Batches, Decoder, Transform
+from snugfit.errors import DataError, UsageError
+from snugfit.training.loop import count_correct
+
+_BATCH = 64
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+
+
+def evaluate(
+    run: str | Path,
+    data: str | None = None,
+    data_dir: str | None = None,
+    split: str = "test",
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+) -> dict[str, Any]:
+    """Measure a trained model on a split of its own data set, or of another with the same classes.
+
+    Args:
+        run: run folder.
+        data, data_dir: data set; the one of the run by default.
+        split: ``train``, ``val`` or ``test``.
+        model: the module that was trained, where it was passed from Python.
+
+    Returns:
+        ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``.
+
+    Raises:
+        DataError: the data has no such split, or other classes.
+    """
+    folder = Path(run)
+    architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
+    if split not in ("train", "val", "test"):
+        raise UsageError(f"'{split}' is not a split; use train, val or test.")
+    options = request.data
+    splits = datasets.load(
+        data or options.data,
+        data_dir=data_dir or options.data_dir,
+        image_size=architecture.input_shape[-1],
+        max_train=options.max_train if data is None else None,
+        max_val=options.max_val if data is None else None,
+        seed=request.training.seed,
+        workers=options.workers,
+    )
+    if splits.class_names != architecture.class_names:
+        raise DataError(f"{splits.name} has other classes than the model of {folder}: {', '.join(splits.class_names)}.")
+    images = getattr(splits, split)
+    if images is None:
+        raise DataError(f"{splits.name} has no {split} split.")
+    transform = Transform(architecture.mean, architecture.std, architecture.input_shape[-1], splits.flip)
+    classes = len(architecture.class_names)
+    batches = Batches(images, transform).in_order(_BATCH)
+    confusion, among_five = count_correct(load(folder, model), batches, classes, torch.device("cpu"))
+    totals = confusion.sum(1).clamp(min=1)
+    return {
+        "data": splits.name,
+        "split": split,
+        "count": len(images),
+        "accuracy": float(confusion.trace()) / max(len(images), 1),
+        "top5": among_five / max(len(images), 1),
+        "per_class": dict(zip(architecture.class_names, (confusion.diagonal() / totals).tolist(), strict=True)),
+        "confusion": confusion.tolist(),
+    }
+
+
+@torch.no_grad()
+def predict(
+    run: str | Path, images: str | Path, top: int = 1, model: nn.Module | Callable[[], nn.Module] | None = None
+) -> Iterator[tuple[str, str, float]]:
+    """Classify an image, or every image below a folder.
+
+    Args:
+        run: run folder.
+        images: file or folder.
+        top: how many classes to give for each image.
+        model: the module that was trained, where it was passed from Python.
+
+    Yields:
+        Path, class name and probability; ``top`` rows per image.
+
+    Raises:
+        DataError: there are no images, or one cannot be decoded.
+    """
+    folder = Path(run)
+    architecture = Architecture.read(folder)
+    network = load(folder, model)
+    paths = _image_paths(Path(images))
+    channels, size = architecture.input_shape[0], architecture.input_shape[-1]
+    decoder = Decoder(size, channels)
+    transform = Transform(architecture.mean, architecture.std, size, flip=False)
+    try:
+        for start in range(0, len(paths), _BATCH):
+            chunk = paths[start : start + _BATCH]
+            probabilities = network(transform(decoder(chunk))).softmax(1)
+            values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
+            for path, row, indices in zip(chunk, values.tolist(), classes.tolist(), strict=True):
+                for value, index in zip(row, indices, strict=True):
+                    yield str(path), architecture.class_names[index], value
+    finally:
+        decoder.close()
+
+
+def _image_paths(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    paths = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and not p.name.startswith("."))
+    if not paths:
+        raise DataError(f"there are no images in {path} (looked for {', '.join(_SUFFIXES)}).")
+    return paths

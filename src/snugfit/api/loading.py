@@ -1,0 +1,158 @@
+"""What a run folder says of its model, and the model itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from snugfit import models
+from snugfit.chain import Chain
+from snugfit.core.record import Record
+from snugfit.core.serial import from_data, to_data
+from snugfit.errors import CheckpointError, ModelError
+from snugfit.local.layout import Layout
+from snugfit.training.artifact import MODEL_FILE
+from snugfit.training.files import write_json_atomic
+
+_FILE = "architecture.json"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What is needed to rebuild a trained model and to feed it.
+
+    Attributes:
+        model: its name; ``python`` for a module that was passed from Python.
+        class_names: by label.
+        input_shape: channels, height, width.
+        mean, std: normalisation of images in [0, 1], per channel.
+        data: the data set it was trained on.
+    """
+
+    model: str
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    data: str
+
+    def write(self, folder: Path) -> None:
+        """Store it in a run folder."""
+        write_json_atomic(folder / _FILE, to_data(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Architecture:
+        """Read it from a run folder.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        return read_data(cls, folder / _FILE)
+
+    def build(self) -> nn.Module:
+        """The full network on the meta device.
+
+        Raises:
+            ModelError: the model was passed from Python and has no name to build it by.
+        """
+        if self.model == "python":
+            raise ModelError("this run trained a module of your own; pass it again: snugfit.load(run, model=...).")
+        with torch.device("meta"):
+            return models.build(self.model, len(self.class_names), self.input_shape[-1], self.input_shape[0])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a run folder.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.parent} is not a run folder, or incomplete: it has no {path.name}.") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); restore it or train again.") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} is damaged: it does not hold an object.")
+    return data
+
+
+def read_data(kind: type[T], path: Path) -> T:
+    """Read a dataclass that was written to a run folder as JSON.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    data = read_json(path)
+    try:
+        return from_data(kind, data)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); restore it or train again.") from error
+
+
+def read_record(folder: Path) -> Record:
+    """The record of a finished run.
+
+    Raises:
+        CheckpointError: the run is unfinished or its record damaged.
+    """
+    if not (folder / "record.json").exists() and (folder / "plan.json").exists():
+        raise CheckpointError(f"the run in {folder} is not finished; continue it with snugfit train --resume {folder}.")
+    return read_data(Record, folder / "record.json")
+
+
+def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+    """Load the trained model of a run: a plain module in evaluation mode, cut at the exit that was chosen.
+
+    Args:
+        run: run folder.
+        model: the module (or a function that makes it) that was trained, where it was passed from Python; it is left as
+            it is.
+
+    Raises:
+        CheckpointError: the folder is incomplete or its weights are damaged or belong to another model.
+    """
+    folder = Path(run)
+    record, architecture = read_record(folder), Architecture.read(folder)
+    made = architecture.build() if model is None else model if isinstance(model, nn.Module) else model()
+    chain = on_meta(Chain.from_module(made, architecture.input_shape, architecture.model))
+    module = rebuild(chain, record, len(architecture.class_names))
+    try:
+        state = load_file(folder / MODEL_FILE)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / MODEL_FILE} is missing or damaged ({error}).") from error
+    try:
+        module.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{folder / MODEL_FILE} belongs to another model: {str(error).splitlines()[-1]}"
+        ) from error
+    return module.eval()
+
+
+def on_meta(chain: Chain) -> Chain:
+    """A copy of a chain without weights, which shares nothing with the module it was made from."""
+    module = chain.to_module()
+    memo: dict[int, Any] = {}
+    for tensor in [*module.parameters(), *module.buffers()]:
+        empty = torch.empty_like(tensor, device="meta")
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(chain, memo)
+
+
+def rebuild(chain: Chain, record: Record, classes: int) -> nn.Module:
+    """The trained model's structure, without weights."""
+    if record.exit is None:
+        return chain.to_module()
+    return Layout.of(chain, record.settings["local_loss"], classes).exit_model(int(record.exit["index"]))

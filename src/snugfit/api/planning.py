@@ -1,0 +1,187 @@
+"""Plan: what fits, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from snugfit.api.assembling import Assembly, assemble, make_strategies
+from snugfit.api.process import baseline, choose_device, describe_hardware
+from snugfit.api.result import TrainedRecord
+from snugfit.api.running import execute
+from snugfit.core.budget import Budget
+from snugfit.core.plan import Plan
+from snugfit.core.profile import Profile
+from snugfit.core.request import BudgetOptions, Request
+from snugfit.core.serial import to_data
+from snugfit.data import Splits, from_dataset
+from snugfit.errors import UnknownNameError, UsageError
+from snugfit.local import LOCAL_LOSSES
+from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
+from snugfit.planner import infeasible_error, search
+from snugfit.report.console import ConsoleProgress
+from snugfit.training.events import ProbeMeasured, Subscriber
+
+
+@dataclass(frozen=True)
+class RunnablePlan:
+    """A plan with all that is needed to run it; prints as a table.
+
+    Attributes:
+        plan: the plan as data.
+        profile: the measurements behind it.
+    """
+
+    plan: Plan
+    profile: Profile
+    assembly: Assembly
+    baseline: Baseline
+
+    def __str__(self) -> str:
+        return str(self.plan)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as data."""
+        return self.plan.to_json()
+
+    def run(self, subscribers: Sequence[Subscriber] | None = None, out: str | Path | None = None) -> TrainedRecord:
+        """Train as planned.
+
+        Args:
+            subscribers: told of every event; progress bars on stderr by default, nothing for ``()``.
+            out: run folder; a new one under ``runs/`` by default.
+
+        Raises:
+            InfeasibleBudgetError: nothing fits the budget.
+            SnugfitError: as training may raise; see ``snugfit.errors``.
+        """
+        if self.plan.choice is None:
+            raise infeasible_error(self.plan)
+        shown = (ConsoleProgress(),) if subscribers is None else subscribers
+        return execute(self.plan, self.profile, self.assembly, self.baseline, shown, out)
+
+
+def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> RunnablePlan:
+    """Plan what a request asks for."""
+    return _plan(request, None, None, subscribers)
+
+
+def plan(
+    model: str | nn.Module | Callable[[], nn.Module] = "vgg16",
+    data: Any = "digits",
+    budget: Budget | None = None,
+    *,
+    subscribers: Sequence[Subscriber] = (),
+    **options: Any,
+) -> RunnablePlan:
+    """Say which ways of training fit a budget, and what each costs.
+
+    Args:
+        model: a name, a module, or a function that makes a module (its memory then counts to the budget).
+        data: a name, ``folder:PATH``, :class:`snugfit.data.Splits`, a ``Dataset`` of (image, label), or a pair or
+            triple of them: training, validation and test.
+        budget: what may be used; unlimited by default.
+        subscribers: told of every measured probe.
+        **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``.
+
+    Raises:
+        UsageError: an option that does not exist, or that contradicts another.
+        DataError, ModelError: data or model cannot be used.
+    """
+    request = _request(options)
+    splits, module = _splits(data, request), None
+    if isinstance(model, str):
+        request = replace(request, model=replace(request.model, model=model))
+    else:
+        module = model
+        request = replace(request, model=replace(request.model, model="python"))
+    if splits is None:
+        request = replace(request, data=replace(request.data, data=str(data)))
+    budget = budget or Budget()
+    request = replace(request, budget=_budget_options(budget))
+    return _plan(request, splits, module, subscribers)
+
+
+def _plan(
+    request: Request,
+    splits: Splits | None,
+    module: nn.Module | Callable[[], nn.Module] | None,
+    subscribers: Sequence[Subscriber],
+) -> RunnablePlan:
+    if request.strategy.local_loss not in LOCAL_LOSSES:
+        raise UnknownNameError("local loss", request.strategy.local_loss, LOCAL_LOSSES)
+    strategies = make_strategies(request)
+    budget = Budget(request.budget.memory, request.budget.storage, request.budget.time_ratio)
+    device = choose_device(request.machine.device)
+    resting = baseline(request.machine.threads)
+
+    def measured(name: str, index: int, count: int) -> None:
+        for subscriber in subscribers:
+            subscriber(ProbeMeasured(name, index, count))
+
+    def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> RunnablePlan:
+        with MemoryLimit(memory_bytes, resting, device) as limit:
+            assembly = assemble(request, splits, module)
+            found, profile = search(
+                strategies, assembly.workload, assembly.chain, describe_hardware(device), budget,
+                make_meter(resting, device), limit, on_measured,
+            )  # fmt: skip
+        return RunnablePlan(found, profile, assembly, resting)
+
+    try:
+        return attempt(budget.memory_bytes, measured)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    release_memory()
+    return attempt(None, None)  # not even data and chain fit: say so from what needs no measurement
+
+
+def profile_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> dict[str, Any]:
+    """Facts of every unit of a model: parameters, MACs, bytes and seconds."""
+    found = plan_request(replace(request, strategy=replace(request.strategy, strategy="blockwise")), subscribers)
+    seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in found.profile.lines.items()}
+    units = [{**to_data(unit), "seconds": seconds.get(unit.name, 0.0)} for unit in found.profile.units]
+    return {"model": found.plan.workload.model, "input_shape": list(found.plan.workload.input_shape), "units": units}
+
+
+def _request(options: dict[str, Any]) -> Request:
+    """Sort keywords into the groups of options that have them."""
+    request = Request()
+    groups = {group.name: getattr(request, group.name) for group in fields(request)}
+    known = {item.name: group for group, value in groups.items() for item in fields(value)}
+    for key, value in options.items():
+        if key not in known:
+            raise UnknownNameError("option", key, known)
+        group = known[key]
+        groups[group] = replace(groups[group], **{key: value})
+    return Request(**groups)
+
+
+def _budget_options(budget: Budget) -> BudgetOptions:
+    def text(count: int | None) -> str | None:
+        return None if count is None else str(count)
+
+    return BudgetOptions(text(budget.memory_bytes), text(budget.storage_bytes), budget.time_ratio)
+
+
+def _splits(data: Any, request: Request) -> Splits | None:
+    if isinstance(data, (str, Path)):
+        return None
+    if isinstance(data, Splits):
+        return data
+    parts = data if isinstance(data, tuple) else (data,)
+    if not 1 <= len(parts) <= 3:
+        raise UsageError("data must be a name, a Dataset, or a tuple of two or three: training, validation, test.")
+    options = request.data
+    return from_dataset(
+        *parts,
+        image_size=request.model.image_size,
+        max_train=options.max_train,
+        max_val=options.max_val,
+        seed=request.training.seed,
+    )

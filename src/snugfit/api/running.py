@@ -1,0 +1,160 @@
+"""Run a plan, or take up an interrupted run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from snugfit.api.assembling import Assembly, assemble
+from snugfit.api.loading import read_data
+from snugfit.api.process import baseline, choose_device
+from snugfit.api.result import TrainedRecord
+from snugfit.core.plan import Plan
+from snugfit.core.profile import Profile
+from snugfit.core.registry import strategy_class
+from snugfit.core.request import Request
+from snugfit.core.serial import from_data, to_data
+from snugfit.core.strategy import Strategy
+from snugfit.data import Splits
+from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
+from snugfit.memory import Baseline, MemoryLimit, make_meter
+from snugfit.planner import infeasible_error
+from snugfit.quantities import format_bytes
+from snugfit.report.console import ConsoleProgress
+from snugfit.report.tensorboard import tensorboard_subscribers
+from snugfit.training.events import RunStarted, Subscriber
+from snugfit.training.files import write_json_atomic
+from snugfit.training.run import Run
+from snugfit.training.stopping import StopFlag
+
+_RUNS = Path("runs")
+
+
+def execute(
+    plan: Plan,
+    profile: Profile,
+    assembly: Assembly,
+    resting: Baseline,
+    subscribers: Sequence[Subscriber],
+    out: str | Path | None = None,
+) -> TrainedRecord:
+    """Train the chosen candidate of a plan in a new run folder."""
+    folder = _new_folder(out or assembly.request.machine.out, plan)
+    write_json_atomic(folder / "request.json", assembly.request.to_json())
+    write_json_atomic(folder / "profile.json", to_data(profile))
+    assembly.architecture.write(folder)
+    write_json_atomic(folder / "plan.json", plan.to_json())
+    return _fit(folder, plan, profile, assembly, resting, subscribers)
+
+
+def resume(
+    run: str | Path,
+    subscribers: Sequence[Subscriber] | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    splits: Splits | None = None,
+) -> TrainedRecord:
+    """Continue an interrupted run; it ends with the weights of an uninterrupted one (same seed, same machine).
+
+    Args:
+        run: run folder.
+        subscribers: told of every event; progress bars on stderr by default.
+        model, splits: what was passed from Python, if anything was.
+
+    Raises:
+        CheckpointError: the folder is no run folder, or damaged.
+    """
+    folder = Path(run)
+    request = read_data(Request, folder / "request.json")
+    plan = read_data(Plan, folder / "plan.json")
+    profile = read_data(Profile, folder / "profile.json")
+    if plan.choice is None:
+        raise infeasible_error(plan)
+    if (folder / "record.json").exists():
+        raise UsageError(f"the run in {folder} is finished; see {folder / 'report.html'} or start a new one.")
+    if request.model.model == "python" and model is None:
+        raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
+    resting = baseline(request.machine.threads)
+    with MemoryLimit(plan.budget.memory_bytes, resting, choose_device(request.machine.device)):
+        assembly = assemble(request, splits, model)
+    if assembly.workload != plan.workload:
+        raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
+    shown = (ConsoleProgress(),) if subscribers is None else subscribers
+    return _fit(folder, plan, profile, assembly, resting, shown)
+
+
+def _fit(
+    folder: Path,
+    plan: Plan,
+    profile: Profile,
+    assembly: Assembly,
+    resting: Baseline,
+    subscribers: Sequence[Subscriber],
+) -> TrainedRecord:
+    choice, device = plan.choice, choose_device(assembly.request.machine.device)
+    if choice is None or choice.predicted is None:
+        raise infeasible_error(plan)
+    strategy: Strategy = from_data(strategy_class(choice.strategy), choice.settings)
+    options = assembly.request.strategy
+    with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit, StopFlag() as stop:
+        run = Run(
+            folder,
+            workload=plan.workload,
+            budget=plan.budget,
+            predicted=choice.predicted,
+            profile=profile,
+            meter=make_meter(resting, device),
+            device=device,
+            hardware=plan.hardware,
+            limit=limit,
+            subscribers=(*subscribers, *tensorboard_subscribers()),
+            stop=stop,
+            cache_dir=Path(options.cache_dir) / folder.name if options.cache_dir else None,
+        )
+        resumed = run.resume()
+        if not resumed:
+            assembly.store_first_weights(run.weights)
+        run.emit(_started(run, plan, choice.strategy, resumed=resumed))
+        record = strategy.fit(assembly.chain, assembly.training_data(), run)
+    write_json_atomic(folder / "record.json", record.to_json())
+    _verify(record.measured["peak_bytes"], plan)
+    return TrainedRecord(record, assembly.module)
+
+
+def _started(run: Run, plan: Plan, strategy: str, *, resumed: bool) -> RunStarted:
+    workload = plan.workload
+    return RunStarted(
+        str(run.folder), strategy, workload.model, workload.data, plan.budget.memory_bytes, run.enforced,
+        run.predicted, resumed,
+    )  # fmt: skip
+
+
+def _verify(peak_bytes: int, plan: Plan) -> None:
+    """A run that exceeded its budget is a failed run.
+
+    Raises:
+        BudgetExceededError: it did.
+    """
+    budget = plan.budget.memory_bytes
+    if budget is not None and peak_bytes > budget:
+        raise BudgetExceededError(
+            f"the run was measured at {format_bytes(peak_bytes)}, above its budget of {format_bytes(budget)}. "
+            "Its model and record are kept; run again with a larger --memory."
+        )
+
+
+def _new_folder(out: str | Path | None, plan: Plan) -> Path:
+    if out is None:
+        strategy = plan.choice.strategy if plan.choice else "none"
+        data = plan.workload.data.rpartition("/")[2].replace(":", "-")
+        stem = f"{plan.workload.model}-{data}-{strategy}".replace(":", "-").replace("/", "-")
+        number = 1
+        while (_RUNS / f"{stem}-{number}").exists():
+            number += 1
+        out = _RUNS / f"{stem}-{number}"
+    folder = Path(out)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty; choose another --out, or continue it with --resume {folder}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,8 @@
+"""Any CNN as a chain of units: traced, cut, kept on disk, and turned back into a plain module."""
+
+from snugfit.chain.chain import Chain
+from snugfit.chain.initialise import initialise_by_reset, spill_module
+from snugfit.chain.store import UnitStore, load_into, release
+from snugfit.chain.unit import ConvFact, Unit
+
+__all__ = ["Chain", "ConvFact", "Unit", "UnitStore", "initialise_by_reset", "load_into", "release", "spill_module"]

@@ -1,0 +1,82 @@
+"""Running modules on the meta device: shapes without memory, whatever device their parameters are on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.func import functional_call
+
+BATCH = 2
+"""Images in the imaginary batch: BatchNorm refuses single values in training mode."""
+
+Shapes = dict[fx.Node, tuple[int, ...] | None]
+"""Shape of each node's value with its batch axis; None for what is not a tensor."""
+
+
+def run_on_meta(
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    training: bool,
+    function: Callable[[torch.Tensor], Any] | None = None,
+) -> tuple[Any, bool]:
+    """Run a module, or a function that uses it, on an imaginary batch; allocates nothing and changes nothing.
+
+    Args:
+        module: any module; its parameters and buffers are stood in for by meta tensors during the call.
+        input_shape: shape without the batch axis.
+        training: mode to run in.
+        function: what to call; the module itself by default.
+
+    Returns:
+        The output, and whether the input was modified in place.
+    """
+    images = torch.empty((BATCH, *input_shape), device="meta")
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    stand_ins = {f"module.{name}": torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _mode(module, training):
+        output = functional_call(_Call(module, function or module), stand_ins, (images,))
+    return output, images._version > 0
+
+
+def node_shapes(module: fx.GraphModule, input_shape: tuple[int, ...]) -> Shapes:
+    """Shapes of all values in a graph, in evaluation mode."""
+    interpreter = _ShapeInterpreter(module)
+    run_on_meta(module, input_shape, False, interpreter.run)
+    return interpreter.shapes
+
+
+class _ShapeInterpreter(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.shapes: Shapes = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.shapes[n] = tuple(value.shape) if isinstance(value, torch.Tensor) else None
+        return value
+
+
+class _Call(nn.Module):
+    def __init__(self, module: nn.Module, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.__dict__["function"] = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.__dict__["function"](x)
+
+
+@contextlib.contextmanager
+def _mode(module: nn.Module, training: bool) -> Iterator[None]:
+    modes = {part: part.training for part in module.modules()}
+    module.train(training)
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode

@@ -1,0 +1,177 @@
+"""Weights of units on disk, one safetensors file each.
+
+Files are written here tensor by tensor, since ``safetensors.torch.save_file`` wants every tensor contiguous at once,
+which would double a channels_last unit; they are read with safetensors' ``pread`` backend, into private memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from snugfit.chain.unit import Unit
+from snugfit.errors import CheckpointError, OutOfStorageError
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+class UnitStore:
+    """One file per unit in a folder, such as ``unit_003_features.10.safetensors``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def has(self, index: int) -> bool:
+        """Whether weights of the ``index``-th unit are stored."""
+        return self._find(index) is not None
+
+    def save(self, index: int, unit_or_state: Unit | Mapping[str, torch.Tensor]) -> Path:
+        """Write a unit's weights, replacing older ones only once all is on disk; returns the file.
+
+        At most one tensor is copied at a time.
+
+        Raises:
+            OutOfStorageError: the disk is full; what was stored before is intact.
+            CheckpointError: the weights are not in memory, or the file cannot be written.
+        """
+        if isinstance(unit_or_state, Unit):
+            name, state = unit_or_state.name, dict(unit_or_state.module.state_dict())
+        else:
+            name, state = "", dict(unit_or_state)
+        suffix = f"_{re.sub(r'[^A-Za-z0-9._-]', '_', name)}" if name else ""
+        path = self._find(index) or self.folder / f"unit_{index:03d}{suffix}.safetensors"
+        write_tensors(path, state)
+        return path
+
+    def load(self, index: int) -> dict[str, torch.Tensor]:
+        """Read a unit's weights into private memory, in one pass over the file.
+
+        Raises:
+            CheckpointError: nothing is stored, or the file is truncated or corrupt.
+        """
+        path = self._find(index)
+        if path is None:
+            raise CheckpointError(f"no weights of unit {index} in {self.folder}; the run folder is incomplete.")
+        try:
+            with safe_open(path, framework="pt", device="cpu", backend="pread") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}); delete it and restore or retrain the unit.") from error
+
+    def _find(self, index: int) -> Path | None:
+        pattern = re.compile(rf"unit_{index:03d}(_.*)?\.safetensors")
+        return next((path for path in sorted(self.folder.iterdir()) if pattern.fullmatch(path.name)), None)
+
+
+def write_tensors(path: Path, state: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors as safetensors, atomically and durably: temporary file, fsync, rename, fsync of the folder.
+
+    Raises:
+        OutOfStorageError: the disk is full; an older file is intact.
+        CheckpointError: a tensor is on the meta device, or the file cannot be written.
+    """
+    released = next((name for name, tensor in state.items() if tensor.is_meta), None)
+    if released is not None:
+        raise CheckpointError(f"cannot write {path.name}: {released} is not in memory; load the unit before saving it.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            _write(file, state)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfStorageError(
+                f"no space left for {path.name} in {path.parent}; free some or choose another folder."
+            ) from error
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def load_into(unit: Unit, state: Mapping[str, torch.Tensor]) -> None:
+    """Give a unit its weights: a released unit takes the tensors themselves, one in memory copies them.
+
+    A released unit gets new ``Parameter`` objects, so optimizers are made afterwards.
+
+    Raises:
+        CheckpointError: names or shapes are not the unit's.
+    """
+    own = unit.module.state_dict()
+    _check_matches(unit.name, own, state)
+    assign = any(tensor.is_meta for tensor in own.values())
+    unit.module.load_state_dict(
+        {name: tensor.to(own[name].dtype) for name, tensor in state.items()}, strict=True, assign=assign
+    )
+
+
+def release(unit: Unit) -> None:
+    """Free a unit's weights: parameters and stored buffers become meta tensors. Gradients go too."""
+    replace_stored(unit, lambda tensor: torch.empty_like(tensor, device="meta"))
+
+
+def replace_stored(unit: Unit, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace every tensor of a unit's state dict by ``make(tensor)``; parameters stay parameters."""
+    for name, tensor in unit.module.state_dict(keep_vars=True).items():
+        owner, _, attribute = name.rpartition(".")
+        value = make(tensor.detach())
+        if isinstance(tensor, nn.Parameter):
+            value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+        setattr(unit.module.get_submodule(owner), attribute, value)
+
+
+def _check_matches(unit: str, own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in own.items():
+        if name not in state:
+            raise CheckpointError(f"unit {unit}: the stored weights lack {name}; they belong to another model.")
+        if state[name].shape != tensor.shape:
+            shapes = f"{tuple(state[name].shape)}, not {tuple(tensor.shape)}"
+            raise CheckpointError(f"unit {unit}: stored {name} has shape {shapes}; it belongs to another model.")
+    extra = next((name for name in state if name not in own), None)
+    if extra is not None:
+        raise CheckpointError(f"unit {unit} has no {extra}; the stored weights belong to another model.")
+
+
+def _write(file: IO[bytes], state: Mapping[str, torch.Tensor]) -> None:
+    """The safetensors layout: header length, JSON header padded to 8 bytes, then the tensors back to back."""
+    ordered = sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header, offset = {}, 0
+    for name, tensor in ordered:
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        file.write(_raw(tensor))
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,237 @@
+"""Symbolic tracing of a user's model into one torch.fx graph that is right in training and in evaluation mode."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.node import map_aggregate
+from torch.nn import functional as F
+
+from snugfit.errors import ModelError
+
+LAYERS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
+)  # fmt: skip
+"""Layers that make a stretch of the network a unit."""
+
+_ATOMIC = (*LAYERS, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_DROPOUTS: dict[Any, type[nn.Module]] = {
+    F.dropout: nn.Dropout,
+    torch.dropout: nn.Dropout,
+    F.dropout1d: nn.Dropout1d,
+    F.dropout2d: nn.Dropout2d,
+    F.dropout3d: nn.Dropout3d,
+    F.alpha_dropout: nn.AlphaDropout,
+    F.feature_alpha_dropout: nn.FeatureAlphaDropout,
+}
+_BY_HAND = "Split it by hand with Chain.from_units."
+
+
+@dataclass
+class Traced:
+    """A traced model.
+
+    Attributes:
+        graph: its computation.
+        attributes: what the graph's targets refer to; shared with the model, never copied.
+        shapes: shape of each node's value with its batch axis, None for what is not a tensor; once propagated.
+    """
+
+    graph: fx.Graph
+    attributes: dict[Any, Any]
+    shapes: dict[fx.Node, tuple[int, ...] | None] = field(default_factory=dict)
+
+
+def trace(model: nn.Module) -> Traced:
+    """Trace a model that takes one tensor and returns one.
+
+    Modules whose ``forward`` looks at ``self.training`` stay whole, and functional dropout becomes a module, so that
+    the graph follows ``train()`` and ``eval()``.
+
+    Raises:
+        ModelError: the control flow depends on data or, in the outermost module, on ``self.training``.
+    """
+    whole: set[str] = set()
+    while True:
+        seen: set[str] = set()
+        error: Exception | None = None
+        with _watched_training(model, seen):
+            before = set(model.__dict__)
+            try:
+                graph = _Tracer(whole).trace(model, concrete_args=_defaults(model))
+                seen |= _flags_in_arguments(graph)
+            except Exception as raised:
+                error = raised
+            constants = {key: model.__dict__.pop(key) for key in set(model.__dict__) - before}
+        if "" in seen:
+            raise ModelError(
+                f"{type(model).__name__}.forward takes another path in training mode, "
+                f"which a traced chain cannot follow. {_BY_HAND}"
+            )
+        if error is not None and not seen:
+            raise ModelError(
+                f"{type(model).__name__} cannot be traced: {_first_line(error)} ({_location(error)}). {_BY_HAND}"
+            ) from error
+        if not seen:
+            return _finish(model, graph, constants)
+        whole |= seen
+
+
+def assemble(graph: fx.Graph, attributes: dict[str, Any], persistent: set[str]) -> fx.GraphModule:
+    """Make a module of a graph; tensors that are neither parameters nor named in ``persistent`` stay out of its state.
+
+    The module's state-dict names are the targets' own names.
+    """
+    module = fx.GraphModule(attributes, graph, class_name="Unit")
+    for node in graph.nodes:
+        if node.op == "get_attr" and node.target not in persistent:
+            owner, _, name = node.target.rpartition(".")
+            value = attributes[node.target]
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+                module.get_submodule(owner).register_buffer(name, value, persistent=False)
+    return module
+
+
+def owner_of(node: fx.Node) -> str:
+    """Qualified name of the module in whose ``forward`` a node stands (``""`` is the model)."""
+    if node.op == "call_module":
+        return str(node.target).rpartition(".")[0]
+    stack = node.meta.get("nn_module_stack")
+    return next(reversed(stack.values()))[0] if stack else ""
+
+
+class _TrainingFlag(int):
+    """Stands in for ``module.training`` during tracing and notes when Python branches on it."""
+
+    owner: str
+    seen: set[str]
+
+    def __bool__(self) -> bool:
+        self.seen.add(self.owner)
+        return int(self) != 0
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, whole: set[str]) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return (
+            module_qualified_name in self.whole
+            or isinstance(m, _ATOMIC)
+            or super().is_leaf_module(m, module_qualified_name)
+        )
+
+    def create_arg(self, a: Any) -> Any:
+        return a if isinstance(a, _TrainingFlag) else super().create_arg(a)
+
+
+@contextlib.contextmanager
+def _watched_training(model: nn.Module, seen: set[str]) -> Iterator[None]:
+    modules = {name: module for name, module in model.named_modules() if not is_torch_class(module)}
+    modes = {name: module.training for name, module in modules.items()}
+    try:
+        for name, module in modules.items():
+            flag = _TrainingFlag(modes[name])
+            flag.owner, flag.seen = name, seen
+            module.__dict__["training"] = flag
+        yield
+    finally:
+        for name, module in modules.items():
+            module.training = modes[name]
+
+
+def is_torch_class(module: nn.Module) -> bool:
+    """Whether the module's class is torch's own, not the user's."""
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _defaults(model: nn.Module) -> dict[str, Any]:
+    """Default values of all arguments of ``forward`` but the first."""
+    parameters = list(inspect.signature(type(model).forward).parameters.values())[2:]
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _flags_in_arguments(graph: fx.Graph) -> set[str]:
+    """Modules that pass ``self.training`` to anything but dropout."""
+    owners: set[str] = set()
+
+    def note(value: Any) -> Any:
+        if isinstance(value, _TrainingFlag):
+            owners.add(value.owner)
+        return value
+
+    for node in graph.nodes:
+        if node.target not in _DROPOUTS:
+            map_aggregate((node.args, node.kwargs), note)
+    return owners
+
+
+def _finish(model: nn.Module, graph: fx.Graph, constants: dict[str, Any]) -> Traced:
+    _drop_other_inputs(model, graph)
+    attributes = _dropouts_as_modules(graph)
+    for node in graph.nodes:
+        if node.op == "call_module" and node.target not in attributes:
+            attributes[node.target] = model.get_submodule(node.target)
+        elif node.op == "get_attr":
+            owner, _, name = node.target.rpartition(".")
+            attributes[node.target] = (
+                constants[name] if name in constants else getattr(model.get_submodule(owner), name)
+            )
+    return Traced(graph, attributes)
+
+
+def _drop_other_inputs(model: nn.Module, graph: fx.Graph) -> None:
+    """Remove the inputs after the first, which were fixed to their defaults, with the assertions that fx adds."""
+    for placeholder in [node for node in graph.nodes if node.op == "placeholder"][1:]:
+        for user in list(placeholder.users):
+            if user.users or "_assert" not in str(user.target):
+                raise ModelError(
+                    f"{type(model).__name__}.forward takes more than one input ({placeholder.target}). {_BY_HAND}"
+                )
+            graph.erase_node(user)
+        graph.erase_node(placeholder)
+
+
+def _dropouts_as_modules(graph: fx.Graph) -> dict[str, nn.Module]:
+    """Replace functional dropout that follows ``self.training`` by modules, in place."""
+    modules: dict[str, nn.Module] = {}
+    for node in list(graph.nodes):
+        if node.target not in _DROPOUTS:
+            continue
+        values = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
+        training = values.get("training", values.get("train"))
+        if not isinstance(training, _TrainingFlag):
+            continue
+        module = _DROPOUTS[node.target](values.get("p", 0.5), inplace=bool(values.get("inplace", False)))
+        module.train(int(training) != 0)
+        target = ".".join(filter(None, [training.owner, f"functional_dropout_{len(modules)}"]))
+        with graph.inserting_before(node):
+            replacement = graph.call_module(target, (values["input"],))
+        replacement.meta = dict(node.meta)
+        node.replace_all_uses_with(replacement)
+        graph.erase_node(node)
+        modules[target] = module
+    return modules
+
+
+def _location(error: Exception) -> str:
+    """File, line and function of the user's code in which tracing failed."""
+    skipped = (str(Path(torch.__file__).parent), __file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(skipped)]
+    frames = [f for f in frames if not f.filename.startswith("<")] or frames
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "no line known"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

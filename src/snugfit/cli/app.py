@@ -1,0 +1,103 @@
+"""The command tree, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from cyclopts import App, CycloptsError, Group
+
+from snugfit import __version__
+from snugfit.cli.config import apply_config
+from snugfit.cli.evaluate import evaluate
+from snugfit.cli.export import export
+from snugfit.cli.failures import show_error
+from snugfit.cli.options import OutputOptions
+from snugfit.cli.output import drop_stdout
+from snugfit.cli.plan import plan
+from snugfit.cli.predict import predict
+from snugfit.cli.profile import profile
+from snugfit.cli.report import report
+from snugfit.cli.train import train
+from snugfit.errors import UsageError
+
+BROKEN_PIPE = 141
+"""128 + SIGPIPE, as for every tool whose reader went away."""
+
+COMMANDS: tuple[Callable[..., Any], ...] = (plan, train, evaluate, predict, profile, report, export)
+
+HELP = """\
+Train CNNs inside a memory budget that is predicted, enforced and verified.
+
+What fits into 100 MB on this machine, and what does it cost?
+
+    snugfit plan --model vgg16 --data digits --memory 100MB
+
+Train in the best way that fits, and never use more:
+
+    snugfit train --model vgg16 --data digits --memory 100MB --out runs/first
+
+Classify a folder of images with the model that came out:
+
+    snugfit predict runs/first photos/ --out classes.csv
+"""
+
+
+def build() -> App:
+    """Return the command tree."""
+    app = App(
+        name="snugfit",
+        help=HELP,
+        help_format="plaintext",
+        version=f"snugfit {__version__}",
+        version_flags=["--version"],
+        config=(apply_config,),
+        group_arguments=Group("Arguments", sort_key=0),
+    )
+    for order, command in enumerate(COMMANDS):
+        app.command(command, sort_key=order, help_format="markdown")
+    return app
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every error has been shown by then.
+
+    Raises:
+        BrokenPipeError: nobody reads stdout any more.
+    """
+    flags = list(tokens)[: tokens.index("--")] if "--" in tokens else list(tokens)
+    as_json, debug = "--json" in flags, "--debug" in flags
+    try:
+        command, bound, _ = build().parse_args(list(tokens), exit_on_error=False, print_error=False)
+        output = bound.arguments.get("output", OutputOptions())
+        as_json, debug = output.json, output.debug
+        code = command(*bound.args, **bound.kwargs)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        raise
+    except CycloptsError as error:
+        return show_error(_usage_error(error), as_json=as_json, debug=debug)
+    except (Exception, KeyboardInterrupt) as error:
+        return show_error(error, as_json=as_json, debug=debug)
+
+
+def _usage_error(error: CycloptsError) -> UsageError:
+    chain: Any = error.command_chain or ()
+    lines = " ".join(str(error).split())
+    return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain))} --help` lists what there is.")
+
+
+def main() -> NoReturn:
+    """Run the command of ``sys.argv`` and exit with its code."""
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_stdout()
+        code = BROKEN_PIPE
+    sys.exit(code)

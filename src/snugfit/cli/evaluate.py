@@ -1,0 +1,58 @@
+"""``snugfit evaluate``: the accuracy of a finished run's model."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from snugfit.cli.job import make_job, run_job
+from snugfit.cli.options import SHOW_ALL, OutputOptions
+from snugfit.cli.output import SCHEMA, print_json
+
+Split = Literal["train", "val", "test"]
+
+
+def evaluate(
+    run: str,
+    /,
+    *,
+    data: str | None = None,
+    data_dir: str | None = None,
+    split: Split = "test",
+    threads: int | None = None,
+    output: OutputOptions = SHOW_ALL,
+) -> None:
+    """Measure the accuracy of a finished run's model.
+
+    For example:
+
+    ```
+    snugfit evaluate runs/first --data folder:photos --json
+    ```
+
+    Args:
+        run: folder of a finished run, as printed by `snugfit train`.
+        data: a data set's name, or `folder:PATH`; the run's own by default.
+        data_dir: where data sets are (`SNUGFIT_DATA` otherwise).
+        split: which images.
+        threads: compute threads; all cores by default.
+        output: what is shown.
+    """
+    job = make_job("evaluate", output, threads, run=run, data=data, data_dir=data_dir, split=split)
+    result = run_job(job)
+    if output.json:
+        print_json({"schema": SCHEMA, "run_dir": run, "split": split, **result})
+    else:
+        print("\n".join(summary(result)))
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """Lines like ``accuracy  91.3 %``, then one line per class."""
+    lines = [f"accuracy  {_percent(result.get('accuracy'))}", f"top5      {_percent(result.get('top5'))}"]
+    lines.append(f"images    {result.get('count', '-')}")
+    classes = result.get("per_class") or {}
+    width = max((len(str(name)) for name in classes), default=0)
+    return lines + [f"  {str(name).ljust(width)}  {_percent(value)}" for name, value in classes.items()]
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:.2f} %" if isinstance(value, (int, float)) else "-"

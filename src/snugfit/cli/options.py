@@ -1,0 +1,83 @@
+"""The flags: the typed groups of ``core.request`` plus what every command takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from snugfit.core.budget import Budget
+from snugfit.core.registry import STRATEGIES
+from snugfit.core.request import (
+    BudgetOptions,
+    DataOptions,
+    MachineOptions,
+    ModelOptions,
+    Request,
+    StrategyOptions,
+    TrainingOptions,
+)
+from snugfit.errors import UnknownNameError
+
+
+def _panel(title: str, order: int) -> Parameter:
+    return Parameter(name="*", group=Group(title, sort_key=order))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RequestFlags:
+    """All options of one run as flags; the fields are those of ``core.request.Request``."""
+
+    model: Annotated[ModelOptions, _panel("Model", 1)] = field(default_factory=ModelOptions)
+    data: Annotated[DataOptions, _panel("Data", 2)] = field(default_factory=DataOptions)
+    budget: Annotated[BudgetOptions, _panel("Budget", 3)] = field(default_factory=BudgetOptions)
+    training: Annotated[TrainingOptions, _panel("Training", 4)] = field(default_factory=TrainingOptions)
+    strategy: Annotated[StrategyOptions, _panel("Strategy", 5)] = field(default_factory=StrategyOptions)
+    machine: Annotated[MachineOptions, _panel("Machine", 6)] = field(default_factory=MachineOptions)
+
+    def request(self) -> Request:
+        """Build the request, refusing at once what can be known to be wrong without a model.
+
+        Raises:
+            UsageError: a malformed size or ratio.
+            UnknownNameError: there is no strategy of that name.
+        """
+        Budget(self.budget.memory, self.budget.storage, self.budget.time_ratio)
+        if self.strategy.strategy not in ("auto", *STRATEGIES):
+            raise UnknownNameError("strategy", self.strategy.strategy, ("auto", *STRATEGIES))
+        return Request(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def changed(self) -> list[str]:
+        """Flags whose values differ from the defaults, like ``["--epochs"]``."""
+        names = []
+        for group in dataclasses.fields(self):
+            given = getattr(self, group.name)
+            for option in dataclasses.fields(given):
+                if getattr(given, option.name) != option.default:
+                    names.append("--" + option.name.replace("_", "-"))
+        return names
+
+
+@Parameter(name="*", group=Group("Output", sort_key=7))
+@dataclass(frozen=True)
+class OutputOptions:
+    """What every command takes.
+
+    Attributes:
+        json: print exactly one JSON object on stdout.
+        quiet: show notices and errors only.
+        debug: show the traceback of an error.
+        config: YAML file in which any of these flags may stand, like ``batch_size: 64``; flags given here win.
+    """
+
+    json: Annotated[bool, Parameter(negative="")] = False
+    quiet: Annotated[bool, Parameter(negative="")] = False
+    debug: Annotated[bool, Parameter(negative="")] = False
+    config: str | None = None
+
+
+NO_FLAGS = RequestFlags()
+SHOW_ALL = OutputOptions()

@@ -1,0 +1,85 @@
+"""``snugfit predict``: classes for a folder of images."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from snugfit.cli.job import make_job, run_job
+from snugfit.cli.options import SHOW_ALL, OutputOptions
+from snugfit.cli.output import SCHEMA, print_json
+from snugfit.errors import UsageError
+
+COLUMNS = ("path", "class", "probability")
+
+
+def predict(
+    run: str,
+    folder: str,
+    /,
+    *,
+    out: str | None = None,
+    top: int = 1,
+    threads: int | None = None,
+    output: OutputOptions = SHOW_ALL,
+) -> None:
+    """Classify images with a finished run's model: CSV with the columns path, class and probability.
+
+    For example:
+
+    ```
+    snugfit predict runs/first photos/ --top 3 --out classes.csv
+    ```
+
+    Args:
+        run: folder of a finished run, as printed by `snugfit train`.
+        folder: folder of images, or one image.
+        out: CSV file to write, whose path is then printed; stdout by default.
+        top: how many classes per image, the likeliest first.
+        threads: compute threads; all cores by default.
+        output: what is shown.
+    """
+    if top < 1:
+        raise UsageError(f"--top must be at least 1, not {top}.")
+    job = make_job("predict", output, threads, run=run, images=folder, top=top)
+    if out is not None:
+        count = _to_file(job, out)
+        if output.json:
+            print_json({"schema": SCHEMA, "out": out, "rows": count})
+        else:
+            print(out)
+    elif output.json:
+        rows: list[list[Any]] = []
+        run_job(job, rows.append)
+        print_json({"schema": SCHEMA, "predictions": [dict(zip(COLUMNS, row, strict=True)) for row in rows]})
+    else:
+        _write_rows(job, sys.stdout)
+
+
+def _write_rows(job: dict[str, Any], file: Any) -> int:
+    """Write the head with the first row, so that an error before it leaves nothing behind."""
+    writer, head = csv.writer(file, lineterminator="\n"), [COLUMNS]
+
+    def write(row: list[Any]) -> None:
+        if head:
+            writer.writerow(head.pop())
+        writer.writerow([*row[:2], f"{row[2]:.6f}"])
+
+    return int(run_job(job, write)["rows"])
+
+
+def _to_file(job: dict[str, Any], out: str) -> int:
+    """Write the CSV beside its place and move it there when it is complete."""
+    unfinished = Path(f"{out}.part")
+    try:
+        with unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            count = _write_rows(job, file)
+        os.replace(unfinished, out)  # noqa: PTH105
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}; give another --out.") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return count

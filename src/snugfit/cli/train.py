@@ -1,0 +1,68 @@
+"""``snugfit train``: plan, train inside the budget, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from snugfit.cli.job import make_job, run_job
+from snugfit.cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
+from snugfit.cli.output import note, print_json
+from snugfit.cli.report import draw
+from snugfit.core.request import Request
+from snugfit.errors import UsageError
+
+Resume = Annotated[str | None, Parameter(group=Group("Machine", sort_key=6))]
+
+
+def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: OutputOptions = SHOW_ALL) -> None:
+    """Train in the best way that fits the budget, and never use more than that.
+
+    Prints the run folder; `--json` prints the record instead. `Ctrl-C` stops a run so that it can be resumed.
+
+    For example:
+
+    ```
+    snugfit train --model vgg16 --memory 100MB --out runs/first
+    snugfit train --resume runs/first
+    ```
+
+    Args:
+        flags: the options of the run.
+        resume: continue the run in this folder, with the options that it was started with.
+        output: what is shown.
+
+    Raises:
+        UsageError: other options stand beside `--resume`.
+    """
+    record = run_job(_resumed(resume, flags, output) if resume else _started(flags, output))
+    page = draw(record["run_dir"])
+    if page:
+        note(f"report: {page}")
+    if output.json:
+        print_json(record)
+    else:
+        print(record["run_dir"])
+
+
+def _started(flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:
+    request = flags.request()
+    return make_job("train", output, request.machine.threads, request=request.to_json(), resume=None)
+
+
+def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:
+    if flags.changed():
+        raise UsageError(f"--resume continues a run as it was started; leave out {', '.join(flags.changed())}.")
+    return make_job("train", output, threads_of(run_dir), request=None, resume=run_dir)
+
+
+def threads_of(run_dir: str) -> int | None:
+    """Compute threads that a run was started with; None where its folder does not say (the child explains why)."""
+    try:
+        request = json.loads((Path(run_dir) / "request.json").read_text(encoding="utf-8"))
+        return Request.from_json(request).machine.threads
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,128 @@
+"""The child process: plans, trains and evaluates under the enforced limit, and tells the parent through a pipe."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from snugfit.cli.failures import FailedError, explain
+from snugfit.cli.job import FORWARDED
+from snugfit.core.request import Request
+from snugfit.report.console import ConsoleProgress
+from snugfit.training.events import Event, RunStarted
+
+API_MODULE = "snugfit.api"
+_PR_SET_PDEATHSIG = 1
+
+Send = Callable[..., None]
+Subscribers = tuple[Callable[[Event], Any], ...]
+
+
+def main() -> int:
+    """Do the job that stands as JSON on stdin; the pipe's file descriptor is the first argument.
+
+    Returns:
+        The exit code, which is also in the ``error`` message.
+    """
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+
+    def send(**message: Any) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        while line:
+            line = line[os.write(descriptor, line) :]
+
+    job = json.load(sys.stdin)
+    failed = _attempt(job, send)
+    if failed is not None:
+        send(error=failed.to_json())
+    return failed.exit_code if failed is not None else 0
+
+
+def _attempt(job: dict[str, Any], send: Send) -> FailedError | None:
+    try:
+        _die_with_parent()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        send(result=_work(job, send))
+    except (Exception, KeyboardInterrupt) as error:
+        if job["debug"]:
+            traceback.print_exc()
+        return explain(error)
+    return None
+
+
+def _work(job: dict[str, Any], send: Send) -> Any:
+    api = importlib.import_module(API_MODULE)
+
+    def announce(event: Event) -> None:
+        if isinstance(event, RunStarted):
+            send(run_dir=event.run_dir)
+
+    with ConsoleProgress(quiet=job["quiet"]) as progress:
+        api.prepare_process(job["threads"])
+        return COMMANDS[job["command"]](api, job, (announce, progress), send)
+
+
+def _die_with_parent() -> None:
+    """Let the kernel kill this process when the parent is killed: an orphan must not write beside a resumed run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    planned = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
+    infeasible = None
+    if planned.plan.choice is None:
+        from snugfit.planner import infeasible_error
+
+        infeasible = explain(infeasible_error(planned.plan)).to_json()
+    return {"plan": planned.to_json(), "infeasible": infeasible}
+
+
+def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    if job["resume"]:
+        return api.resume(job["resume"], subscribers=subscribers).to_json()
+    plan = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
+    return plan.run(subscribers=subscribers).to_json()
+
+
+def _profile(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    return api.profile_request(Request.from_json(job["request"]), subscribers=subscribers)
+
+
+def _evaluate(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    return api.evaluate(job["run"], data=job["data"], data_dir=job["data_dir"], split=job["split"])
+
+
+def _predict(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    count = 0
+    for path, name, probability in api.predict(job["run"], job["images"], top=job["top"]):
+        send(row=[str(path), str(name), float(probability)])
+        count += 1
+    return {"rows": count}
+
+
+def _export(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    return api.export(job["run"], job["out"], format=job["format"], check=job["check"])
+
+
+COMMANDS: dict[str, Callable[[Any, dict[str, Any], Subscribers, Send], Any]] = {
+    "plan": _plan,
+    "train": _train,
+    "profile": _profile,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "export": _export,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

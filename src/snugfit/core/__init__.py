@@ -1,0 +1,1 @@
+"""The nouns of the system: frozen, JSON-able, and free of torch."""

@@ -1,0 +1,99 @@
+"""A plan: candidates with their predicted cost, and the one that was chosen. Plain data that prints and parses back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost
+from snugfit.core.hardware import Hardware
+from snugfit.core.serial import from_data, to_data
+from snugfit.core.workload import Workload
+from snugfit.quantities import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy with its settings filled in.
+
+    Attributes:
+        strategy: name in the registry.
+        feasible: whether it fits the budget.
+        reasons: why not, when it does not.
+        settings: fields of the strategy's dataclass.
+        predicted: cost, also for infeasible candidates where it could be estimated.
+        smallest_bytes: smallest memory budget that would do, for infeasible candidates.
+        exact: whether its gradients are those of plain backpropagation.
+    """
+
+    strategy: str
+    feasible: bool
+    settings: dict[str, Any] = field(default_factory=dict)
+    predicted: Cost | None = None
+    reasons: tuple[str, ...] = ()
+    smallest_bytes: int | None = None
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to "will it fit, how, and what will it cost?".
+
+    Attributes:
+        workload, budget, hardware: what was asked, on which machine.
+        candidates: every strategy considered, feasible ones first, best first.
+        chosen: index into ``candidates``; None when nothing fits.
+    """
+
+    workload: Workload
+    budget: Budget
+    hardware: Hardware
+    candidates: tuple[Candidate, ...] = ()
+    chosen: int | None = None
+
+    @property
+    def choice(self) -> Candidate | None:
+        """The chosen candidate."""
+        return None if self.chosen is None else self.candidates[self.chosen]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form; keys follow ``snugfit plan --json``."""
+        data = to_data(self)
+        for candidate in data["candidates"]:
+            cost = candidate["predicted"]
+            if cost is not None:
+                cost["peak_bytes"] = int(cost["peak_bytes"])
+        return dict(data)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Plan:
+        """Inverse of :meth:`to_json`."""
+        return from_data(cls, data)
+
+    def __str__(self) -> str:
+        rows = [("strategy", "fits", "predicted peak", "time/epoch", "storage", "exact", "notes")]
+        for index, candidate in enumerate(self.candidates):
+            mark = "* " if index == self.chosen else "  "
+            cost = candidate.predicted
+            rows.append((
+                mark + candidate.strategy,
+                "yes" if candidate.feasible else "no",
+                format_bytes(cost.peak_bytes) if cost else "-",
+                format_seconds(cost.seconds_per_epoch) if cost and candidate.feasible else "-",
+                format_bytes(cost.storage_bytes) if cost else "-",
+                "yes" if candidate.exact else "no",
+                _notes(candidate),
+            ))  # fmt: skip
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        title = f"{self.workload.model} on {self.workload.data}, budget {self.budget}"
+        return "\n".join([title, *lines])
+
+
+def _notes(candidate: Candidate) -> str:
+    if candidate.reasons:
+        return "; ".join(candidate.reasons)
+    phases = candidate.predicted.phases if candidate.predicted else ()
+    batches = [str(phase.batch_size) for phase in phases if phase.units]
+    return f"batch {' | '.join(batches)}" if batches else ""

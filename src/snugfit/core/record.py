@@ -1,0 +1,109 @@
+"""A record: what a run did, predicted and measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from snugfit.core.serial import from_data, to_data
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """One finished phase: prediction beside measurement.
+
+    Attributes:
+        name, units, batch_size: as in the plan's phase.
+        predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline.
+        tensor_peak_bytes: peak bytes of live tensors in its first step.
+        predicted_seconds, seconds: time.
+        epochs, steps: what was run.
+        cache_bytes: bytes of activation cache written at its end.
+    """
+
+    name: str
+    units: tuple[str, ...]
+    batch_size: int
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    tensor_peak_bytes: int
+    predicted_seconds: float
+    seconds: float
+    epochs: int
+    steps: int
+    cache_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """One exit: the model cut after a unit, with that unit's own classifier.
+
+    Attributes:
+        unit: name of the last unit.
+        index: its position in the chain, from 0.
+        val_accuracy: accuracy on the validation split, in [0, 1].
+        parameters: parameters of the exit model, classifier included.
+    """
+
+    unit: str
+    index: int
+    val_accuracy: float
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of one run; the keys are those of ``snugfit train --json``.
+
+    Attributes:
+        budget: ``memory_bytes``, ``storage_bytes``, ``time_ratio``.
+        enforced: whether the operating system or allocator enforced the memory budget.
+        predicted: ``peak_bytes``, ``seconds``, ``storage_bytes``.
+        measured: ``peak_bytes``, ``peak_metric``, ``tensor_peak_bytes``, ``seconds``, ``storage_bytes``.
+        accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None where there is no such split.
+        parameters: ``full`` and ``trained_model``.
+        exit: ``unit``, ``index``, ``of``; None when the whole network was trained.
+        settings: settings of the strategy.
+        phases: prediction against measurement per phase.
+        exits: the whole accuracy/size frontier's candidates, in chain order.
+        profile: lines of the memory model, as data.
+        overhead_seconds: ``profiling``, ``caching``, ``exit_selection``.
+        confusion: test (or validation) confusion matrix, rows are true classes.
+        class_names: names of the classes.
+        workload, hardware: what ran where, as data.
+    """
+
+    strategy: str
+    model: str
+    data: str
+    device: str
+    budget: dict[str, Any]
+    enforced: bool
+    predicted: dict[str, Any]
+    measured: dict[str, Any]
+    accuracy: dict[str, float | None]
+    parameters: dict[str, int]
+    exit: dict[str, Any] | None
+    settings: dict[str, Any]
+    run_dir: str
+    schema: int = SCHEMA
+    phases: tuple[PhaseRecord, ...] = ()
+    exits: tuple[ExitRecord, ...] = ()
+    profile: dict[str, Any] = field(default_factory=dict)
+    overhead_seconds: dict[str, float] = field(default_factory=dict)
+    confusion: list[list[int]] = field(default_factory=list)
+    class_names: tuple[str, ...] = ()
+    workload: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, ``schema`` first."""
+        data = to_data(self)
+        return {"schema": data.pop("schema"), **data}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Record:
+        """Inverse of :meth:`to_json`; unknown keys are ignored."""
+        return from_data(cls, data)

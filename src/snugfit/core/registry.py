@@ -1,0 +1,26 @@
+"""The strategies by name. A new strategy is one line here."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from snugfit.errors import UnknownNameError
+
+STRATEGIES: dict[str, str] = {
+    "backprop": "snugfit.strategies.backprop:Backprop",
+    "checkpoint": "snugfit.strategies.checkpoint:Checkpoint",
+    "blockwise": "snugfit.strategies.blockwise:Blockwise",
+}
+
+
+def strategy_class(name: str) -> Any:
+    """Return the strategy's dataclass.
+
+    Raises:
+        UnknownNameError: there is no strategy of that name.
+    """
+    if name not in STRATEGIES:
+        raise UnknownNameError("strategy", name, STRATEGIES)
+    module, _, attribute = STRATEGIES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

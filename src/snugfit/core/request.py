@@ -1,0 +1,161 @@
+"""What a user asks for, as typed groups of options: flags on the command line, keywords in Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from snugfit.core.serial import from_data, to_data
+from snugfit.core.workload import OptimizerName, Precision, ScheduleName
+
+CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which network.
+
+    Attributes:
+        model: a name (``vgg16``), ``torchvision:NAME``, ``timm:NAME`` or ``module:function`` of your own.
+        weights: safetensors (or weights-only ``.pth``) file to start from.
+        image_size: side of the square input in pixels; the data set's own by default.
+    """
+
+    model: str = "vgg16"
+    weights: str | None = None
+    image_size: int | None = None
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Which images.
+
+    Attributes:
+        data: a data set's name, or ``folder:PATH`` with one folder per class.
+        data_dir: where data sets are (``SNUGFIT_DATA`` otherwise).
+        classes: expected number of classes; an error is raised when the data has another number.
+        max_train: use at most this many training images.
+        max_val: use at most this many validation (and test) images.
+        workers: threads that decode images.
+    """
+
+    data: str = "digits"
+    data_dir: str | None = None
+    classes: int | None = None
+    max_train: int | None = None
+    max_val: int | None = None
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """What may be used.
+
+    Attributes:
+        memory: memory budget, like 100MB (10^6 bytes) or 512MiB (2^20); unlimited by default.
+        storage: disk budget for caches, like 2GB.
+        time_ratio: largest fraction of the full step's time, in (0, 1].
+    """
+
+    memory: str | None = None
+    storage: str | None = None
+    time_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How to train.
+
+    Attributes:
+        epochs: passes over the training images (of every block in ``blockwise``).
+        batch_size: effective batch size; what does not fit is accumulated to it.
+        batch_limit: largest batch of a block; the batch size by default.
+        optimizer: sgd or adamw.
+        lr: peak learning rate; 0.05 for sgd and 0.001 for adamw by default.
+        weight_decay: weight decay.
+        schedule: cosine or constant.
+        precision: float32, or bfloat16 through autocast.
+        augment: augment training images (crop, flip); digits are never flipped.
+        seed: seed of everything random.
+    """
+
+    epochs: int = 10
+    batch_size: int = 128
+    batch_limit: int | None = None
+    optimizer: OptimizerName = "sgd"
+    lr: float | None = None
+    weight_decay: float = 5e-4
+    schedule: ScheduleName = "cosine"
+    precision: Precision = "float32"
+    augment: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class StrategyOptions:
+    """Which way of training, and its settings.
+
+    Attributes:
+        strategy: auto, backprop, checkpoint or blockwise.
+        local_loss: local loss of ``blockwise``: aan, classic or linear.
+        rho: grouping threshold of Algorithm 1 in NeuroFlux.
+        adaptive_batch: give every block its own batch size (off: the smallest one everywhere).
+        residency: keep only the active ``block`` in memory, or ``all`` units as classic local learning does.
+        saturation_stop: stop opening deeper blocks once a block no longer improves validation accuracy.
+        exit_tolerance: validation accuracy that may be given up for a smaller exit; one standard error by default.
+        cache: keep activations on disk, recompute them (``never``), or recompute only where the storage budget is too
+            small for them (``auto``).
+        cache_dir: where activation caches go; the run folder by default.
+        cache_dtype: stored type of cached activations.
+        views: augmented passes that are cached.
+        accumulate: let ``backprop`` accumulate micro-batches to the batch size (off: one step per batch that fits).
+    """
+
+    strategy: str = "auto"
+    local_loss: str = "aan"
+    rho: float = 0.4
+    adaptive_batch: bool = True
+    residency: Literal["block", "all"] = "block"
+    saturation_stop: bool = False
+    exit_tolerance: float | None = None
+    cache: Literal["auto", "always", "never"] = "auto"
+    cache_dir: str | None = None
+    cache_dtype: CacheDtype = "float16"
+    views: int = 1
+    accumulate: bool = True
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Where to run.
+
+    Attributes:
+        device: cpu or cuda[:N]; cuda where there is one.
+        threads: compute threads; all cores by default.
+        out: run folder; a new one under ``runs/`` by default.
+    """
+
+    device: str | None = None
+    threads: int | None = None
+    out: str | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """All options of one run; JSON-able, and kept in the run folder so that a run can be resumed."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    budget: BudgetOptions = field(default_factory=BudgetOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    strategy: StrategyOptions = field(default_factory=StrategyOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return dict(to_data(self))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Request:
+        """Inverse of :meth:`to_json`."""
+        return from_data(cls, data)

@@ -1,0 +1,49 @@
+"""What a strategy is: a frozen dataclass whose instance is its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost
+from snugfit.core.hardware import Hardware
+from snugfit.core.profile import Profile
+from snugfit.core.record import Record
+from snugfit.core.workload import Workload
+
+if TYPE_CHECKING:
+    from snugfit.chain import Chain
+    from snugfit.profiling import Probe
+    from snugfit.training.run import Run
+    from snugfit.training.split import TrainingData
+
+
+class Strategy(Protocol):
+    """A way of training under a budget.
+
+    Attributes:
+        name: name in the registry.
+        exact: whether its gradients are those of plain backpropagation.
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[bool]
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """Every reason why it cannot serve this model, at once; empty when it can."""
+
+    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
+        """What must be measured before it can propose anything."""
+
+    def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Strategy]:
+        """Filled-in instances that fit the budget, best first."""
+
+    def shortfall(self, workload: Workload, profile: Profile, budget: Budget) -> tuple[tuple[str, ...], int]:
+        """Why nothing was proposed, and the smallest memory budget that would do, in bytes."""
+
+    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
+        """Predicted cost of this instance; pure."""
+
+    def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
+        """Train."""

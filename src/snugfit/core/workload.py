@@ -1,0 +1,80 @@
+"""What is to be trained: everything that cost depends on except budget and hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from snugfit.errors import UsageError
+
+OptimizerName = Literal["sgd", "adamw"]
+ScheduleName = Literal["cosine", "constant"]
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Optimizer and learning-rate schedule.
+
+    Attributes:
+        name: ``sgd`` (momentum 0.9, Nesterov off) or ``adamw``.
+        lr: peak learning rate.
+        momentum: momentum of ``sgd``.
+        weight_decay: L2 penalty (``sgd``) or decoupled decay (``adamw``).
+        schedule: ``cosine`` (per step, to zero) or ``constant``.
+    """
+
+    name: OptimizerName = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: ScheduleName = "cosine"
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise UsageError(f"the learning rate must be positive, not {self.lr}.")
+
+    @property
+    def state_per_parameter(self) -> int:
+        """Tensors of optimizer state that each parameter carries."""
+        return 2 if self.name == "adamw" else int(self.momentum > 0)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Model, data shapes and counts, optimizer, epochs and precision.
+
+    Attributes:
+        model: name of the model, as given.
+        data: name of the data set, as given.
+        input_shape: channels, height, width of one image.
+        classes: number of classes.
+        train_count, val_count, test_count: images in each split.
+        epochs: passes over the training split (per block in ``blockwise``).
+        batch_size: effective batch; what does not fit is accumulated to it.
+        batch_limit: largest batch of a block (Algorithm 1's B in NeuroFlux).
+        optimizer: optimizer and schedule.
+        precision: ``float32``, or ``bfloat16`` through autocast.
+        augment: whether training images are augmented.
+        seed: seed of initialisation, shuffling and augmentation.
+    """
+
+    model: str
+    data: str
+    input_shape: tuple[int, int, int]
+    classes: int
+    train_count: int
+    val_count: int
+    test_count: int
+    epochs: int = 10
+    batch_size: int = 128
+    batch_limit: int = 128
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    precision: Precision = "float32"
+    augment: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "batch_limit", "classes", "train_count"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}.")

@@ -1,0 +1,181 @@
+"""Data sets by name: where each is found, how it is read, and its constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from snugfit.data import cifar, digits, folder, idx, imagenet
+from snugfit.data.download import ARCHIVES, can_download, download
+from snugfit.data.locate import data_root, find, image_folder
+from snugfit.data.sets import Parts, Splits
+from snugfit.data.split import assemble
+from snugfit.errors import DataError, UnknownNameError, UsageError
+
+Statistics = tuple[float, ...]
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set.
+
+    Attributes:
+        read: opens it, given its folder, the image size and the number of decoding threads.
+        image_size: default side in pixels.
+        mean, std: statistics of its training images in [0, 1]; their number is the number of channels.
+        flip: whether mirrored images keep their class.
+        folders: folders under the data folder that it may be in.
+        markers: files of which one must be there.
+        origin: where the original comes from, for messages.
+    """
+
+    read: Callable[[Path, int, int], Parts]
+    image_size: int
+    mean: Statistics
+    std: Statistics
+    flip: bool
+    folders: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
+    origin: str = ""
+
+
+_IDX_FILES = ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz")
+SOURCES: dict[str, Source] = {
+    "digits": Source(lambda _, size, workers: digits.read(size), 32, (0.3057,), (0.3235,), False),
+    "mnist": Source(
+        lambda path, size, workers: idx.read(path, idx.DIGITS, size),
+        32, (0.1307,), (0.3081,), False, ("mnist", "MNIST/raw"), _IDX_FILES,
+        "train-images-idx3-ubyte.gz and its three companions from http://yann.lecun.com/exdb/mnist/",
+    ),
+    "fashion-mnist": Source(
+        lambda path, size, workers: idx.read(path, idx.CLOTHES, size),
+        32, (0.2860,), (0.3530,), True, ("fashion-mnist", "FashionMNIST/raw"), _IDX_FILES,
+        "train-images-idx3-ubyte.gz and its three companions from https://github.com/zalandoresearch/fashion-mnist",
+    ),
+    "cifar10": Source(
+        lambda path, size, workers: cifar.read(path, cifar.CIFAR10, size),
+        32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), True,
+        ("cifar-10-batches-bin", "cifar-10/cifar-10-batches-bin", "."), ("data_batch_1.bin", "test_batch.bin"),
+        "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    "cifar100": Source(
+        lambda path, size, workers: cifar.read(path, cifar.CIFAR100, size),
+        32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), True,
+        ("cifar-100-binary", "cifar-100/cifar-100-binary", "."), ("train.bin", "test.bin"),
+        "cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    "tiny-imagenet": Source(
+        imagenet.read_tiny_imagenet,
+        64, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821), True,
+        ("tiny-imagenet-200", "tiny-imagenet/tiny-imagenet-200", "."), ("wnids.txt",),
+        "tiny-imagenet-200.zip from http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    ),
+    "imagenette": Source(
+        imagenet.read_imagenette,
+        160, *_IMAGENET, True, ("imagenette2*", "imagenette/imagenette2*"), ("train",),
+        "imagenette2-160.tgz from https://github.com/fastai/imagenette",
+    ),
+}  # fmt: skip
+_FOLDER = Source(folder.read, 224, *_IMAGENET, True)
+
+
+def names() -> list[str]:
+    """Names that :func:`load` knows, ``folder:PATH`` last."""
+    return [*SOURCES, "folder:PATH"]
+
+
+def load(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    image_size: int | None = None,
+    classes: int | None = None,
+    max_train: int | None = None,
+    max_val: int | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    workers: int = 2,
+) -> Splits:
+    """Open a data set and divide it; images stay on disk until they are read.
+
+    Where the source has no validation part, ``val_fraction`` of the training images is split off, stratified and
+    determined by ``seed``; where it has no test part either, another ``val_fraction`` is. The test part is never
+    used for validation. The digits are always divided 80/10/10 in the same way.
+
+    Args:
+        name: one of :func:`names`, or ``folder:PATH`` with one sub-folder of images per class.
+        data_dir: where data sets are; ``SNUGFIT_DATA`` otherwise.
+        image_size: side of the images in pixels; the data set's own by default (224 for folders).
+        classes: expected number of classes.
+        max_train: class-balanced limit of training images; it does not change the division.
+        max_val: class-balanced limit of validation and of test images.
+        val_fraction: share of the images that validation gets where it has none of its own.
+        seed: seed of the division and of the limits' choice.
+        workers: threads that decode image files.
+
+    Raises:
+        UnknownNameError: there is no such data set.
+        UsageError: a number makes no sense.
+        DataError: the data is missing, corrupt, or has another number of classes.
+    """
+    if image_size is not None and image_size < 1:
+        raise UsageError(f"the image size must be at least 1 pixel, not {image_size}.")
+    source, path = _locate(name, data_dir)
+    size = image_size or source.image_size
+    return assemble(
+        name, source.read(path, size, workers),
+        image_shape=(len(source.mean), size, size), mean=source.mean, std=source.std, flip=source.flip,
+        classes=classes, max_train=max_train, max_val=max_val, val_fraction=val_fraction, seed=seed,
+    )  # fmt: skip
+
+
+def ensure(name: str, data_dir: str | Path | None = None) -> Path:
+    """Find a named data set, downloading it where it is missing and torchvision is installed.
+
+    Raises:
+        DataError: it is missing and cannot be downloaded; the message says where to get it.
+    """
+    source, root = SOURCES[name], data_root(data_dir)
+    if found := find(root, source.folders, source.markers):
+        return found
+    _refuse_pickles(name, root)
+    archive = Path(ARCHIVES[name][0].url).name
+    if (root / archive).is_file():
+        raise DataError(f"{root / archive} is there but not unpacked. Unpack it in {root}.")
+    reason = ""
+    if can_download():
+        try:
+            download(name, root)
+        except (OSError, RuntimeError) as error:
+            reason = f" (downloading it failed: {error})"
+        if found := find(root, source.folders, source.markers):
+            return found
+    raise DataError(
+        f"{name} is not in {root}{reason}; looked for {', '.join(source.folders)}.\n"
+        f"Get {source.origin}, unpack it, and name its parent folder with --data-dir or SNUGFIT_DATA."
+    )
+
+
+def _locate(name: str, data_dir: str | Path | None) -> tuple[Source, Path]:
+    kind, _, path = name.partition(":")
+    if kind == "folder":
+        if not path:
+            raise UsageError("'folder' needs a path: folder:PATH, with one sub-folder of images per class.")
+        return _FOLDER, image_folder(path, data_dir)
+    if name.lower() not in SOURCES:
+        if Path(name).is_dir():
+            raise UsageError(f"'{name}' is a folder; to train on its images write folder:{name}.")
+        raise UnknownNameError("data set", name, names())
+    key = name.lower()
+    return SOURCES[key], Path() if key == "digits" else ensure(key, data_dir)
+
+
+def _refuse_pickles(name: str, root: Path) -> None:
+    pickled = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}.get(name)
+    if pickled and (root / pickled).is_dir():
+        raise DataError(
+            f"{root / pickled} holds pickles, which can run any code when read, so snugfit does not read them.\n"
+            f"Get the binary version instead: {SOURCES[name].origin}."
+        )

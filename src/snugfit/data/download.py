@@ -1,0 +1,69 @@
+"""Original archives, fetched with torchvision's helpers where torchvision is installed and the network allows."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One file to fetch: its address, MD5 sum, and the folder (under the data folder) that it goes to."""
+
+    url: str
+    md5: str
+    folder: str = "."
+
+
+ARCHIVES: dict[str, tuple[Archive, ...]] = {
+    "cifar10": (
+        Archive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+    ),
+    "cifar100": (
+        Archive("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+    ),
+    "mnist": (
+        Archive(_MNIST + "train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", "mnist"),
+        Archive(_MNIST + "train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", "mnist"),
+        Archive(_MNIST + "t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", "mnist"),
+        Archive(_MNIST + "t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", "mnist"),
+    ),
+    "fashion-mnist": (
+        Archive(_FASHION + "train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "fashion-mnist"),
+        Archive(_FASHION + "train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", "fashion-mnist"),
+        Archive(_FASHION + "t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", "fashion-mnist"),
+        Archive(_FASHION + "t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", "fashion-mnist"),
+    ),
+    "tiny-imagenet": (Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+    "imagenette": (
+        Archive("https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz", "e793b78cc4c9e9a4ccc0c1155377a412"),
+    ),
+}
+
+
+def can_download() -> bool:
+    """Whether torchvision, whose download helpers are used, is installed."""
+    return importlib.util.find_spec("torchvision") is not None
+
+
+def download(name: str, root: Path) -> None:
+    """Fetch, verify and unpack the original files of a data set into ``root``.
+
+    Raises:
+        OSError, RuntimeError: the network does not allow it, or a file arrived damaged.
+    """
+    from torchvision.datasets import utils
+
+    with contextlib.redirect_stdout(sys.stderr):
+        for archive in ARCHIVES[name]:
+            folder = str(root / archive.folder)
+            if archive.folder == ".":
+                utils.download_and_extract_archive(archive.url, folder, md5=archive.md5)
+            else:
+                utils.download_url(archive.url, folder, md5=archive.md5)

@@ -1,0 +1,129 @@
+"""Image folders with one sub-folder per class, with or without train/val/test parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from snugfit.data.decode import EXTENSIONS, Decoder, check_headers
+from snugfit.data.sets import Parts
+from snugfit.errors import DataError
+
+_VALIDATION = ("val", "valid", "validation")
+_CHECKED_FILES = 20_000
+
+
+class FileNames:
+    """Many file names in one byte string: a tenth of the memory of as many path objects."""
+
+    def __init__(self) -> None:
+        self._text, self._ends = bytearray(), [0]
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> Path:
+        return Path(os.fsdecode(bytes(self._text[self._ends[index] : self._ends[index + 1]])))
+
+    def append(self, path: Path) -> None:
+        """Add one name at the end."""
+        self._text += os.fsencode(path)
+        self._ends.append(len(self._text))
+
+
+class FileImages:
+    """Image files that are decoded when they are read."""
+
+    def __init__(self, files: FileNames, labels: np.ndarray, decoder: Decoder) -> None:
+        self.files, self.labels, self._decoder = files, labels, decoder
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Decode images, (B,) -> uint8 (B, 3, H, W)."""
+        return self._decoder([self.files[int(index)] for index in indices])
+
+
+def read(root: Path, image_size: int, workers: int) -> Parts:
+    """List the images under ``root``; nothing is decoded yet.
+
+    ``train`` with ``val`` and ``test`` are used as they are; ``train`` with only one of the two uses that one as
+    test set (validation is then split off the training images); class folders alone are a training part alone.
+
+    Raises:
+        DataError: a class folder is empty, there are fewer than two classes, the parts' classes differ, or a file
+            is no image.
+    """
+    decoder = Decoder(image_size, workers=workers)
+    parts = {part: folder for part in ("train", "val", "test") if (folder := _part(root, part))}
+    if "train" not in parts:
+        names = class_folders(root)
+        return Parts(names, class_images(root, names, decoder), resources=(decoder,))
+    names = class_folders(parts["train"])
+    for folder in parts.values():
+        _check_same_classes(folder, names, parts["train"])
+    sets = {part: class_images(folder, names, decoder) for part, folder in parts.items()}
+    if "test" in sets:
+        return Parts(names, sets["train"], sets.get("val"), sets["test"], (decoder,))
+    return Parts(names, sets["train"], test=sets.get("val"), resources=(decoder,))
+
+
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """Names of the visible sub-folders, sorted.
+
+    Raises:
+        DataError: there are fewer than two.
+    """
+    names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _visible(entry)))
+    if len(names) < 2:
+        raise DataError(f"{folder} has {len(names)} class folder(s); at least two are needed, one per class.")
+    return names
+
+
+def class_images(folder: Path, class_names: Sequence[str], decoder: Decoder) -> FileImages:
+    """List the images of each class folder, sub-folders included, in sorted order.
+
+    Raises:
+        DataError: a class folder holds no images, or a file is no image.
+    """
+    files, counts = FileNames(), []
+    for name in class_names:
+        before = len(files)
+        for path in _image_files(folder / name):
+            files.append(path)
+        if len(files) == before:
+            raise DataError(f"the class folder {folder / name} holds no jpg, png or webp images. Fill or remove it.")
+        counts.append(len(files) - before)
+    if len(files) <= _CHECKED_FILES:
+        check_headers(files[index] for index in range(len(files)))
+    return FileImages(files, np.repeat(np.arange(len(counts), dtype=np.int64), counts), decoder)
+
+
+def _image_files(folder: Path) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if not _visible(entry):
+            continue
+        if entry.is_dir():
+            yield from _image_files(entry)
+        elif entry.suffix.lower() in EXTENSIONS:
+            yield entry
+
+
+def _part(root: Path, part: str) -> Path | None:
+    names = _VALIDATION if part == "val" else (part,)
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def _check_same_classes(folder: Path, names: tuple[str, ...], train: Path) -> None:
+    different = sorted(set(class_folders(folder)) ^ set(names))
+    if different:
+        raise DataError(f"{train} and {folder} have different classes: only one of them has '{different[0]}'.")
+
+
+def _visible(entry: Path) -> bool:
+    return not entry.name.startswith((".", "__MACOSX"))

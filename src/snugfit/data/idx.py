@@ -1,0 +1,110 @@
+"""MNIST and Fashion-MNIST in IDX files (http://yann.lecun.com/exdb/mnist/), compressed or not, memory-mapped."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import shutil
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from snugfit.data.locate import cache_dir
+from snugfit.data.sets import Parts, check_labels, resized
+from snugfit.errors import DataError, OutOfStorageError
+
+DIGITS = tuple(str(digit) for digit in range(10))
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CHUNK = 1 << 18
+
+
+class IdxImages:
+    """Grey images in a memory-mapped (N, h, w) array; only a batch's rows are copied into memory.
+
+    28 x 28 images are padded with 2 black pixels on each side to 32 x 32, and resized to any other size.
+    """
+
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray, image_size: int) -> None:
+        self._pixels, self.labels, self._size = pixels, labels, image_size
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Read images, (B,) -> uint8 (B, 1, H, W)."""
+        batch = torch.from_numpy(np.asarray(self._pixels[indices])).unsqueeze(1)
+        if batch.shape[-1] == 28 and self._size == 32:
+            return F.pad(batch, (2, 2, 2, 2))
+        return resized(batch, self._size)
+
+
+def read(folder: Path, class_names: tuple[str, ...], image_size: int) -> Parts:
+    """Open the training and test files in ``folder``.
+
+    Raises:
+        DataError: a file is missing, corrupt or truncated, or a label is out of range.
+    """
+    train, test = (_read_part(folder, prefix, len(class_names), image_size) for prefix in ("train", "t10k"))
+    return Parts(class_names, train, test=test)
+
+
+def _read_part(folder: Path, prefix: str, classes: int, image_size: int) -> IdxImages:
+    pixels_path, labels_path = (_existing(folder, f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+    pixels, labels = open_idx(pixels_path, 3), open_idx(labels_path, 1).astype(np.int64)
+    if len(pixels) != len(labels):
+        raise DataError(f"{pixels_path} has {len(pixels)} images but {labels_path.name} {len(labels)} labels.")
+    check_labels(labels, classes, labels_path)
+    return IdxImages(pixels, labels, image_size)
+
+
+def _existing(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise DataError(f"{folder / name}[.gz] is missing. Put all four original files into one folder.")
+
+
+def open_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Memory-map an IDX file of unsigned bytes; a compressed one is unpacked once into the cache folder.
+
+    Raises:
+        DataError: the file is corrupt, truncated or has another number of dimensions.
+    """
+    raw = _unpacked(path) if path.suffix == ".gz" else path
+    with raw.open("rb") as file:
+        start = file.read(4 + 4 * dimensions)
+    header = np.frombuffer(start.ljust(4 + 4 * dimensions), dtype=">i4")
+    if header[0] != 0x0800 + dimensions:
+        raise DataError(f"{path} is no IDX file of {dimensions}-dimensional unsigned bytes. Get it anew.")
+    shape = tuple(int(extent) for extent in header[1:])
+    if raw.stat().st_size != header.nbytes + int(np.prod(shape)) or 0 in shape:
+        raise DataError(f"{path} is truncated: its header promises {shape} bytes. Get it anew.")
+    return np.memmap(raw, dtype=np.uint8, mode="r", offset=header.nbytes, shape=shape)
+
+
+def _unpacked(path: Path) -> Path:
+    status = path.stat()
+    key = hashlib.sha1(f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:12]
+    target = cache_dir() / f"{path.stem}-{key}"
+    if target.is_file():
+        return target
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as part:
+        try:
+            with gzip.open(path) as packed:
+                shutil.copyfileobj(packed, part, _CHUNK)
+            part.flush()
+            Path(part.name).replace(target)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path} is corrupt or truncated ({error}). Get it anew.") from error
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise OutOfStorageError(f"no space left in {target.parent} to unpack {path}. Free some.") from error
+            raise
+        finally:
+            Path(part.name).unlink(missing_ok=True)
+    return target

@@ -1,0 +1,129 @@
+"""What a data set is: image sets on disk, and their division into training, validation and test splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from snugfit.errors import DataError
+
+
+class ImageSet(Protocol):
+    """Labelled images on disk, memory-mapped, or owned by the caller; never a float copy of a data set.
+
+    Attributes:
+        labels: class of each image, (N,) int64.
+    """
+
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        """Number of images, N."""
+        ...
+
+    def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Read the images at ``indices`` (B,) as uint8 (B, C, H, W), with H = W = the image size.
+
+        Raises:
+            DataError: an image is corrupt or of the wrong shape.
+        """
+        ...
+
+
+class Closeable(Protocol):
+    """Something that holds threads or files."""
+
+    def close(self) -> None:
+        """Let go of them."""
+        ...
+
+
+class Subset:
+    """Some images of another set, in the order of ``indices`` (M,) int64."""
+
+    def __init__(self, parent: ImageSet, indices: np.ndarray) -> None:
+        self.parent, self.indices = parent, np.asarray(indices, dtype=np.int64)
+        self.labels = parent.labels[self.indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Read images by their position in this subset, (B,) -> uint8 (B, C, H, W)."""
+        return self.parent.images(self.indices[indices])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A data set as its distribution divides it; ``val`` and ``test`` may be absent.
+
+    Attributes:
+        class_names: names of the classes, in the order of their labels.
+        train, val, test: the parts.
+        resources: what is to be closed with the data set.
+    """
+
+    class_names: tuple[str, ...]
+    train: ImageSet
+    val: ImageSet | None = None
+    test: ImageSet | None = None
+    resources: tuple[Closeable, ...] = ()
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A data set, ready for training.
+
+    Attributes:
+        name: its name, as given.
+        class_names: names of the classes, in the order of their labels.
+        image_shape: channels, height and width of every image.
+        train: what updates see.
+        val: what exits and settings are chosen on; no update sees it.
+        test: what the result is reported on; nothing is chosen on it. None where there is none.
+        mean, std: per-channel statistics that normalise images scaled to [0, 1].
+        flip: whether a mirrored image still belongs to its class.
+        resources: what :meth:`close` closes.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    train: ImageSet
+    val: ImageSet
+    test: ImageSet | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flip: bool
+    resources: tuple[Closeable, ...] = field(default=(), repr=False)
+
+    def close(self) -> None:
+        """Stop the decoding threads; reading images afterwards is an error."""
+        for resource in self.resources:
+            resource.close()
+
+
+def resized(images: torch.Tensor, size: int) -> torch.Tensor:
+    """Resize uint8 images (B, C, H, W) to (B, C, size, size), bilinearly, with antialiasing when shrinking."""
+    if images.shape[-2:] == (size, size):
+        return images
+    shrinks = size < max(images.shape[-2:])
+    return F.interpolate(images, size=(size, size), mode="bilinear", antialias=shrinks)
+
+
+def check_labels(labels: np.ndarray, classes: int, source: object) -> None:
+    """Check that all labels (N,) lie in ``0 .. classes-1``.
+
+    Raises:
+        DataError: one does not; the message names ``source`` and the record.
+    """
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise DataError(
+            f"{source}: record {wrong[0]} has label {labels[wrong[0]]}, but labels go from 0 to {classes - 1}. "
+            "The file is corrupt or belongs to another data set; get it anew."
+        )

@@ -1,0 +1,114 @@
+"""Every error that snugfit raises on purpose, and the exit code that the command line gives it.
+
+    SnugfitError                 1   something went wrong that is nobody's input
+    |-- UsageError               2   the call itself is wrong
+    |   `-- UnknownNameError         a name that is not on the list (says the nearest one)
+    |-- InfeasibleBudgetError    3   no way of training fits the budget
+    |-- UnusableInputError       4   something given cannot be read or used
+    |   |-- DataError                data set or image
+    |   |-- ModelError               model, or chain that cannot be traced
+    |   `-- CheckpointError          checkpoint, run folder or weights
+    |-- BudgetExceededError      5   a run used more than it was allowed
+    |-- OutOfStorageError        6   disk full, or storage budget reached
+    |-- DivergedError            7   the loss became NaN or infinite
+    |-- WorkerLostError          8   another process of the run died
+    `-- InterruptedRunError    130   stopped by a signal; the run can be resumed
+
+Each message says what happened, why, and what to do, in at most two lines.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from snugfit.quantities import format_bytes
+
+
+class SnugfitError(Exception):
+    """Base of all errors raised on purpose; ``exit_code`` is what the command line exits with."""
+
+    exit_code = 1
+
+
+class UsageError(SnugfitError, ValueError):
+    """The call cannot mean anything: a malformed quantity, options that contradict each other."""
+
+    exit_code = 2
+
+
+class UnknownNameError(UsageError):
+    """A name that is not among the known ones; the message offers the nearest."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        close = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
+        hint = f"Did you mean '{close[0]}'? " if close else ""
+        super().__init__(f"unknown {kind} '{name}'. {hint}Known: {', '.join(self.known)}.")
+
+
+class InfeasibleBudgetError(SnugfitError):
+    """No candidate fits the budget.
+
+    Attributes:
+        closest: the candidate that came nearest, as text.
+        lacking_bytes: what that candidate lacks.
+        smallest_bytes: the smallest memory budget that would do.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, closest: str, lacking_bytes: int, smallest_bytes: int) -> None:
+        self.closest, self.lacking_bytes, self.smallest_bytes = closest, lacking_bytes, smallest_bytes
+        super().__init__(
+            f"{message} Closest: {closest}, which lacks {format_bytes(lacking_bytes)}. "
+            f"Smallest budget that would do: {format_bytes(smallest_bytes)}."
+        )
+
+
+class UnusableInputError(SnugfitError):
+    """A file, data set, model or checkpoint that cannot be read or used."""
+
+    exit_code = 4
+
+
+class DataError(UnusableInputError):
+    """A data set or image that is missing, corrupt or of the wrong shape."""
+
+
+class ModelError(UnusableInputError):
+    """A model that cannot be built, traced or trained as asked."""
+
+
+class CheckpointError(UnusableInputError):
+    """A checkpoint, run folder or weights file that is truncated or belongs to another model."""
+
+
+class BudgetExceededError(SnugfitError):
+    """The run needed, or was measured at, more memory than its budget."""
+
+    exit_code = 5
+
+
+class OutOfStorageError(SnugfitError):
+    """The disk is full or the storage budget is used up."""
+
+    exit_code = 6
+
+
+class DivergedError(SnugfitError):
+    """A loss became NaN or infinite."""
+
+    exit_code = 7
+
+
+class WorkerLostError(SnugfitError):
+    """A process that takes part in the run died or stopped answering."""
+
+    exit_code = 8
+
+
+class InterruptedRunError(SnugfitError):
+    """The run was stopped by SIGINT or SIGTERM after its state was saved."""
+
+    exit_code = 130

@@ -1,0 +1,102 @@
+"""Convolution whose weight gradient on small maps takes little workspace.
+
+On maps of a few pixels oneDNN computes the weight gradient of a wide 3x3 convolution through its generic GEMM kernel,
+with a workspace of four to eight times the weights (38-76 MB for 512 to 512 channels) and at a fraction of the speed of
+a plain matrix product over unfolded patches. Here the patches are unfolded a few images at a time, so that they never
+take more than the weights do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
+
+SMALL_MAP = 16
+"""Pixels of an output map up to which the gradient is computed here; above, oneDNN is as fast and as lean."""
+
+Pair = tuple[int, int]
+
+
+def unfolded_weight_gradient(
+    gradient: Tensor, inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
+) -> Tensor:
+    """Gradient of a convolution's weight, by matrix products over unfolded patches.
+
+    Args:
+        gradient: gradient of the output, (B, K, H', W').
+        inputs: the convolution's input, (B, C, H, W).
+        kernel, stride, padding, dilation: as in ``nn.Conv2d``, with zero padding and one group.
+
+    Returns:
+        (K, C, kernel height, kernel width).
+    """
+    channels, filters = inputs.shape[1], gradient.shape[1]
+    columns = channels * kernel[0] * kernel[1]
+    step = max(1, filters // (gradient.shape[2] * gradient.shape[3]))
+    total = gradient.new_zeros(filters, columns)
+    for start in range(0, len(inputs), step):
+        patches = F.unfold(inputs[start : start + step], kernel, dilation, padding, stride)
+        rows = gradient[start : start + step].flatten(2)
+        total.addmm_(rows.transpose(0, 1).flatten(1), patches.transpose(1, 2).flatten(0, 1))
+        del patches
+    return total.view(filters, channels, *kernel)
+
+
+class _SmallMapConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Pair, Pair, Pair]
+    ) -> Tensor:
+        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
+        ctx.geometry, ctx.input_shape = geometry, inputs.shape
+        stride, padding, dilation = geometry
+        return F.conv2d(inputs, weight, bias, stride, padding, dilation)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        stride, padding, dilation = ctx.geometry
+        to_input = to_weight = to_bias = None
+        if ctx.needs_input_grad[1]:
+            to_weight = unfolded_weight_gradient(gradient, inputs, tuple(weight.shape[2:]), stride, padding, dilation)
+        if ctx.needs_input_grad[0]:
+            to_input = conv2d_input(  # type: ignore[no-untyped-call]
+                ctx.input_shape, weight, gradient, stride, padding, dilation
+            )
+        if ctx.needs_input_grad[2]:
+            to_bias = gradient.sum((0, 2, 3))
+        return to_input, to_weight, to_bias, None
+
+
+class LeanConv2d(nn.Conv2d):
+    """``nn.Conv2d`` with the lean weight gradient where it applies; weights and state dict are the same."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not self._applies(input):
+            stock: Tensor = super()._conv_forward(input, weight, bias)
+            return stock
+        geometry = (self.stride, self.padding, self.dilation)
+        output: Tensor = _SmallMapConvolution.apply(input, weight, bias, geometry)  # type: ignore[no-untyped-call]
+        return output
+
+    def _applies(self, inputs: Tensor) -> bool:
+        if self.groups > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str) or inputs.dim() != 4:
+            return False
+        if inputs.device.type == "cuda" or (not inputs.is_meta and torch.is_autocast_enabled(inputs.device.type)):
+            return False
+        sizes = zip(inputs.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
+        pixels = 1
+        for size, padding, dilation, kernel, stride in sizes:
+            pixels *= (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+        return pixels <= SMALL_MAP
+
+
+def use_lean_convolutions(module: nn.Module) -> None:
+    """Give every plain ``nn.Conv2d`` below a module the lean weight gradient."""
+    for layer in module.modules():
+        if type(layer) is nn.Conv2d:
+            layer.__class__ = LeanConv2d

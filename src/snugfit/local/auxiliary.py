@@ -1,0 +1,85 @@
+"""The convolutional auxiliary network of local learning, and NeuroFlux's rule for how wide it is (section 3)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
+
+CLASSIC_FILTERS = 256
+"""Filters of every auxiliary network in classic local learning (NeuroFlux section 3, opportunity 1)."""
+
+POOLED_SIDE = 2
+
+
+def is_initial(input_size: tuple[int, int], conv_sizes: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether a unit is initial: nothing up to and including its last conv downsamples (NeuroFlux section 3).
+
+    A map counts as downsampled once a side is at most half (rounded up) of the network's input, so the few pixels
+    that an unpadded conv takes off do not count.
+
+    Args:
+        input_size: height and width of the network's input.
+        conv_sizes: height and width of the last conv's output of every unit up to and including this one.
+    """
+    pairs = [pair for sizes in conv_sizes for pair in zip(sizes, input_size, strict=True)]
+    return all(size >= side or size > (side + 1) // 2 for size, side in pairs)
+
+
+def aan_filters(initial: bool, narrowest: int, widest: int) -> int:
+    """Filters of an adaptive auxiliary network: half of the narrowest conv for initial units, half of the widest after.
+
+    VGG (64 to 512 filters): 32, then 256 (NeuroFlux section 3, opportunity 1).
+    """
+    return max(1, (narrowest if initial else widest) // 2)
+
+
+class AuxiliaryNetwork(LocalLoss):
+    """3x3 conv, batch norm, ReLU, average pool to 2x2 and one linear layer (NeuroFlux eq. 2: beta, F and gamma).
+
+    After a unit whose output is flat it is the linear layer alone.
+
+    Attributes:
+        filters: filters of the conv; 0 where there is none.
+    """
+
+    def __init__(self, unit: UnitShape, network: NetworkFacts, filters: int) -> None:
+        super().__init__()
+        self.filters = 0 if unit.flat else filters
+        width = unit.output_shape[0]
+        self.layers = (
+            nn.Sequential(OrderedDict(linear=nn.Linear(width, network.classes)))
+            if unit.flat
+            else _convolutional_classifier(width, filters, network.classes)
+        )
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Return logits (B, K) of features (B, C, H, W) or (B, D)."""
+        logits: Tensor = self.layers(features)
+        return logits
+
+
+def _convolutional_classifier(channels: int, filters: int, classes: int) -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(channels, filters, kernel_size=3, padding=1, bias=False),
+            norm=nn.BatchNorm2d(filters),
+            relu=nn.ReLU(inplace=True),
+            pool=nn.AdaptiveAvgPool2d(POOLED_SIDE),
+            flatten=nn.Flatten(),
+            linear=nn.Linear(filters * POOLED_SIDE**2, classes),
+        )
+    )
+
+
+def adaptive_auxiliary(unit: UnitShape, network: NetworkFacts) -> AuxiliaryNetwork:
+    """Build the auxiliary network of AAN-LL, its filters by :func:`aan_filters`."""
+    return AuxiliaryNetwork(unit, network, aan_filters(unit.initial, network.narrowest, network.widest))
+
+
+def classic_auxiliary(unit: UnitShape, network: NetworkFacts) -> AuxiliaryNetwork:
+    """Build the auxiliary network of classic local learning: :data:`CLASSIC_FILTERS` filters everywhere."""
+    return AuxiliaryNetwork(unit, network, CLASSIC_FILTERS)

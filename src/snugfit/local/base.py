@@ -1,0 +1,89 @@
+"""What a local loss is, and what it may know of the unit and the network that it serves.
+
+Shapes: B batch, C channels, H height, W width, D flat features, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from snugfit.errors import ModelError
+
+
+@dataclass(frozen=True)
+class UnitShape:
+    """What a local loss needs to know of its unit.
+
+    Attributes:
+        output_shape: shape of one sample's output, ``(C, H, W)`` or ``(D,)``.
+        initial: whether nothing up to and including its last conv downsamples (:func:`~snugfit.local.is_initial`).
+    """
+
+    output_shape: tuple[int, ...]
+    initial: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.output_shape) not in (1, 3) or min(self.output_shape) < 1:
+            raise ModelError(
+                f"a local loss needs a unit output of shape (C, H, W) or (D,), not {self.output_shape}. "
+                "Cut the model where a feature map or a vector crosses."
+            )
+
+    @property
+    def flat(self) -> bool:
+        """Whether the output is a vector."""
+        return len(self.output_shape) == 1
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """What a local loss needs to know of the whole network.
+
+    Attributes:
+        narrowest, widest: smallest and largest number of filters of the network's convs.
+        classes: number of classes K.
+    """
+
+    narrowest: int
+    widest: int
+    classes: int
+
+    @classmethod
+    def from_widths(cls, conv_widths: Iterable[int], classes: int) -> NetworkFacts:
+        """Collect the facts from the output channels of every conv; a network without convs counts as one wide."""
+        widths = list(conv_widths) or [1]
+        return cls(min(widths), max(widths), classes)
+
+
+class LocalOutput(NamedTuple):
+    """Scalar mean loss of a batch, and its logits of shape (B, K)."""
+
+    loss: Tensor
+    logits: Tensor
+
+
+class LocalLoss(nn.Module):
+    """Loss of one unit, computed from the unit's output alone; it is also the classifier of the exit after that unit.
+
+    A subclass takes ``(unit: UnitShape, network: NetworkFacts)``, holds whatever it trains as its own parameters and
+    defines :meth:`predict`; it overrides :meth:`forward` where its loss is not the cross entropy (NeuroFlux eq. 3).
+    """
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Turn a unit's output, (B, C, H, W) or (B, D), into logits of shape (B, K) (NeuroFlux eq. 2)."""
+        raise NotImplementedError
+
+    def forward(self, features: Tensor, labels: Tensor) -> LocalOutput:
+        """Return the mean cross entropy over the batch, and the logits.
+
+        Args:
+            features: the unit's output, (B, C, H, W) or (B, D).
+            labels: true classes, int64 of shape (B,).
+        """
+        logits = self.predict(features)
+        return LocalOutput(F.cross_entropy(logits, labels), logits)

@@ -1,0 +1,36 @@
+"""The model that is left after an exit is chosen: the units up to it, and its classifier (NeuroFlux section 5.4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from snugfit.local.base import LocalLoss
+
+if TYPE_CHECKING:
+    from snugfit.chain import Chain
+
+
+class ExitModel(nn.Module):
+    """A trunk of units with the classifier of the last one.
+
+    Args:
+        trunk: images (B, C, H, W) to features.
+        classifier: the local loss that trained the trunk's last unit; its ``predict`` gives logits (B, classes).
+    """
+
+    def __init__(self, trunk: nn.Module, classifier: LocalLoss) -> None:
+        super().__init__()
+        self.trunk, self.classifier = trunk, classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to logits (B, classes)."""
+        return self.classifier.predict(self.trunk(images))
+
+
+def trunk(chain: Chain, index: int) -> nn.Module:
+    """The units ``0..index`` of a chain as one module; parameters are shared and keep their names."""
+    shortened = replace(chain, units=chain.units[:index], head=chain.units[index])
+    return shortened.to_module()

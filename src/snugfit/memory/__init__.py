@@ -1,0 +1,21 @@
+"""Memory as the operating system counts it: measure it, enforce a limit on it, predict it."""
+
+from snugfit.memory.baseline import Baseline, prepare_process
+from snugfit.memory.limit import MemoryLimit, is_out_of_memory
+from snugfit.memory.meter import PeakMeter, make_meter
+from snugfit.memory.model import fit_line
+from snugfit.memory.status import MemoryStatus, read_status
+from snugfit.memory.trim import release_memory
+
+__all__ = [
+    "Baseline",
+    "MemoryLimit",
+    "MemoryStatus",
+    "PeakMeter",
+    "fit_line",
+    "is_out_of_memory",
+    "make_meter",
+    "prepare_process",
+    "read_status",
+    "release_memory",
+]

@@ -1,0 +1,55 @@
+"""Address space for the kernels that oneDNN generates, which it must never be refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from snugfit.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from snugfit.memory.limit import MemoryLimit
+
+KERNEL_BYTES = 4 << 20
+"""Address space for the kernels of one operator; VGGs, ResNets and MobileNets took 3.1 MB at most."""
+
+_aten = torch.ops.aten
+_GENERATING = frozenset(
+    {_aten.convolution, _aten.convolution_backward, _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm}
+)
+
+
+class RoomForKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets operators generate kernels for shapes that are new to the process, although the memory limit is exact.
+
+    A kernel reserves 0.25-1.5 MB of address space, of which some 20 kB are touched, and RLIMIT_DATA counts all of it.
+    When a kernel is refused, oneDNN ends the process by a segmentation fault, or makes no further kernel on that
+    thread for the rest of its life. So an operator that may generate kernels gets room for them beside what the budget
+    has left, after it is made sure that its outputs fit into that; all other operators run under the exact limit.
+    """
+
+    def __init__(self, limit: MemoryLimit) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.limit = limit
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket not in _GENERATING:
+            return func(*args, **(kwargs or {}))
+        self._require(func, args, kwargs or {})
+        self.limit.refresh(KERNEL_BYTES)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.limit.refresh()
+
+    def _require(self, func: Any, args: Any, kwargs: Any) -> None:
+        on_meta = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+        outputs = func(*on_meta[0], **on_meta[1])
+        needed = sum(output.nbytes for output in tree_iter(outputs) if isinstance(output, Tensor))
+        left = self.limit.left_bytes
+        if needed > left:
+            raise MemoryError(f"out of memory: {func} needs {format_bytes(needed)}, and {format_bytes(left)} are left")

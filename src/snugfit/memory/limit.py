@@ -1,0 +1,145 @@
+"""Enforce a memory budget: by RLIMIT_DATA on the processor, by the caching allocator on CUDA."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch
+
+from snugfit.memory.baseline import Baseline
+from snugfit.memory.kernels import KERNEL_BYTES, RoomForKernels
+from snugfit.memory.status import MemoryStatus, read_status
+
+_OUT_OF_MEMORY_TEXTS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "could not create a memory",
+    "can't start new thread",
+    "could not create a primitive",  # oneDNN, when the memory for its code is refused
+)
+
+
+def can_enforce(device: torch.device) -> bool:
+    """Whether a budget on ``device`` is enforced here, and not only predicted and measured."""
+    return device.type == "cuda" or sys.platform.startswith("linux")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception is an allocation that failed.
+
+    torch raises RuntimeError for failed allocations on the processor, and MemoryError comes from Python and numpy.
+    """
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(part in text.lower() for part in _OUT_OF_MEMORY_TEXTS)
+
+
+class MemoryLimit:
+    """Context in which the process cannot grow past ``budget_bytes`` above its baseline.
+
+    On the processor the soft ``RLIMIT_DATA`` leaves room for exactly what the budget has left, so that an allocation
+    beyond it fails as a catchable error; it is restored afterwards. On CUDA the allocator's fraction is set.
+
+    ``RLIMIT_DATA`` counts mappings whether or not they are resident, and oneDNN reserves 0.25-1.5 MB of address space
+    for each generated kernel of which it touches some 20 kB. :meth:`refresh` therefore sets the limit anew from what
+    is mapped and what is resident now, at every step.
+    """
+
+    def __init__(self, budget_bytes: int | None, baseline: Baseline, device: torch.device) -> None:
+        self.budget_bytes, self.baseline, self.device = budget_bytes, baseline, device
+        self.enforced = budget_bytes is not None and can_enforce(device)
+        self.spare_bytes = 0
+        self._previous: tuple[int, int] | None = None
+
+    @contextmanager
+    def tightened(self, spare_bytes: int) -> Iterator[None]:
+        """Hold back some of the budget for a while, so that what passes now fits later with something to spare."""
+        self.spare_bytes += spare_bytes
+        self.refresh()
+        try:
+            yield
+        finally:
+            self.spare_bytes -= spare_bytes
+            self.refresh()
+
+    def __enter__(self) -> MemoryLimit:
+        if self.enforced and self.budget_bytes is not None and self.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(self.budget_bytes / total, 1.0), self.device)
+        elif self.enforced:
+            self._previous = resource.getrlimit(resource.RLIMIT_DATA)
+            self.refresh()
+        return self
+
+    @contextmanager
+    def loosened(self, extra_bytes: int) -> Iterator[None]:
+        """Allow for address space that is reserved and hardly touched: the stack of a thread."""
+        self.refresh(extra_bytes)
+        try:
+            yield
+        finally:
+            self.refresh()
+
+    @property
+    def kernel_bytes(self) -> int:
+        """Bytes that :meth:`room_for_kernels` holds back."""
+        return 0 if self._previous is None else KERNEL_BYTES
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes of the budget that are not resident now, less ``spare_bytes``; 0 without a budget."""
+        return self._left(read_status())
+
+    def _left(self, status: MemoryStatus) -> int:
+        budget = (self.budget_bytes or 0) - self.spare_bytes
+        return max(budget - max(status.anon - self.baseline.anon, 0), 0)
+
+    def refresh(self, extra_bytes: int = 0) -> int:
+        """Leave room for what the budget has left now, less ``spare_bytes``, and for ``extra_bytes`` of address space.
+
+        Returns:
+            The reserve: bytes mapped but not resident.
+        """
+        if self._previous is None:
+            return 0
+        status = read_status()
+        hard = self._previous[1]
+        limit = status.data + self._left(status) + extra_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+        return status.data - status.anon
+
+    @contextmanager
+    def room_for_kernels(self) -> Iterator[None]:
+        """Context for work on shapes that are new to the process: see :class:`RoomForKernels`.
+
+        The room for kernels is held back from everything else, so that the budget holds even where it is touched.
+        """
+        if self._previous is None:
+            yield
+            return
+        self.spare_bytes += KERNEL_BYTES
+        self.refresh()
+        try:
+            with RoomForKernels(self):
+                yield
+        finally:
+            self.spare_bytes -= KERNEL_BYTES
+            self.refresh()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._previous is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, self._previous)
+            self._previous = None
+        elif self.enforced and self.device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)

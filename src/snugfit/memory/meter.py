@@ -1,0 +1,89 @@
+"""Measure peak memory above a baseline.
+
+On Linux the kernel's own high-water mark is read: VmHWM is reset at every mark, and what it shows at the next mark,
+less the file maps resident by then, is the peak of private anonymous memory in between. Nothing is missed between
+samples, and no sampling thread competes with training. Elsewhere the peak is that of the readings at the marks.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from snugfit.memory.baseline import Baseline
+from snugfit.memory.status import has_proc, read_status, reset_high_water
+
+
+class PeakMeter(Protocol):
+    """Peak and current memory, in bytes above the baseline."""
+
+    metric: str
+    current_bytes: int
+    peak_bytes: int
+
+    def mark(self) -> int:
+        """Take in everything since the last mark; returns the peak since the last :meth:`restart`."""
+
+    def restart(self) -> None:
+        """Begin a new interval: the peak becomes the current value."""
+
+
+class ProcessMeter:
+    """Private anonymous memory of this process (RssAnon) above its baseline."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
+        self.exact = has_proc() and reset_high_water()
+        self.metric = "RssAnon peak above baseline" if self.exact else "unique set at step ends above baseline"
+        self.current_bytes = self.peak_bytes = 0
+        self.restart()
+
+    def mark(self) -> int:
+        """Take in everything since the last mark.
+
+        File maps only grow between two marks (they hold library code being touched for the first time), so the
+        high-water mark less the file maps of now never overstates the peak of anonymous memory.
+        """
+        status = read_status()
+        candidates = [status.anon]
+        if self.exact:
+            candidates.append(status.high_water - status.file - status.shmem)
+            reset_high_water()
+        self.current_bytes = status.anon - self.baseline.anon
+        self.peak_bytes = max(self.peak_bytes, max(candidates) - self.baseline.anon)
+        return self.peak_bytes
+
+    def restart(self) -> None:
+        """Begin a new interval."""
+        if self.exact:
+            reset_high_water()
+        self.current_bytes = read_status().anon - self.baseline.anon
+        self.peak_bytes = self.current_bytes
+
+
+class CudaMeter:
+    """Memory that torch's allocator has reserved on a CUDA device."""
+
+    metric = "max_memory_reserved"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.current_bytes = self.peak_bytes = 0
+        self.restart()
+
+    def mark(self) -> int:
+        """Take in everything since the last restart."""
+        self.current_bytes = torch.cuda.memory_reserved(self.device)
+        self.peak_bytes = torch.cuda.max_memory_reserved(self.device)
+        return self.peak_bytes
+
+    def restart(self) -> None:
+        """Begin a new interval."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.mark()
+
+
+def make_meter(baseline: Baseline, device: torch.device) -> PeakMeter:
+    """The meter for a device."""
+    return CudaMeter(device) if device.type == "cuda" else ProcessMeter(baseline)

@@ -1,0 +1,86 @@
+"""Peak bytes of live tensors in a step, counted exactly and on any device, the meta device included.
+
+torch's own MemTracker counts the same bytes, but keeps the parameters of tracked modules in memory after it has
+finished (its hooks hold them), which a run inside a budget cannot afford, and takes 1-2 seconds to import.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of every storage from the operator that makes it until it is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen[key] = weakref.ref(storage, lambda _: self._drop(key, size))
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def _drop(self, key: int, size: int) -> None:
+        del self._seen[key]
+        self.live -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        for output in tree_iter(outputs):
+            if isinstance(output, Tensor):
+                self.add(output)
+        return outputs
+
+
+def tensor_peak_bytes(step: Callable[[], object], tracked: Iterable[nn.Module | Tensor] = (), repeats: int = 1) -> int:
+    """Run ``step`` and return the peak bytes of live tensors.
+
+    On the meta device nothing is allocated or computed, so that the floor of a network which could never fit is known
+    without running it. Workspace inside an operator is not a tensor and does not count.
+
+    Args:
+        step: what to run; tensors made in it are counted.
+        tracked: modules and tensors made before that are alive during the step.
+        repeats: how often to run it; from the second time on there is optimizer state.
+    """
+    counter = _LiveBytes()
+    for item in tracked:
+        tensors = [item] if isinstance(item, Tensor) else chain(item.parameters(), item.buffers())
+        for tensor in tensors:
+            counter.add(tensor)
+    with counter:
+        for _ in range(repeats):
+            step()
+    return counter.peak
+
+
+def saved_bytes(forward: Callable[[], object], held: Iterable[Tensor] = ()) -> int:
+    """Bytes that autograd keeps for the backward pass of ``forward``, each storage once, those of ``held`` left out."""
+    known = {tensor.untyped_storage()._cdata for tensor in held}
+    sizes: dict[int, int] = {}
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            sizes[storage._cdata] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward()
+    return sum(sizes.values())

@@ -1,0 +1,61 @@
+"""Networks by name: the papers' CNNs, torchvision's, timm's and the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from snugfit.errors import UnknownNameError
+from snugfit.models import external
+from snugfit.models.mobilenet import mobilenet_v2
+from snugfit.models.resnet import resnet18, resnet18_projection
+from snugfit.models.vgg import vgg8, vgg11, vgg16, vgg19
+
+__all__ = ["build", "names"]
+
+_BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
+    "vgg8": vgg8,
+    "vgg11": vgg11,
+    "vgg16": vgg16,
+    "vgg19": vgg19,
+    "resnet18": resnet18,
+    "resnet18_projection": resnet18_projection,
+    "mobilenet_v2": mobilenet_v2,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the models that need no other package."""
+    return tuple(_BUILDERS)
+
+
+def build(name: str, classes: int, image_size: int, channels: int = 3) -> nn.Module:
+    """Build a network; under ``torch.device("meta")`` it takes no memory.
+
+    Args:
+        name: one of :func:`names`, ``torchvision:NAME``, ``timm:NAME``, ``package.module:function`` of the user's own
+            (found from the current directory too), or the plain name of a torchvision model.
+        classes: number of outputs.
+        image_size: side of the square input in pixels.
+        channels: channels of the input.
+
+    Returns:
+        A module that maps (batch, channels, image_size, image_size) to (batch, classes).
+
+    Raises:
+        UnknownNameError: no such model.
+        ModelError: a package is missing, or the user's function fails or returns no module.
+    """
+    if name in _BUILDERS:
+        return _BUILDERS[name](classes, image_size, channels)
+    source, separator, rest = name.partition(":")
+    if separator and source == "torchvision":
+        return external.from_torchvision(rest, classes, channels)
+    if separator and source == "timm":
+        return external.from_timm(rest, classes, channels)
+    if separator:
+        return external.from_callable(source, rest, classes)
+    if external.torchvision_knows(name):
+        return external.from_torchvision(name, classes, channels)
+    raise UnknownNameError("model", name, [*names(), "torchvision:NAME", "timm:NAME", "package.module:function"])

@@ -1,0 +1,117 @@
+"""Networks that come from elsewhere: torchvision, timm, and the user's own functions."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from snugfit.errors import ModelError, UnknownNameError
+
+
+def torchvision_knows(name: str) -> bool:
+    """Whether torchvision is installed and has a classification model of this name."""
+    try:
+        models = importlib.import_module("torchvision.models")
+    except ImportError:
+        return False
+    return name in models.list_models(module=models)
+
+
+def from_torchvision(name: str, classes: int, channels: int) -> nn.Module:
+    """Build a torchvision classification model with fresh weights.
+
+    Raises:
+        ModelError: torchvision is missing, or the images do not have three channels.
+        UnknownNameError: torchvision has no such model.
+    """
+    models = _package("torchvision.models", "torchvision")
+    known = models.list_models(module=models)
+    if name not in known:
+        raise UnknownNameError("torchvision model", name, known)
+    if channels != 3:
+        raise ModelError(f"torchvision's models take 3 channels, not {channels}; use a model of your own or timm:NAME.")
+    return _call(f"torchvision:{name}", lambda: models.get_model(name, weights=None, num_classes=classes))
+
+
+def from_timm(name: str, classes: int, channels: int) -> nn.Module:
+    """Build a timm model with fresh weights.
+
+    Raises:
+        ModelError: timm is missing or cannot build the model.
+        UnknownNameError: timm has no such model.
+    """
+    timm = _package("timm", "timm")
+    if not timm.is_model(name):
+        raise UnknownNameError("timm model", name, timm.list_models())
+    return _call(
+        f"timm:{name}", lambda: timm.create_model(name, pretrained=False, num_classes=classes, in_chans=channels)
+    )
+
+
+def from_callable(module_name: str, function_name: str, classes: int) -> nn.Module:
+    """Call the user's own function or class; modules in the current directory are found.
+
+    ``classes`` (or ``num_classes``) is passed if the function takes it.
+
+    Raises:
+        ModelError: it cannot be imported, fails, or returns no ``nn.Module``.
+    """
+    label = f"{module_name}:{function_name}"
+    with _current_directory_importable():
+        try:
+            function = getattr(importlib.import_module(module_name), function_name)
+        except Exception as error:
+            raise ModelError(
+                f"cannot import {label}: {_reason(error)}. Write it as package.module:function."
+            ) from error
+        return _call(label, lambda: function(**_class_argument(function, classes)))
+
+
+def _package(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ModelError(f"{package} is not installed; install it with: pip install {package}") from error
+
+
+def _call(label: str, function: Callable[[], Any]) -> nn.Module:
+    try:
+        model = function()
+    except Exception as error:
+        raise ModelError(f"{label} failed: {_reason(error)}.") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{label} returned {type(model).__name__}, not a torch.nn.Module.")
+    return model
+
+
+def _class_argument(function: Callable[..., Any], classes: int) -> dict[str, int]:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+    return next(({name: classes} for name in ("classes", "num_classes") if name in parameters), {})
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _current_directory_importable() -> Iterator[None]:
+    directory = str(Path.cwd())
+    if directory in sys.path:
+        yield
+        return
+    sys.path.insert(0, directory)
+    try:
+        yield
+    finally:
+        sys.path.remove(directory)

@@ -1,0 +1,129 @@
+"""From strategies and a budget to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from snugfit.core.budget import Budget
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.profile import Profile
+from snugfit.core.serial import to_data
+from snugfit.core.strategy import Strategy
+from snugfit.core.workload import Workload
+from snugfit.errors import InfeasibleBudgetError
+from snugfit.memory import MemoryLimit, PeakMeter
+from snugfit.profiling import measure_probes, unit_facts
+from snugfit.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from snugfit.chain import Chain
+
+
+def search(
+    strategies: Sequence[Strategy],
+    workload: Workload,
+    chain: Chain,
+    hardware: Hardware,
+    budget: Budget,
+    meter: PeakMeter,
+    limit: MemoryLimit,
+    on_measured: Callable[[str, int, int], object] | None,
+) -> tuple[Plan, Profile]:
+    """Measure the strategies' probes and rank what they propose.
+
+    Args:
+        strategies: what to consider, with the user's settings.
+        workload, chain, hardware, budget: the question.
+        meter: memory above the baseline.
+        limit: the memory budget, in force.
+        on_measured: told of every measured probe; None measures nothing, and so finds nothing feasible.
+
+    Returns:
+        The plan, feasible candidates first and fastest first, and the profile behind it.
+    """
+    refused = {s.name: s.validate(workload, chain, hardware) for s in strategies}
+    able = [strategy for strategy in strategies if not refused[strategy.name]]
+    probes = [probe for strategy in able for probe in strategy.probes(workload, chain, hardware)]
+    profile = measure_probes(probes, meter, limit, on_measured)
+    profile = replace(profile, units=unit_facts(chain))
+    candidates = [Candidate(name, False, reasons=tuple(reasons)) for name, reasons in refused.items() if reasons]
+    for strategy in able:
+        candidates.extend(_candidates(strategy, workload, profile, hardware, budget))
+    ranked = sorted(candidates, key=_rank)
+    chosen = 0 if ranked and ranked[0].feasible else None
+    return Plan(workload, budget, hardware, tuple(ranked), chosen), profile
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float]:
+    seconds = candidate.predicted.seconds if candidate.predicted else float("inf")
+    return (not candidate.feasible, seconds)
+
+
+def _candidates(
+    strategy: Strategy, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+) -> list[Candidate]:
+    candidates = []
+    for proposal in strategy.propose(workload, profile, hardware, budget):
+        cost = proposal.estimate(workload, profile, hardware)
+        reasons = _excess(budget, cost.peak_bytes, cost.storage_bytes)
+        candidates.append(
+            Candidate(
+                strategy.name,
+                not reasons,
+                to_data(proposal),
+                cost,
+                reasons,
+                smallest_bytes=cost.peak_bytes if _too_much(budget.memory_bytes, cost.peak_bytes) else None,
+                exact=strategy.exact,
+            )
+        )
+    if not candidates:
+        reasons, smallest = strategy.shortfall(workload, profile, budget)
+        candidates.append(
+            Candidate(strategy.name, False, to_data(strategy), None, reasons, smallest, exact=strategy.exact)
+        )
+    return candidates
+
+
+def _excess(budget: Budget, peak_bytes: int, storage_bytes: int) -> tuple[str, ...]:
+    reasons = []
+    if _too_much(budget.memory_bytes, peak_bytes):
+        reasons.append(f"needs {format_bytes(peak_bytes)} of memory")
+    if _too_much(budget.storage_bytes, storage_bytes):
+        reasons.append(f"needs {format_bytes(storage_bytes)} of storage")
+    return tuple(reasons)
+
+
+def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
+    return budget_bytes is not None and needed_bytes > budget_bytes
+
+
+def infeasible_error(plan: Plan) -> InfeasibleBudgetError:
+    """The error for a plan in which nothing fits: the closest candidate, what it lacks, the smallest budget."""
+    short = [(lack, candidate) for candidate in plan.candidates if (lack := _lack(plan.budget, candidate)) is not None]
+    if not short:
+        reasons = "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in plan.candidates)
+        return InfeasibleBudgetError(
+            f"no strategy can serve {plan.workload.model}: {reasons}.",
+            closest="none", lacking_bytes=0, smallest_bytes=plan.budget.memory_bytes or 0,
+        )  # fmt: skip
+    (lacking, smallest), closest = min(short, key=lambda pair: pair[0])
+    return InfeasibleBudgetError(
+        f"{plan.workload.model} on {plan.workload.data} does not fit a budget of {plan.budget}.",
+        closest=f"{closest.strategy} ({'; '.join(closest.reasons)})",
+        lacking_bytes=lacking,
+        smallest_bytes=smallest,
+    )
+
+
+def _lack(budget: Budget, candidate: Candidate) -> tuple[int, int] | None:
+    """Bytes that a candidate lacks, and the smallest budget that would do: of memory, or of storage if that is all."""
+    cost, memory = candidate.predicted, budget.memory_bytes
+    if candidate.smallest_bytes is not None and (memory is None or candidate.smallest_bytes > memory):
+        return candidate.smallest_bytes - (memory or 0), candidate.smallest_bytes
+    if cost is not None and _too_much(budget.storage_bytes, cost.storage_bytes):
+        return cost.storage_bytes - (budget.storage_bytes or 0), cost.storage_bytes
+    return None

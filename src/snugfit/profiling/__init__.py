@@ -1,0 +1,6 @@
+"""Measure what the parts of a model need: bytes, seconds and multiply-accumulates."""
+
+from snugfit.profiling.facts import unit_facts
+from snugfit.profiling.probe import Probe, measure_probe, measure_probes
+
+__all__ = ["Probe", "measure_probe", "measure_probes", "unit_facts"]

@@ -1,0 +1,34 @@
+"""Facts about units that need no data: parameters, multiply-accumulates, bytes kept for the backward pass."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from snugfit.chain import Chain, Unit
+from snugfit.core.profile import UnitFacts
+from snugfit.memory.tensors import saved_bytes
+
+
+def unit_facts(chain: Chain) -> tuple[UnitFacts, ...]:
+    """Facts of every unit of a chain on the meta device, the head last."""
+    return tuple(_facts(unit) for unit in chain.all_units)
+
+
+def _facts(unit: Unit) -> UnitFacts:
+    inputs = torch.empty((2, *unit.input_shape), device="meta")
+    held = [*unit.module.parameters(), *unit.module.buffers()]
+    unit.module.train()
+    with FlopCounterMode(display=False) as counter:
+        saved = saved_bytes(lambda: unit.module(inputs), held)
+    return UnitFacts(
+        name=unit.name,
+        parameters=unit.parameters,
+        weight_bytes=unit.weight_bytes,
+        macs=counter.get_total_flops() // 4,
+        output_shape=tuple(unit.output_shape),
+        output_bytes=4 * math.prod(unit.output_shape),
+        saved_bytes=saved // 2,
+    )

@@ -1,0 +1,183 @@
+"""Probes: run a part of a model at a few batch sizes, inside the cap, and fit a line through what it took.
+
+NeuroFlux section 5.2, Profiler. Profiling knows nothing of what a probe is for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from snugfit.core.profile import ProbeLine, ProbePoint, Profile
+from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory
+
+FIRST_BATCHES = (2, 8)
+FIRST_GROWTH, PROBE_GROWTH = 3_000_000, 800_000
+"""What profiling leaves in memory (torch's caches, kernels), in all and for each probe: the base of a budget that holds
+the probes which this one refuses."""
+Step = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Something whose bytes and seconds a strategy must know.
+
+    Attributes:
+        name: key of the line in the profile.
+        build: makes everything that the step needs, weights and optimizer included, and returns the step: a function
+            of the batch size that runs one complete training step on made-up data.
+        floor: tensor bytes of a step at a batch size, known without allocating it (meta device).
+        batch_limit: largest batch size of interest.
+        kept_bytes: bytes that it holds between two steps: weights, buffers and optimizer state.
+        sizes: batch sizes that may be chosen; any up to the limit when empty.
+    """
+
+    name: str
+    build: Callable[[], Step]
+    floor: Callable[[int], int]
+    batch_limit: int
+    kept_bytes: int = 0
+    sizes: tuple[int, ...] = ()
+
+
+def measure_probes(
+    probes: Sequence[Probe],
+    meter: PeakMeter,
+    limit: MemoryLimit,
+    on_measured: Callable[[str, int, int], object] | None = None,
+) -> Profile:
+    """Measure probes one at a time; returns a profile without unit facts.
+
+    Args:
+        probes: what to measure.
+        meter: memory above the baseline.
+        limit: the memory budget, in force.
+        on_measured: told the name, number (from 1) and count of every finished probe; None takes the floors alone.
+    """
+    started = time.perf_counter()
+    meter.restart()
+    before = meter.current_bytes
+    lines: dict[str, ProbeLine] = {}
+    floors: dict[str, int] = {}
+    for index, probe in enumerate(probes, start=1):
+        smallest, floors[probe.name] = _smallest(probe)
+        if on_measured is None:
+            continue
+        line = measure_probe(probe, meter, limit, smallest)
+        if line is not None:
+            lines[probe.name] = line
+        on_measured(probe.name, index, len(probes))
+    release_memory()
+    meter.restart()
+    grown = 0 if len(lines) == len(probes) else before + FIRST_GROWTH + len(probes) * PROBE_GROWTH
+    return Profile(
+        units=(),
+        lines=lines,
+        floors=floors,
+        kept={probe.name: probe.kept_bytes for probe in probes},
+        base_bytes=max(meter.current_bytes, grown, 0),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _smallest(probe: Probe) -> tuple[int, int]:
+    """Fewest samples that the probe can train on, and its tensor bytes at them."""
+    try:
+        return 1, probe.floor(1)
+    except ValueError:  # torch's BatchNorm refuses a single value per channel
+        return 2, probe.floor(2)
+
+
+def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, smallest_batch: int = 1) -> ProbeLine | None:
+    """Measure one probe at two small batch sizes and at the largest that the budget is then expected to hold.
+
+    Returns:
+        The fitted line, or None when not even the smallest batch fits.
+    """
+    release_memory()
+    meter.restart()
+    available = float("inf") if limit.budget_bytes is None else float(limit.budget_bytes - meter.current_bytes)
+    if probe.floor(smallest_batch) > available:
+        return None
+    attempt = _Attempt(probe, meter, limit, available, smallest_batch)
+    attempt.run()
+    del attempt.step
+    release_memory()
+    meter.restart()
+    resting = meter.current_bytes
+    points = [ProbePoint(batch, max(peak - resting, 1), seconds) for batch, peak, seconds in attempt.measured]
+    return _fit(probe, points, smallest_batch) if points else None
+
+
+def _fit(probe: Probe, points: list[ProbePoint], smallest_batch: int) -> ProbeLine:
+    """Fit the line; where only small batches could be run, it must not promise less than the largest one's tensors."""
+    line, limit = fit_line(probe.name, points, smallest_batch), probe.batch_limit
+    if points[-1].batch < limit and line.bytes_at(limit) < (floor := probe.floor(limit)):
+        made_up = ProbePoint(limit, floor, line.seconds_at(limit))
+        line = replace(fit_line(probe.name, [*points, made_up], smallest_batch), points=line.points)
+    return line
+
+
+class _Attempt:
+    """One probe being measured; ``measured`` holds batch sizes, absolute peaks above the baseline, and seconds."""
+
+    def __init__(
+        self, probe: Probe, meter: PeakMeter, limit: MemoryLimit, available: float, smallest_batch: int
+    ) -> None:
+        self.probe, self.meter, self.limit = probe, meter, limit
+        self.available, self.smallest_batch = available, smallest_batch
+        self.measured: list[tuple[int, int, float]] = []
+        self.step: Step | None = None
+
+    def run(self) -> None:
+        """Measure at two small batch sizes, then at the one where the probe would work."""
+        before = self.meter.current_bytes
+        try:
+            with self.limit.room_for_kernels():
+                self.step = self.probe.build()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return
+        limit = self.probe.batch_limit
+        sizes = [batch for batch in FIRST_BATCHES if self.smallest_batch <= batch < limit] or [limit]
+        for batch in sizes:
+            if self.probe.floor(batch) > self.available or not self._measure(batch):
+                break
+        if not self.measured:
+            self._measure(self.smallest_batch)
+        elif len(self.measured) == len(sizes):
+            self._measure_largest(before)
+
+    def _measure_largest(self, before: int) -> None:
+        line = fit_line(self.probe.name, [ProbePoint(b, peak - before, s) for b, peak, s in self.measured])
+        largest = line.largest_batch(self.available - self.limit.kernel_bytes, self.probe.batch_limit)
+        while largest > self.measured[-1][0]:
+            if self._measure(self._allowed(largest)):
+                return
+            largest = int(largest * 0.8)
+
+    def _allowed(self, batch: int) -> int:
+        return max((size for size in self.probe.sizes if size <= batch), default=batch)
+
+    def _measure(self, batch: int) -> bool:
+        """Run a warm-up step (the first one on a new shape generates kernels), then a measured one."""
+        step = self.step
+        if step is None:
+            return False
+        try:
+            with self.limit.room_for_kernels():
+                step(batch)
+            self.meter.restart()
+            started = time.perf_counter()
+            step(batch)
+            seconds = time.perf_counter() - started
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            del error
+            release_memory()
+            return False
+        self.measured.append((batch, self.meter.mark(), seconds))
+        return True

@@ -1,0 +1,84 @@
+"""Reading ``metrics.csv``: one row per training step (no validation accuracy) and one per epoch (no step)."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+COLUMNS = (
+    "phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes",
+)  # fmt: skip
+"""Columns of ``metrics.csv``; ``seconds`` is the time since the run began. Any cell may be empty."""
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One row of ``metrics.csv``; ``values`` holds the numeric columns that are filled in."""
+
+    phase: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity over elapsed seconds in one phase."""
+
+    phase: str
+    seconds: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def thinned(self, most: int) -> Curve:
+        """At most ``most`` points: means over stretches of equal length."""
+        width = -(-len(self.values) // most)
+        if width <= 1:
+            return self
+        stretches = [slice(start, start + width) for start in range(0, len(self.values), width)]
+        return Curve(
+            self.phase, [_mean(self.seconds[s]) for s in stretches], [_mean(self.values[s]) for s in stretches]
+        )
+
+
+def read_metrics(path: Path) -> list[MetricRow]:
+    """Read the rows in order; no file gives none, and a cell that is no finite number counts as empty."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        return [_row(cells) for cells in csv.DictReader(line.replace("\0", "") for line in file)]
+
+
+def curves(rows: Iterable[MetricRow], column: str, *, epochs: bool = False, most: int = 300) -> list[Curve]:
+    """Curves of ``column`` over elapsed seconds, one per phase in order of appearance.
+
+    Args:
+        rows: the rows of ``metrics.csv``.
+        column: what to plot.
+        epochs: take the epoch rows instead of the step rows.
+        most: thin every curve to this many points.
+    """
+    found: dict[str, Curve] = {}
+    for row in rows:
+        if {column, "seconds"} <= row.values.keys() and epochs == ("step" not in row.values):
+            curve = found.setdefault(row.phase, Curve(row.phase))
+            curve.seconds.append(row.values["seconds"])
+            curve.values.append(row.values[column])
+    return [curve.thinned(most) for curve in found.values()]
+
+
+def _row(cells: dict[str, str | None]) -> MetricRow:
+    values = {name: number for name in COLUMNS[1:] if (number := _number(cells.get(name))) is not None}
+    return MetricRow(cells.get("phase") or "", values)
+
+
+def _number(cell: str | None) -> float | None:
+    try:
+        value = float(cell or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

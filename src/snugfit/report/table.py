@@ -1,0 +1,107 @@
+"""Plans and profiles as tables for the terminal."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.table import Table
+from rich.text import Text
+
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.profile import Profile
+from snugfit.quantities import format_bytes, format_seconds
+from snugfit.report.lines import make_console
+from snugfit.report.words import NONE, count, size
+
+
+def print_plan(plan: Plan, file: TextIO | None = None) -> None:
+    """Print every candidate, then the choice; to stderr by default."""
+    console = make_console(file)
+    console.print(plan_table(plan))
+    console.print(choice_line(plan), soft_wrap=True)
+
+
+def print_profile(profile: Profile, file: TextIO | None = None) -> None:
+    """Print what every unit needs; to stderr by default."""
+    make_console(file).print(profile_table(profile))
+
+
+def plan_table(plan: Plan) -> Table:
+    """A row per candidate: whether it fits, what it would cost, and why not."""
+    title = f"{plan.workload.model} on {plan.workload.data}, budget {plan.budget}"
+    table = _table(title)
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("fits")
+    for head in ("predicted peak", "time per epoch", "storage"):
+        table.add_column(head, justify="right")
+    table.add_column("exact")
+    table.add_column("notes", ratio=1, min_width=16)
+    for index, candidate in enumerate(plan.candidates):
+        table.add_row(*_cells(candidate, chosen=index == plan.chosen), style="" if candidate.feasible else "dim")
+    return table
+
+
+def choice_line(plan: Plan) -> Text:
+    """The candidate that would run, or that none fits."""
+    choice = plan.choice
+    if choice is None:
+        smallest = min((c.smallest_bytes for c in plan.candidates if c.smallest_bytes), default=None)
+        rest = "" if smallest is None else f" The smallest memory budget that would do is {format_bytes(smallest)}."
+        return Text(f"Nothing fits this budget.{rest}", "red")
+    cost = choice.predicted
+    line = Text.assemble("Chosen: ", (choice.strategy, "bold green"))
+    if cost is not None:
+        line.append(f", {format_bytes(cost.peak_bytes)} at the peak, {format_seconds(cost.seconds)} in all")
+    return line.append(".")
+
+
+def profile_table(profile: Profile) -> Table:
+    """A row per unit: parameters, multiply-accumulates, bytes and seconds of one sample."""
+    table = _table("Units, per sample")
+    table.add_column("", justify="right")
+    table.add_column("unit")
+    for head in ("parameters", "MACs", "output", "saved for backward", "forward time"):
+        table.add_column(head, justify="right")
+    for number, unit in enumerate(profile.units, 1):
+        table.add_row(
+            str(number), Text(unit.name), count(unit.parameters), count(unit.macs), format_bytes(unit.output_bytes),
+            format_bytes(unit.saved_bytes), _short(unit.seconds),
+        )  # fmt: skip
+    units = profile.units
+    table.add_section()
+    table.add_row(
+        "", "all", count(sum(u.parameters for u in units)), count(sum(u.macs for u in units)),
+        format_bytes(sum(u.output_bytes for u in units)), format_bytes(sum(u.saved_bytes for u in units)),
+        _short(sum(u.seconds for u in units)),
+    )  # fmt: skip
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=Text(title, "bold"), title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+
+
+def _cells(candidate: Candidate, *, chosen: bool) -> list[Text | str]:
+    cost = candidate.predicted
+    name = Text(("* " if chosen else "  ") + candidate.strategy, "bold green" if chosen else "")
+    seconds = format_seconds(cost.seconds_per_epoch) if cost and candidate.feasible else NONE
+    fits = Text("yes", "green") if candidate.feasible else Text("no", "red")
+    return [
+        name, fits, size(cost.peak_bytes if cost else None), seconds, size(cost.storage_bytes if cost else None),
+        "yes" if candidate.exact else "no", Text(_notes(candidate)),
+    ]  # fmt: skip
+
+
+def _notes(candidate: Candidate) -> str:
+    if candidate.reasons:
+        return "; ".join(candidate.reasons)
+    batches = [phase.batch_size for phase in candidate.predicted.phases if phase.units] if candidate.predicted else []
+    if len(set(batches)) == 1:
+        return f"batch {batches[0]}" + (f" in {len(batches)} phases" if len(batches) > 1 else "")
+    return f"batches {', '.join(map(str, batches))}" if batches else ""
+
+
+def _short(seconds: float) -> str:
+    if seconds <= 0:
+        return NONE
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else format_seconds(seconds)

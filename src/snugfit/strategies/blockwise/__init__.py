@@ -1,0 +1,5 @@
+"""NeuroFlux: block-wise adaptive local learning."""
+
+from snugfit.strategies.blockwise.strategy import Blockwise
+
+__all__ = ["Blockwise"]

@@ -1,0 +1,193 @@
+"""From measured lines to blocks: the Partitioner, and the predicted cost of its blocks. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from snugfit.core.cost import Cost, Phase
+from snugfit.core.workload import Workload
+from snugfit.local.partition import Block, partition, repair, shrunk
+from snugfit.strategies.prediction import with_safety
+
+CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
+EVALUATION_SHARE = 0.35
+"""Seconds of a unit's forward pass, exit included, over those of its training step."""
+RECOMPUTED_CHUNK = 8
+"""Images in one forward pass of the trained units, where activations are recomputed."""
+IMAGE_VALUE_BYTES = 5
+"""An image's value as it was read (uint8) and as the network takes it (float32)."""
+
+
+@dataclass(frozen=True)
+class UnitNeeds:
+    """What one unit with its local loss needs, from its measured line.
+
+    Attributes:
+        kept_bytes: weights, local loss and optimizer state, held between steps.
+        fixed_bytes, sample_bytes: its step's upper bound at a batch: ``fixed + sample * batch`` (kept bytes included).
+        input_elements: elements of one sample's input.
+        input_bytes: one sample's input in the cache's type.
+        output_bytes: one sample's output in the cache's type.
+        smallest_batch: fewest samples that it can train on.
+        weight_bytes: weights and buffers of the unit alone.
+        saved_bytes: bytes that one sample's forward pass has in memory, at most.
+    """
+
+    name: str
+    kept_bytes: int
+    fixed_bytes: float
+    sample_bytes: float
+    input_elements: int
+    input_bytes: int
+    output_bytes: int
+    smallest_batch: int = 1
+    weight_bytes: int = 0
+    saved_bytes: int = 0
+
+    def step_bytes(self, batch: int) -> float:
+        """Upper bound of the unit's step."""
+        return self.fixed_bytes + self.sample_bytes * batch
+
+
+@dataclass(frozen=True)
+class Residency:
+    """What is in memory together, and what it may take.
+
+    Attributes:
+        needs: per unit.
+        base_bytes: in memory before any unit.
+        room_bytes: what base, kept units and a step may take together.
+        all_units: whether units outside the active block stay in memory, as in classic local learning.
+        recompute: whether a block's input is recomputed by the trained units before it instead of read from a cache.
+    """
+
+    needs: Sequence[UnitNeeds]
+    base_bytes: int
+    room_bytes: float
+    all_units: bool
+    recompute: bool = False
+
+    def bytes_of(self, block: Block) -> float:
+        """Bytes of a block at its batch, above the base: what is kept, and its hungriest unit's step.
+
+        The block's own input stays in memory until its last unit is done, in the cache's type (one batch in use, one
+        being read) and in float32; a unit's line was measured with its own input in that place.
+        """
+        resident = self.needs if self.all_units else [self.needs[index] for index in block.units]
+        kept = sum(need.kept_bytes for need in resident)
+        first = self.needs[block.first]
+        steps = []
+        for index in block.units:
+            need = self.needs[index]
+            step = need.step_bytes(block.batch_size) - need.kept_bytes
+            if index > block.first:
+                held = 2 * (first.input_bytes - need.input_bytes) + first.input_elements * 4
+                step += held * block.batch_size
+            steps.append(step)
+        return kept + max(steps) + self._trunk_bytes(block)
+
+    def _trunk_bytes(self, block: Block) -> int:
+        """Bytes of the images, the trained units that turn them into a block's input, and their forward pass."""
+        before = self.needs[: block.first]
+        if not self.recompute or not before:
+            return 0
+        images = block.batch_size * before[0].input_elements * IMAGE_VALUE_BYTES
+        chunk = RECOMPUTED_CHUNK * max(need.saved_bytes for need in before)
+        return images + chunk + sum(need.weight_bytes for need in before)
+
+    def fits(self, block: Block) -> bool:
+        """Whether a block stays within the budget."""
+        return self.bytes_of(block) <= self.room_bytes
+
+    def largest_batches(self, limit: int) -> list[int]:
+        """Largest batch of each unit within the budget, capped (Algorithm 1, lines 2-5)."""
+        all_kept = sum(need.kept_bytes for need in self.needs)
+        batches = []
+        for need in self.needs:
+            room = self.room_bytes - need.fixed_bytes - (all_kept - need.kept_bytes if self.all_units else 0)
+            batch = 0
+            if need.sample_bytes * limit <= room:
+                batch = limit
+            elif room > 0:
+                batch = int(room / need.sample_bytes)
+            batches.append(batch if batch >= need.smallest_batch else 0)
+        return batches
+
+    def trains(self, block: Block) -> bool:
+        """Whether every unit of a block can train on its batch."""
+        return block.batch_size >= max(self.needs[index].smallest_batch for index in block.units)
+
+
+def make_blocks(residency: Residency, limit: int, rho: float, *, adaptive_batch: bool) -> list[Block]:
+    """Algorithm 1 and residency repair; empty when a unit fits at no batch size.
+
+    Where all units stay in memory, splitting a block would free nothing; its batch is lowered instead.
+
+    Args:
+        residency: the units' needs and the room for them.
+        limit: batch size limit B.
+        rho: grouping threshold.
+        adaptive_batch: a batch per block; otherwise the smallest everywhere (the paper's AAN-only ablation).
+    """
+    batches = residency.largest_batches(limit)
+    if min(batches) < 1:
+        return []
+    if not adaptive_batch:
+        batches = [min(batches)] * len(batches)
+    blocks = partition(batches, rho)
+    if residency.all_units:
+        blocks = [shrunk(block, residency.fits) for block in blocks]
+    else:
+        blocks = repair(blocks, batches, residency.fits, fixed_batch=not adaptive_batch)
+    return blocks if all(residency.trains(block) for block in blocks) else []
+
+
+def block_name(names: Sequence[str], index: int) -> str:
+    """Name of a block: its position and its first and last unit."""
+    stretch = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return f"block {index + 1}: {stretch}"
+
+
+def estimate_blocks(
+    residency: Residency,
+    blocks: Sequence[Block],
+    seconds_per_sample: Sequence[Sequence[float]],
+    workload: Workload,
+    views: int,
+    final: Phase,
+) -> Cost:
+    """Predicted cost of training blocks one after another.
+
+    Args:
+        residency: the units' needs.
+        blocks: the blocks.
+        seconds_per_sample: per block and unit, seconds of a training step per sample at the block's batch.
+        workload: epochs and counts.
+        views: augmented passes that are cached.
+        final: the phase that tests and saves the exit model.
+    """
+    phases, epoch_seconds, previous, storage, trunk = [], 0.0, 0, 0, 0.0
+    rows = workload.train_count * views + workload.val_count
+    for index, (block, seconds) in enumerate(zip(blocks, seconds_per_sample, strict=True)):
+        names = tuple(residency.needs[i].name for i in block.units)
+        last = index == len(blocks) - 1
+        cache = 0 if last or residency.recompute else rows * residency.needs[block.last].output_bytes
+        step = sum(seconds)
+        train = (step + (EVALUATION_SHARE * trunk if residency.recompute else 0)) * workload.train_count
+        trunk += step
+        evaluate = EVALUATION_SHARE * step * (workload.val_count + (0 if last else workload.train_count * views))
+        peak = with_safety(residency.base_bytes, residency.bytes_of(block))
+        phases.append(
+            Phase(block_name(names, index), peak, train * workload.epochs + evaluate, block.batch_size, names, cache)
+        )
+        epoch_seconds += train
+        storage, previous = max(storage, previous + cache), cache
+    phases.append(final)
+    return Cost(
+        peak_bytes=max(phase.peak_bytes for phase in phases),
+        seconds_per_epoch=epoch_seconds,
+        seconds=sum(phase.seconds for phase in phases),
+        storage_bytes=storage,
+        phases=tuple(phases),
+    )

@@ -1,0 +1,322 @@
+"""The Controller of NeuroFlux: hands blocks to the Worker, keeps caches, measures and chooses exits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from snugfit.chain import load_into, release
+from snugfit.core.cost import Phase
+from snugfit.core.record import ExitRecord, Record
+from snugfit.errors import CheckpointError
+from snugfit.local import LocalLoss
+from snugfit.local.exits import choose_exit, saturated
+from snugfit.local.layout import HeadLoss, Layout
+from snugfit.local.partition import Block
+from snugfit.strategies.blockwise.blocks import CACHE_BYTES, RECOMPUTED_CHUNK
+from snugfit.strategies.blockwise.units import initialise_loss
+from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
+from snugfit.strategies.prediction import random_batch, stored_batches
+from snugfit.training.artifact import save_model
+from snugfit.training.cache import ActivationCache, CacheWriter
+from snugfit.training.cached_batches import THREAD_BYTES, CachedBatches
+from snugfit.training.events import CacheProgress, ExitMeasured, Notice
+from snugfit.training.loop import BatchSource, stop_if_asked, train_phase
+from snugfit.training.outcome import evaluate_model, make_record
+from snugfit.training.recomputed import RecomputedBatches
+from snugfit.training.rehearsal import rehearse
+from snugfit.training.run import Run
+from snugfit.training.seeding import derive_seed
+from snugfit.training.split import TrainingData
+
+if TYPE_CHECKING:
+    from snugfit.strategies.blockwise.strategy import Blockwise
+
+
+class Controller:
+    """One blockwise run.
+
+    Args:
+        strategy: the configuration, blocks filled in.
+        layout: chain and local losses.
+        data: the splits.
+        run: the run.
+    """
+
+    def __init__(self, strategy: Blockwise, layout: Layout, data: TrainingData, run: Run) -> None:
+        self.strategy, self.layout, self.data, self.run = strategy, layout, data, run
+        self.blocks = [Block(*block) for block in strategy.blocks]
+        self.residents: dict[int, LocalUnit] = {}
+        self._stored: Tensor | None = None
+
+    def fit(self) -> Record:
+        """Train the blocks that are left, then choose, test and save the exit."""
+        position = self.run.position
+        while position.phase < len(self.blocks) and not position.notes.get("saturated"):
+            self._run_block(position.phase)
+        return self._finish()
+
+    def _run_block(self, index: int) -> None:
+        run = self.run
+        block, phase = self._rehearse(index)
+        trainer = BlockTrainer(self._load_units(block))
+        if run.resumed:
+            trainer.load_state(run.resumed_tensors)
+        train, val = self._sources(index)
+        steps = train.steps(block.batch_size)
+        run.start_phase(phase, index, len(self.blocks), run.workload.epochs, steps)
+        train_phase(trainer, train, phase, run, lambda: None)
+        trainer.release_optimizers()
+        trainer.evaluate()
+        self._store_units(block, trainer)
+        written = self._pass_outputs(index, block, trainer, train, val)
+        self._release_units()
+        for source in (train, val):
+            if isinstance(source, CachedBatches):
+                source.close()
+        run.end_phase(phase, run.workload.epochs, steps, written)
+        run.save({})
+        self._delete_caches(index - 1)
+        stop_if_asked(run)
+
+    def _rehearse(self, index: int) -> tuple[Block, Phase]:
+        """The block and its phase at the batch size that the budget holds in fact."""
+        run, block, phase = self.run, self.blocks[index], self.run.predicted.phases[index]
+        shape = self.layout.chain.units[block.first].input_shape
+        phase = rehearse(
+            phase,
+            _falling(block.batch_size),
+            lambda size: BlockTrainer(self._load_units(block)),
+            lambda size: self._made_up_batch(tuple(shape), size),
+            run,
+        )
+        self._stored = None
+        self.residents.clear()
+        for unit in self.layout.chain.all_units:
+            release(unit)
+        return replace(block, batch_size=phase.batch_size), phase
+
+    def _made_up_batch(self, shape: tuple[int, ...], size: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels, with the two batches of stored activations beside them that real training holds."""
+        self._stored = None
+        self._stored = stored_batches(shape, size, CACHE_BYTES[self.strategy.cache_dtype])
+        return random_batch(shape, self.run.workload.classes, size, str(self.run.device))
+
+    def _load_units(self, block: Block) -> list[LocalUnit]:
+        """Bring a block into memory: weights from disk, local losses freshly initialised."""
+        if self.strategy.residency == "all" and not self.residents:
+            self.residents = {index: self._load_unit(index) for index in range(len(self.layout))}
+        return [self.residents.get(index) or self._load_unit(index) for index in block.units]
+
+    def _load_unit(self, index: int) -> LocalUnit:
+        run, unit = self.run, self.layout.chain.units[index]
+        load_into(unit, run.weights.load(index))
+        loss = self.layout.make_loss(index)
+        if isinstance(loss, HeadLoss):
+            load_into(self.layout.chain.head, run.weights.load(len(self.layout)))
+        else:
+            initialise_loss(loss, derive_seed(run.workload.seed, "exit", index))
+        for module in (unit.module, loss):
+            module.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return LocalUnit(unit.module, loss, run.workload)
+
+    def _store_units(self, block: Block, trainer: BlockTrainer) -> None:
+        for index, local in zip(block.units, trainer.units, strict=True):
+            self.run.weights.save(index, local.unit.state_dict())
+            if isinstance(local.loss, HeadLoss):
+                self.run.weights.save(len(self.layout), local.loss.head.state_dict())
+            else:
+                self.run.exits.save(index, local.loss.state_dict())
+
+    def _release_units(self) -> None:
+        if self.strategy.residency == "block":
+            for unit in self.layout.chain.all_units:
+                release(unit)
+
+    def _sources(self, index: int) -> tuple[BatchSource, BatchSource]:
+        """Training and validation inputs of a block: the data set, or what the block before wrote or would write."""
+        if index == 0:
+            return self.data.train, self.data.val
+        if self.strategy.cache == "never":
+            forward = self._load_trunk(self.blocks[index].first)
+            train, val = (
+                RecomputedBatches(source, forward, RECOMPUTED_CHUNK, self.run.device)
+                for source in (self.data.train, self.data.val)
+            )
+            return train, val
+        seed, views = derive_seed(self.run.workload.seed, "block", index), self.strategy.views
+        with self.run.limit.loosened(2 * THREAD_BYTES):
+            return (
+                CachedBatches(self._open(index - 1, "train"), seed=seed, views=views),
+                CachedBatches(self._open(index - 1, "val"), seed=seed),
+            )
+
+    def _load_trunk(self, stop: int) -> Callable[[Tensor], Tensor]:
+        """Bring the trained units before ``stop`` into memory, in evaluation mode."""
+        modules: list[nn.Module] = []
+        for index, unit in enumerate(self.layout.chain.units[:stop]):
+            if any(parameter.is_meta for parameter in unit.module.parameters()):
+                load_into(unit, self.run.weights.load(index))
+            module: nn.Module = unit.module
+            module.to(device=self.run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            modules.append(module.eval())
+        trunk = nn.Sequential(*modules)
+
+        def forward(images: Tensor) -> Tensor:
+            with self.run.limit.room_for_kernels():
+                activations: Tensor = trunk(images)
+                return activations
+
+        return forward
+
+    def _open(self, index: int, split: str) -> ActivationCache:
+        cache = ActivationCache.open(self.run.cache_dir, f"block{index}-{split}")
+        if cache is None:
+            raise CheckpointError(
+                f"the activation cache of block {index + 1} ({split}) is missing from {self.run.cache_dir}. "
+                "Start the run anew, and keep its cache folder."
+            )
+        return cache
+
+    def _delete_caches(self, index: int) -> None:
+        for split in ("train", "val"):
+            cache = ActivationCache.open(self.run.cache_dir, f"block{index}-{split}")
+            if cache is not None:
+                cache.delete()
+
+    def _pass_outputs(
+        self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource, val: BatchSource
+    ) -> int:
+        """Measure the block's exits, then write its outputs for the next block; returns the bytes written."""
+        run = self.run
+        last = index == len(self.blocks) - 1 or self.strategy.cache == "never"
+        started = time.perf_counter()
+        writer = None if last else self._writer(index, "val", block, len(val))
+        self._measure_exits(block, trainer, val, writer)
+        run.add_overhead("exit_selection", time.perf_counter() - started)
+        if self.strategy.saturation_stop and saturated(run.position.exits, list(block.units), len(self.data.val)):
+            run.position.notes["saturated"] = True
+            run.emit(Notice(f"block {index + 1} no longer improves validation accuracy; deeper blocks stay closed"))
+        if writer is None:
+            return 0
+        val_cache = writer.close()
+        if run.position.notes.get("saturated"):
+            val_cache.delete()
+            return 0
+        started = time.perf_counter()
+        written = val_cache.bytes + self._write_train_cache(index, block, trainer, train).bytes
+        run.add_overhead("caching", time.perf_counter() - started)
+        stored = written + (run.position.phases[-1].cache_bytes if run.position.phases else 0)
+        run.position.storage_bytes = max(run.position.storage_bytes, stored)
+        return written
+
+    def _writer(self, index: int, split: str, block: Block, rows: int) -> CacheWriter:
+        budget = self.run.budget.storage_bytes
+        used = sum(file.stat().st_size for file in self.run.cache_dir.glob("*")) if self.run.cache_dir.exists() else 0
+        return CacheWriter(
+            self.run.cache_dir,
+            f"block{index}-{split}",
+            rows,
+            tuple(self.layout.chain.units[block.last].output_shape),
+            dtype=self.strategy.cache_dtype,
+            storage_left=None if budget is None else max(budget - used, 0),
+        )
+
+    @torch.no_grad()
+    def _measure_exits(self, block: Block, trainer: BlockTrainer, val: BatchSource, writer: CacheWriter | None) -> None:
+        correct = [0] * len(trainer.units)
+        for inputs, labels in val.in_order(block.batch_size):
+            features = inputs.to(self.run.device)
+            with self.run.limit.room_for_kernels():
+                for offset, local in enumerate(trainer.units):
+                    features = local.unit(features)
+                    correct[offset] += int((local.loss.predict(features).argmax(1).cpu() == labels).sum())
+            if writer is not None:
+                writer.write(features, labels)
+            self.run.tick()
+        for index, right in zip(block.units, correct, strict=True):
+            record = ExitRecord(
+                self.layout.chain.units[index].name, index, right / max(len(val), 1), self.layout.exit_parameters(index)
+            )
+            self.run.position.exits.append(record)
+            phase = self.run.predicted.phases[self.run.position.phase].name
+            self.run.emit(ExitMeasured(phase, record.unit, index, record.val_accuracy, record.parameters))
+
+    @torch.no_grad()
+    def _write_train_cache(
+        self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource
+    ) -> ActivationCache:
+        run = self.run
+        rows = len(self.data.train) * self.strategy.views
+        writer = self._writer(index, "train", block, rows)
+        row_bytes = 0
+        for inputs, labels in self._training_inputs(train, block.batch_size):
+            features = inputs.to(run.device)
+            with run.limit.room_for_kernels():
+                for local in trainer.units:
+                    features = local.unit(features)
+            writer.write(features, labels)
+            row_bytes += features.nbytes
+            run.tick()
+            phase = run.predicted.phases[index].name
+            run.emit(CacheProgress(phase, writer.written, rows, row_bytes))
+            stop_if_asked(run)
+        return writer.close()
+
+    def _training_inputs(self, train: BatchSource, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every training input once per view; with a single view the first block's inputs are not augmented."""
+        if self.strategy.views == 1:
+            yield from train.in_order(batch)
+            return
+        for view in range(self.strategy.views):
+            yield from train.in_order(batch, view=view)
+
+    def _finish(self) -> Record:
+        """Choose the exit, test it, save it."""
+        run, layout, phase = self.run, self.layout, self.run.predicted.phases[-1]
+        run.start_phase(phase, len(self.blocks), len(self.blocks), 0, 0)
+        chosen = choose_exit(run.position.exits, len(self.data.val), self.strategy.exit_tolerance)
+        model = self._load_exit(chosen.index)
+        evaluation = evaluate_model(model.eval(), self.data, run, phase.batch_size)
+        save_model(run.folder, model.state_dict())
+        run.end_phase(phase, 0, 0)
+        self._delete_caches(len(self.blocks) - 2)
+        return make_record(
+            run,
+            strategy=self.strategy.name,
+            settings=asdict(self.strategy),
+            evaluation=evaluation,
+            parameters={"full": layout.chain.parameters, "trained_model": chosen.parameters},
+            data=self.data,
+            exit_taken={"unit": chosen.unit, "index": chosen.index, "of": len(layout)},
+        )
+
+    def _load_exit(self, index: int) -> nn.Module:
+        run, chain = self.run, self.layout.chain
+        for unit in chain.all_units:
+            release(unit)
+        self.residents.clear()
+        for position, unit in enumerate(chain.units[: index + 1]):
+            load_into(unit, run.weights.load(position))
+        loss: LocalLoss | None = None
+        if self.layout.is_last(index):
+            load_into(chain.head, run.weights.load(len(chain.units)))
+        else:
+            loss = self.layout.make_loss(index)
+            loss.load_state_dict(run.exits.load(index), assign=True)
+        model = self.layout.exit_model(index, loss)
+        return model.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _falling(batch: int) -> list[int]:
+    """Batch sizes to fall back to: a quarter less each time, which frees more than the kernels of a new size take."""
+    sizes = []
+    while batch > 1:
+        batch = min(batch - 1, int(batch * 0.75))
+        sizes.append(batch)
+    return sizes

@@ -1,0 +1,55 @@
+"""Probes of single units with their local losses: what a unit's training step takes (NeuroFlux section 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from snugfit.core.hardware import Hardware
+from snugfit.core.workload import Workload
+from snugfit.local.layout import Layout
+from snugfit.profiling import Probe
+from snugfit.strategies.blockwise.units import clone_unit, kept_bytes
+from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
+from snugfit.strategies.prediction import fill_made_up, random_batch, step_floor, stored_batches
+
+
+def unit_probe_name(unit_name: str) -> str:
+    """Key of the line of a unit with its local loss."""
+    return f"unit:{unit_name}"
+
+
+def unit_probes(layout: Layout, workload: Workload, hardware: Hardware, value_bytes: int) -> list[Probe]:
+    """One probe per unit; ``value_bytes`` are those of a stored activation."""
+    return [_unit_probe(layout, index, workload, hardware.device, value_bytes) for index in range(len(layout))]
+
+
+def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, value_bytes: int) -> Probe:
+    unit = layout.chain.units[index]
+
+    def make(where: str) -> BlockTrainer:
+        modules: list[nn.Module] = list(clone_unit(layout, index))
+        if where != "meta":
+            for module in modules:
+                fill_made_up(module.to_empty(device=where))
+        return BlockTrainer([LocalUnit(modules[0], modules[1], workload)])  # type: ignore[arg-type]
+
+    def build() -> Callable[[int], object]:
+        trainer = make(device)
+
+        def step(batch: int) -> None:
+            stored = stored_batches(unit.input_shape, batch, value_bytes)
+            inputs, labels = random_batch(unit.input_shape, workload.classes, batch, device)
+            trainer.step(inputs, labels)
+            del stored
+
+        return step
+
+    def floor(batch: int) -> int:
+        inputs, labels = random_batch(unit.input_shape, workload.classes, batch, "meta")
+        return step_floor(make("meta"), inputs, labels)
+
+    limit = min(workload.batch_limit, workload.train_count)
+    name = unit_probe_name(unit.name)
+    return Probe(name, build, floor, limit, kept_bytes=kept_bytes(layout, index, workload))

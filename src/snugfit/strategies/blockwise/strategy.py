@@ -1,0 +1,172 @@
+"""The strategy ``blockwise``: NeuroFlux (Saikumar and Varghese, section 5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from snugfit.chain import Chain
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost, Phase
+from snugfit.core.hardware import Hardware
+from snugfit.core.profile import Profile
+from snugfit.core.record import Record
+from snugfit.core.request import CacheDtype
+from snugfit.core.workload import Workload
+from snugfit.local.layout import Layout
+from snugfit.local.partition import Block
+from snugfit.profiling import Probe
+from snugfit.strategies.blockwise.blocks import (
+    CACHE_BYTES,
+    EVALUATION_SHARE,
+    Residency,
+    UnitNeeds,
+    estimate_blocks,
+    make_blocks,
+)
+from snugfit.strategies.blockwise.controller import Controller
+from snugfit.strategies.blockwise.probes import unit_probe_name, unit_probes
+from snugfit.strategies.prediction import room_for_step, smallest_budget, with_safety
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+
+@dataclass(frozen=True)
+class Blockwise:
+    """Blocks of units train one after another on local losses; each leaves its outputs on disk for the next.
+
+    Attributes:
+        local_loss: name of the local loss.
+        rho: grouping threshold of Algorithm 1.
+        adaptive_batch: a batch size per block (the paper's AB-LL); otherwise one for all.
+        residency: ``block`` keeps the active block in memory, ``all`` every unit (classic local learning).
+        saturation_stop: stop once a finished block no longer improves validation accuracy.
+        exit_tolerance: accuracy that may be given up for a smaller exit; None is one standard error.
+        cache: ``always`` keeps activations on disk, ``never`` recomputes them; ``auto`` proposes both where the
+            storage budget is too small.
+        cache_dtype: stored type of activations.
+        views: augmented passes that are cached.
+        blocks: (first unit, last unit, batch size) of each block; filled in by :meth:`propose`.
+        test_batch: images at once when the exit model is tested; filled in by :meth:`propose`.
+    """
+
+    name: ClassVar[str] = "blockwise"
+    exact: ClassVar[bool] = False
+
+    local_loss: str = "aan"
+    rho: float = 0.4
+    adaptive_batch: bool = True
+    residency: Literal["block", "all"] = "block"
+    saturation_stop: bool = False
+    exit_tolerance: float | None = None
+    cache: Literal["auto", "always", "never"] = "auto"
+    cache_dtype: CacheDtype = "float16"
+    views: int = 1
+    blocks: tuple[tuple[int, int, int], ...] = ()
+    test_batch: int = 1
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """Reasons why it cannot serve this model."""
+        return [] if chain.units else ["the chain has no unit besides its head"]
+
+    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
+        """Every unit with its local loss."""
+        layout = Layout.of(chain, self.local_loss, workload.classes)
+        return unit_probes(layout, workload, hardware, CACHE_BYTES[self.cache_dtype])
+
+    def _needs(self, workload: Workload, profile: Profile) -> tuple[UnitNeeds, ...]:
+        """What each unit needs; a unit that does not fit at one sample needs infinitely much."""
+        size, inputs, needs = CACHE_BYTES[self.cache_dtype], math.prod(workload.input_shape), []
+        for facts in profile.units[:-1]:
+            probe = unit_probe_name(facts.name)
+            line, outputs = profile.lines.get(probe), math.prod(facts.output_shape)
+            needs.append(
+                UnitNeeds(
+                    name=facts.name,
+                    kept_bytes=profile.kept[probe],
+                    fixed_bytes=line.fixed_bytes + line.residual_bytes if line else math.inf,
+                    sample_bytes=line.sample_bytes if line else math.inf,
+                    input_elements=inputs,
+                    input_bytes=size * inputs,
+                    output_bytes=size * outputs,
+                    smallest_batch=line.smallest_batch if line else 1,
+                    weight_bytes=facts.weight_bytes,
+                    saved_bytes=facts.saved_bytes + facts.output_bytes,
+                )
+            )
+            inputs = outputs
+        return tuple(needs)
+
+    def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Blockwise]:
+        """The blocks of Algorithm 1 after residency repair, with a cache; without one where it would not fit."""
+        if self.cache != "auto":
+            yield from self._filled_in(workload, profile, budget)
+            return
+        for cached in replace(self, cache="always")._filled_in(workload, profile, budget):
+            yield cached
+            storage = cached.estimate(workload, profile, hardware).storage_bytes
+            if budget.storage_bytes is not None and storage > budget.storage_bytes:
+                yield from replace(self, cache="never")._filled_in(workload, profile, budget)
+
+    def _filled_in(self, workload: Workload, profile: Profile, budget: Budget) -> Iterator[Blockwise]:
+        limit = min(workload.batch_limit, workload.train_count)
+        residency = self._residency(workload, profile, budget)
+        blocks = make_blocks(residency, limit, self.rho, adaptive_batch=self.adaptive_batch)
+        if blocks:
+            found = tuple((block.first, block.last, block.batch_size) for block in blocks)
+            largest = max(residency.bytes_of(block) for block in blocks)
+            yield replace(self, blocks=found, test_batch=_test_batch(profile, largest, limit))
+
+    def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
+        room = room_for_step(budget, profile.base_bytes)
+        needs = self._needs(workload, profile)
+        return Residency(needs, profile.base_bytes, room, self.residency == "all", self.cache == "never")
+
+    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
+        """Cost from the measured lines; one phase per block and one for the final test."""
+        blocks = [Block(*block) for block in self.blocks]
+        seconds = [[self._seconds(profile, i, block.batch_size) for i in block.units] for block in blocks]
+        final = self._final_phase(workload, profile, sum(map(sum, seconds)))
+        return estimate_blocks(
+            self._residency(workload, profile, Budget()), blocks, seconds, workload, self.views, final
+        )
+
+    def _seconds(self, profile: Profile, index: int, batch: int) -> float:
+        line = profile.lines[unit_probe_name(profile.units[index].name)]
+        return line.seconds_at(batch) / batch
+
+    def _final_phase(self, workload: Workload, profile: Profile, seconds: float) -> Phase:
+        """Test of the exit model, at most the whole network."""
+        weights, sample = _test_bytes(profile)
+        peak = with_safety(profile.base_bytes, weights + sample * self.test_batch)
+        images = workload.test_count + workload.val_count
+        return Phase("exit", peak, EVALUATION_SHARE * seconds * images, self.test_batch)
+
+    def shortfall(self, workload: Workload, profile: Profile, budget: Budget) -> tuple[tuple[str, ...], int]:
+        """Why nothing was proposed: the hungriest unit, and the smallest memory budget that would do, in bytes."""
+        names = [facts.name for facts in profile.units[:-1]]
+        kept = {name: profile.kept[unit_probe_name(name)] if self.residency == "all" else 0 for name in names}
+        floors = {name: profile.floors[unit_probe_name(name)] + sum(kept.values()) - kept[name] for name in names}
+        hungriest = max(floors, key=lambda name: floors[name])
+        smallest = smallest_budget(profile, floors[hungriest])
+        smallest = max(smallest, (budget.memory_bytes or 0) + 1_000_000)
+        return (f"unit {hungriest} needs {smallest / 1e6:.0f} MB for one sample",), smallest
+
+    def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
+        """Train block after block."""
+        return Controller(self, Layout.of(chain, self.local_loss, run.workload.classes), data, run).fit()
+
+
+def _test_batch(profile: Profile, room_bytes: float, limit: int) -> int:
+    """Images that are tested at once beside the whole network's weights: no more bytes than training took."""
+    weights, sample = _test_bytes(profile)
+    return min(limit, max(1, int((room_bytes - weights) / sample)))
+
+
+def _test_bytes(profile: Profile) -> tuple[int, int]:
+    """Bytes of all weights, and of one image's largest maps while the network is tested."""
+    return sum(unit.weight_bytes for unit in profile.units), max(
+        max(unit.saved_bytes, 3 * unit.output_bytes) for unit in profile.units
+    )

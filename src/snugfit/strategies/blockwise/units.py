@@ -1,0 +1,36 @@
+"""Units with their local losses: copies to probe, bytes they keep, and first weights."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from snugfit.core.workload import Workload
+from snugfit.local import LocalLoss
+from snugfit.local.layout import Layout
+
+
+def clone_unit(layout: Layout, index: int) -> tuple[nn.Module, LocalLoss]:
+    """Copies of a unit and its local loss, on the meta device and tied to nothing."""
+    return copy.deepcopy(layout.chain.units[index].module), copy.deepcopy(layout.make_loss(index))
+
+
+def kept_bytes(layout: Layout, index: int, workload: Workload) -> int:
+    """Bytes that a unit holds between two of its steps: weights, buffers, local loss, optimizer state."""
+    unit, loss = layout.chain.units[index].module, layout.make_loss(index)
+    copies = 1 + workload.optimizer.state_per_parameter
+    weights = sum(parameter.nbytes for module in (unit, loss) for parameter in module.parameters())
+    return weights * copies + sum(buffer.nbytes for module in (unit, loss) for buffer in module.buffers())
+
+
+def initialise_loss(loss: nn.Module, seed: int) -> None:
+    """Give a local loss on the meta device its first weights; they depend on the seed alone."""
+    loss.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in loss.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()

@@ -1,0 +1,104 @@
+"""The Worker of NeuroFlux: a block of units in memory, trained by their local losses (section 5.2, Algorithm 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from snugfit.core.workload import Workload
+from snugfit.lean import use_lean_convolutions
+from snugfit.local import LocalLoss, LocalOutput
+from snugfit.training.optimizers import ParameterOptimizers
+from snugfit.training.step import StepResult, precision_context
+
+
+class LocalUnit:
+    """A unit, its local loss, and their optimizers; every gradient is applied and freed in the backward pass.
+
+    Args:
+        unit: maps (B, ...) to features (B, ...).
+        loss: the local loss, and exit, of those features.
+        workload: optimizer and precision.
+    """
+
+    def __init__(self, unit: nn.Module, loss: LocalLoss, workload: Workload) -> None:
+        self.unit, self.loss = unit, loss
+        for module in (unit, loss):
+            use_lean_convolutions(module)
+        named = [(f"unit/{name}", parameter) for name, parameter in unit.named_parameters()]
+        named += [(f"loss/{name}", parameter) for name, parameter in loss.named_parameters()]
+        self.optimizers = ParameterOptimizers(named, workload.optimizer)
+        self.optimizers.apply_in_backward()
+        self._bfloat16 = workload.precision == "bfloat16"
+
+    def step(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, StepResult]:
+        """Train on one batch; returns the features computed before the update, detached (Algorithm 2, lines 3-7)."""
+        self.unit.train()
+        self.loss.train()
+        with precision_context(inputs, bfloat16=self._bfloat16):
+            features = self.unit(inputs)
+            output: LocalOutput = self.loss(features, labels)
+        output.loss.backward()  # type: ignore[no-untyped-call]
+        return features.detach().float(), StepResult.of(output.loss, output.logits, labels)
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, buffers and optimizer state."""
+        return {
+            **{f"unit/{name}": tensor for name, tensor in self.unit.state_dict().items()},
+            **{f"loss/{name}": tensor for name, tensor in self.loss.state_dict().items()},
+            **{f"optimizer/{name}": tensor for name, tensor in self.optimizers.state().items()},
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take up :meth:`state`."""
+        self.unit.load_state_dict(_under("unit/", state))
+        self.loss.load_state_dict(_under("loss/", state))
+        self.optimizers.load_state(_under("optimizer/", state))
+
+
+def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+class BlockTrainer:
+    """A block as a trainable: its units train in turn on each batch."""
+
+    micro_batches = 1
+
+    def __init__(self, units: Sequence[LocalUnit]) -> None:
+        self.units = list(units)
+        self.modules: list[nn.Module] = [module for unit in self.units for module in (unit.unit, unit.loss)]
+
+    def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
+        """One step of every unit; the result is the last unit's, or that of the first unit that diverged."""
+        for unit in self.units:
+            inputs, result = unit.step(inputs, labels)
+            if not math.isfinite(result.loss):
+                break
+        return result
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Scale the peak learning rate of all units."""
+        for unit in self.units:
+            unit.optimizers.set_lr_factor(factor)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """One group per unit."""
+        return {f"unit{index}": unit.state() for index, unit in enumerate(self.units)}
+
+    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
+        """Take up a state, one unit in memory at a time."""
+        for index, unit in enumerate(self.units):
+            unit.load_state(load(f"unit{index}"))
+
+    def release_optimizers(self) -> None:
+        """Drop the optimizer state: the block is trained."""
+        for unit in self.units:
+            unit.optimizers.release()
+
+    def evaluate(self) -> None:
+        """Put all units into evaluation mode."""
+        for module in self.modules:
+            module.eval()

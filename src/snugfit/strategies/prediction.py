@@ -1,0 +1,79 @@
+"""From measured lines to predicted peaks: what every strategy adds to them, and the smallest budget that would do."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from snugfit.core.budget import Budget
+from snugfit.core.profile import Profile
+from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.training.loop import Trainable
+
+SAFETY = 0.02
+"""Share of a peak added for what no probe sees: Python objects, file buffers, the allocator's slack."""
+
+SAFETY_BYTES = 3_000_000
+"""Added beside it: kernels of new shapes, the heap's fragments, and what a rehearsal holds back."""
+
+HELD_BYTES = 3_500_000
+"""What a budget must have beyond the predicted peak, since a rehearsal holds back room for kernels (4.2 MB) and for
+what only the real phase holds (1 MB), and new shapes leave up to 1 MB of kernels behind; the safety covers 3 MB."""
+
+TENSOR_TO_PROCESS = 1.12
+"""Process peak over tensor peak, at most: measured 2-9 % (DESIGN section 5), and workspace of the first layers."""
+
+MB = 10**6
+
+
+def with_safety(resident_bytes: float, step_bytes: float) -> int:
+    """Predicted peak of a phase: what is resident before it, what its step adds, and the safety."""
+    return int((resident_bytes + step_bytes) * (1 + SAFETY)) + SAFETY_BYTES
+
+
+def room_for_step(budget: Budget, resident_bytes: float) -> float:
+    """Bytes that a step may take, so that its predicted peak leaves ``HELD_BYTES``; infinite without a budget."""
+    if budget.memory_bytes is None:
+        return float("inf")
+    return (budget.memory_bytes - HELD_BYTES - SAFETY_BYTES) / (1 + SAFETY) - resident_bytes
+
+
+def smallest_budget(profile: Profile, floor_bytes: int) -> int:
+    """Smallest memory budget that holds a step of ``floor_bytes`` of tensors, rounded up to the next MB."""
+    needed = with_safety(profile.base_bytes, int(floor_bytes * TENSOR_TO_PROCESS)) + HELD_BYTES
+    return -(-needed // MB) * MB
+
+
+def step_floor(trainable: Trainable, inputs: Tensor, labels: Tensor) -> int:
+    """Peak tensor bytes of two steps (the second one has optimizer state) on the meta device."""
+    return tensor_peak_bytes(
+        lambda: trainable.step(inputs, labels, 1.0, True), [*trainable.modules, inputs, labels], repeats=2
+    )
+
+
+def random_batch(shape: tuple[int, ...], classes: int, batch: int, device: str) -> tuple[Tensor, Tensor]:
+    """Made-up inputs (batch, *shape) in channels_last and labels (batch,) below ``classes``."""
+    inputs = torch.empty((batch, *shape), device=device)
+    if len(shape) == 3:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    labels = torch.zeros(batch, dtype=torch.int64, device=device)
+    if device != "meta":
+        inputs.normal_()
+        labels.random_(0, classes)
+    return inputs, labels
+
+
+def stored_batches(shape: tuple[int, ...], batch: int, value_bytes: int) -> Tensor:
+    """Memory of two batches in a cache's type, the one in use and the one being read: (2, batch, bytes), uint8."""
+    return torch.ones((2, batch, math.prod(shape) * value_bytes), dtype=torch.uint8)
+
+
+def fill_made_up(module: nn.Module) -> None:
+    """Give made-up weights to a module, in channels_last, so that steps on it neither diverge nor hit denormals."""
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.02) if parameter.dim() > 1 else nn.init.ones_(parameter)
+    for name, buffer in module.named_buffers():
+        buffer.fill_(1 if name.endswith("var") else 0)

@@ -1,0 +1,199 @@
+"""What ``backprop`` and ``checkpoint`` share: the whole network in memory, trained by its own loss."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from snugfit.chain import Chain, load_into, release
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost, Phase
+from snugfit.core.profile import Profile
+from snugfit.core.record import Record
+from snugfit.core.workload import Workload
+from snugfit.profiling import Probe
+from snugfit.strategies.prediction import (
+    fill_made_up,
+    random_batch,
+    room_for_step,
+    smallest_budget,
+    step_floor,
+    with_safety,
+)
+from snugfit.training.artifact import save_model
+from snugfit.training.loop import count_correct, train_phase
+from snugfit.training.network import Forward, NetworkTrainer
+from snugfit.training.outcome import evaluate_model, make_record
+from snugfit.training.rehearsal import rehearse
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+MakeForward = Callable[[Chain], Forward]
+VALIDATION_SHARE = 0.3
+"""Seconds of a forward pass over those of a training step."""
+
+
+def divisors(batch_size: int) -> tuple[int, ...]:
+    """Sizes of the micro-batches that accumulate to exactly the effective batch."""
+    return tuple(size for size in range(1, batch_size + 1) if batch_size % size == 0)
+
+
+def whole_probes(
+    name: str, chain: Chain, workload: Workload, device: str, forward: MakeForward, *, accumulate: bool
+) -> list[Probe]:
+    """Probes of one training step of the whole network: gradients applied in the backward pass, and gradients held.
+
+    Args:
+        name: key of the line; :func:`held` of it where gradients are held.
+        chain: the chain, on the meta device.
+        workload: what is trained.
+        device: where.
+        forward: makes the forward pass from a chain.
+        accumulate: whether the strategy may accumulate.
+    """
+    holds = [False, True] if accumulate else [False]
+    return [_whole_probe(name, chain, workload, device, forward, hold=hold) for hold in holds]
+
+
+def _whole_probe(
+    name: str, chain: Chain, workload: Workload, device: str, forward: MakeForward, *, hold: bool
+) -> Probe:
+
+    def make(where: str) -> NetworkTrainer:
+        clone = copy.deepcopy(chain)
+        module = clone.to_module()
+        if where != "meta":
+            fill_made_up(module.to_empty(device=where))
+        return NetworkTrainer(module, forward(clone), workload, micro_batches=2 if hold else 1)
+
+    def build() -> Callable[[int], object]:
+        trainer = make(device)
+
+        def step(batch: int) -> None:
+            inputs, labels = random_batch(chain.input_shape, workload.classes, batch, device)
+            trainer.step(inputs, labels, share=0.5 if hold else 1.0, update=not hold)
+            if hold:
+                trainer.step(inputs, labels, share=0.5, update=True)
+
+        return step
+
+    def floor(batch: int) -> int:
+        inputs, labels = random_batch(chain.input_shape, workload.classes, batch, "meta")
+        return step_floor(make("meta"), inputs, labels)
+
+    limit = min(workload.batch_size, workload.train_count)
+    sizes = divisors(workload.batch_size) if hold else ()
+    return Probe(held(name) if hold else name, build, floor, limit, sizes=sizes)
+
+
+def largest_batch(profile: Profile, probe: str, budget: Budget, limit: int) -> int:
+    """Largest batch of a probe that the budget holds; 0 when none does."""
+    line = profile.lines.get(probe)
+    room = room_for_step(budget, profile.base_bytes)
+    if line is None:
+        return 0
+    return limit if room == float("inf") else line.largest_batch(room, limit)
+
+
+def batch_settings(
+    workload: Workload, profile: Profile, budget: Budget, probe: str, *, accumulate: bool
+) -> dict[str, Any] | None:
+    """The batch to train at: the whole one, else accumulation to it, else the largest one without accumulation.
+
+    Returns:
+        ``micro_batch``, ``micro_batches`` and ``accumulate`` of the strategy, or None when not one image fits.
+    """
+    limit = min(workload.batch_size, workload.train_count)
+    whole = largest_batch(profile, probe, budget, limit)
+    if accumulate and whole < limit:
+        most, line = largest_batch(profile, held(probe), budget, limit), profile.lines.get(held(probe))
+        fewest = line.smallest_batch if line else 1
+        sizes = [size for size in divisors(workload.batch_size)[:-1] if fewest <= size <= most]
+        micro = max(sizes, default=0)
+        if micro:
+            return {"micro_batch": micro, "micro_batches": workload.batch_size // micro, "accumulate": True}
+    return {"micro_batch": whole, "micro_batches": 1, "accumulate": False} if whole else None
+
+
+def held(probe: str) -> str:
+    """Name of the probe that holds gradients for accumulation."""
+    return f"{probe}:accumulate"
+
+
+def whole_cost(profile: Profile, probe: str, workload: Workload, batch: int, micro_batches: int) -> Cost:
+    """Cost of training the whole network at ``batch`` images at once."""
+    line = profile.lines[probe if micro_batches == 1 else held(probe)]
+    steps = max(workload.train_count // (batch * micro_batches), 1) * micro_batches
+    seconds = line.seconds_at(batch) / (2 if micro_batches > 1 else 1)
+    epoch = steps * seconds + VALIDATION_SHARE * workload.val_count * seconds / batch
+    peak = with_safety(profile.base_bytes, line.bytes_at(batch))
+    units = tuple(unit.name for unit in profile.units)
+    phase = Phase("network", peak, epoch * workload.epochs, batch, units)
+    return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
+
+
+def whole_reasons(profile: Profile, probe: str, budget: Budget) -> tuple[tuple[str, ...], int]:
+    """Why a whole network does not fit at one sample, and the smallest budget that would do."""
+    smallest = max(smallest_budget(profile, profile.floors[probe]), (budget.memory_bytes or 0) + 1_000_000)
+    return (f"one sample needs {smallest / 1e6:.0f} MB",), smallest
+
+
+def fit_whole(
+    chain: Chain,
+    data: TrainingData,
+    run: Run,
+    *,
+    strategy: str,
+    settings: dict[str, Any],
+    forward: MakeForward,
+    micro_batches: int,
+) -> Record:
+    """Train the whole network, evaluate it, save it, and return the record."""
+    shape, classes, phase = chain.input_shape, run.workload.classes, run.predicted.phases[0]
+    batch_size = phase.batch_size * micro_batches
+    sizes = reversed(divisors(batch_size)) if micro_batches > 1 else range(phase.batch_size - 1, 0, -1)
+    phase = rehearse(
+        phase,
+        [size for size in sizes if size < phase.batch_size],
+        lambda size: _load(chain, run, forward, micro_batches),
+        lambda size: random_batch(shape, classes, size, str(run.device)),
+        run,
+    )
+    if micro_batches > 1:
+        micro_batches = batch_size // phase.batch_size
+    trainer = _load(chain, run, forward, micro_batches)
+    module = trainer.module
+    if run.resumed:
+        trainer.load_state(run.resumed_tensors)
+    steps = data.train.steps(phase.batch_size * micro_batches)
+    run.start_phase(phase, 0, 1, run.workload.epochs, steps)
+    train_phase(trainer, data.train, phase, run, lambda: _validate(module, data, run, phase.batch_size))
+    trainer.optimizers.release()
+    evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
+    save_model(run.folder, module.state_dict())
+    run.end_phase(phase, run.workload.epochs, steps)
+    parameters = {"full": chain.parameters, "trained_model": chain.parameters}
+    return make_record(
+        run, strategy=strategy, settings=settings, evaluation=evaluation, parameters=parameters, data=data
+    )
+
+
+def _load(chain: Chain, run: Run, forward: MakeForward, micro_batches: int) -> NetworkTrainer:
+    for index, unit in enumerate(chain.all_units):
+        release(unit)
+        load_into(unit, run.weights.load(index))
+    module = chain.to_module()
+    module.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return NetworkTrainer(module, forward(chain), run.workload, micro_batches)
+
+
+def _validate(module: nn.Module, data: TrainingData, run: Run, batch: int) -> float | None:
+    if len(data.val) == 0:
+        return None
+    with run.limit.room_for_kernels():
+        confusion, _ = count_correct(module.eval(), data.val.in_order(batch), run.workload.classes, run.device)
+    return float(confusion.trace()) / int(confusion.sum())

@@ -1,0 +1,139 @@
+"""Training positions on disk, from which a run killed at any moment goes on exactly where it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from snugfit.errors import CheckpointError
+from snugfit.training.files import storage_errors, sync_folder, write_json_atomic
+from snugfit.training.tensorfile import file_digest, read_tensors, write_tensors
+
+__all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "write_json_atomic"]
+
+FORMAT = 1
+"""Version of the layout on disk."""
+
+_POSITION = "position.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One complete saved position.
+
+    Attributes:
+        folder: where it lies.
+        position: the JSON data that was saved with it.
+        groups: names that :meth:`load` knows.
+    """
+
+    folder: Path
+    position: dict[str, Any]
+    groups: tuple[str, ...]
+
+    def load(self, group: str) -> dict[str, Tensor]:
+        """Read one group's tensors onto the CPU, in private memory.
+
+        Raises:
+            CheckpointError: there is no such group, or its file is truncated.
+        """
+        if group not in self.groups:
+            raise CheckpointError(f"{self.folder} has no tensors '{group}', only {', '.join(self.groups)}.")
+        return read_tensors(self.folder / f"{group}.safetensors")
+
+
+class CheckpointStore:
+    """Keeps the newest checkpoint of a run in ``folder/NNNNNN``.
+
+    A checkpoint is written under a temporary name, synced to disk and renamed, and only then is the one before it
+    deleted: at every moment there is a complete one, if there ever was.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+
+    def save(self, tensors: Mapping[str, Mapping[str, Tensor]], position: dict[str, Any]) -> Path:
+        """Save groups of tensors and a JSON-able position; returns the new checkpoint's folder.
+
+        Raises:
+            OutOfStorageError: the disk is full; the previous checkpoint stays.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        older = self._numbered()
+        final = self.folder / f"{int(older[-1].name) + 1 if older else 0:06d}"
+        draft = final.with_name(final.name + ".tmp")
+        self._clear_drafts()
+        try:
+            with storage_errors(draft):
+                _write(draft, tensors, position)
+            draft.rename(final)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        sync_folder(self.folder)
+        for folder in older:
+            shutil.rmtree(folder, ignore_errors=True)
+        return final
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint whose every byte is as written; None when none was ever completed.
+
+        Raises:
+            CheckpointError: there are checkpoints, and all are damaged.
+        """
+        failure: CheckpointError | None = None
+        for folder in reversed(self._numbered()):
+            try:
+                return _open(folder)
+            except CheckpointError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return None
+
+    def _numbered(self) -> list[Path]:
+        folders = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((f for f in folders if f.name.isdigit()), key=lambda f: int(f.name))
+
+    def _clear_drafts(self) -> None:
+        for draft in self.folder.glob("*.tmp"):
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], position: dict[str, Any]) -> None:
+    folder.mkdir()
+    files = {}
+    for group, members in tensors.items():
+        size, digest = write_tensors(folder / f"{group}.safetensors", members)
+        files[group] = {"bytes": size, "blake2b": digest}
+    write_json_atomic(folder / _POSITION, {"format": FORMAT, "files": files, "position": position})
+
+
+def _open(folder: Path) -> Checkpoint:
+    """Check every file of a checkpoint against its size and digest."""
+    try:
+        data = json.loads((folder / _POSITION).read_text(encoding="utf-8"))
+        files, position = data["files"], data["position"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {folder} has no readable {_POSITION}. Start the run anew.") from error
+    if data.get("format") != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {folder} has format {data.get('format')}, this version reads {FORMAT}. "
+            "Resume with the version of snugfit that wrote it."
+        )
+    for group, expected in files.items():
+        _verify(folder / f"{group}.safetensors", expected)
+    return Checkpoint(folder, position, tuple(files))
+
+
+def _verify(path: Path, expected: dict[str, Any]) -> None:
+    size = path.stat().st_size if path.is_file() else 0
+    if size != expected["bytes"]:
+        raise CheckpointError(f"{path} was truncated: it has {size} bytes of {expected['bytes']}. Start the run anew.")
+    if file_digest(path) != expected["blake2b"]:
+        raise CheckpointError(f"{path} is corrupt: its checksum does not match. Start the run anew.")

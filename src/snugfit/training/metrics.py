@@ -1,0 +1,64 @@
+"""metrics.csv: one row per step and per epoch, kept consistent with the checkpoint that a run resumes from."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from snugfit.training.events import EpochDone, Event, StepDone
+
+COLUMNS = (
+    "phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes",
+)  # fmt: skip
+
+
+class MetricsWriter:
+    """Subscriber that writes training steps and epochs; ``seconds`` is the time since the run began."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seconds = 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Write the event's row, if it has one."""
+        if isinstance(event, StepDone):
+            self._seconds += event.seconds
+            memory = (event.current_bytes, event.peak_bytes)
+            self._write(
+                event.phase, event.epoch, event.step, _short(event.loss), _short(event.accuracy), "", _short(event.lr),
+                _short(self._seconds), *memory,
+            )  # fmt: skip
+        elif isinstance(event, EpochDone):
+            validation = "" if event.val_accuracy is None else _short(event.val_accuracy)
+            self._write(
+                event.phase, event.epoch, "", _short(event.loss), _short(event.accuracy), validation, "",
+                _short(self._seconds), "", "",
+            )  # fmt: skip
+
+    def offset(self) -> int:
+        """Bytes written so far; a checkpoint keeps it."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def truncate(self, offset: int) -> None:
+        """Forget the rows after ``offset``: the steps they tell of will be run again; and a row that was cut off."""
+        if not self.path.exists():
+            return
+        with self.path.open("r+b") as file:
+            file.truncate(file.read(offset).rfind(b"\n") + 1)
+        rows = list(csv.DictReader(self.path.read_text().splitlines()))
+        self._seconds = float(rows[-1]["seconds"] or 0.0) if rows else 0.0
+
+    def _write(self, *values: Any) -> None:
+        text = io.StringIO()
+        writer = csv.writer(text)
+        if self.offset() == 0:
+            writer.writerow(COLUMNS)
+        writer.writerow(values)
+        with self.path.open("a", newline="") as file:
+            file.write(text.getvalue())
+
+
+def _short(value: float) -> str:
+    return f"{value:.6g}"

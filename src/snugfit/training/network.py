@@ -1,0 +1,59 @@
+"""Train a whole network with its own loss: the trainable of ``backprop`` and ``checkpoint``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from snugfit.core.workload import Workload
+from snugfit.lean import use_lean_convolutions
+from snugfit.training.optimizers import ParameterOptimizers
+from snugfit.training.step import StepResult, precision_context
+
+Forward = Callable[[Tensor], Tensor]
+
+
+class NetworkTrainer:
+    """Cross entropy on a network's output, with accumulation or with gradients applied in the backward pass.
+
+    Args:
+        module: the network.
+        forward: images (B, C, H, W) to logits (B, classes); the module's own forward, or one that recomputes.
+        workload: optimizer and precision.
+        micro_batches: batches accumulated to one step; with 1 every gradient is applied and freed by a hook.
+    """
+
+    def __init__(self, module: nn.Module, forward: Forward, workload: Workload, micro_batches: int = 1) -> None:
+        self.module, self.forward, self.micro_batches = module, forward, micro_batches
+        self.modules = [module]
+        use_lean_convolutions(module)
+        self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
+        self._bfloat16 = workload.precision == "bfloat16"
+        if micro_batches == 1:
+            self.optimizers.apply_in_backward()
+
+    def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
+        """One forward and backward; see :class:`snugfit.training.loop.Trainable`."""
+        self.module.train()
+        with precision_context(inputs, bfloat16=self._bfloat16):
+            logits = self.forward(inputs)
+            loss = nn.functional.cross_entropy(logits, labels)
+        del inputs
+        (loss * share).backward()  # type: ignore[no-untyped-call]
+        if update and self.micro_batches > 1:
+            self.optimizers.step()
+        return StepResult.of(loss, logits, labels)
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Scale the peak learning rate."""
+        self.optimizers.set_lr_factor(factor)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Weights and optimizer state; between two steps there are no gradients."""
+        return {"model": dict(self.module.state_dict()), "optimizer": self.optimizers.state()}
+
+    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
+        """Take up a state, one group in memory at a time."""
+        self.module.load_state_dict(load("model"))
+        self.optimizers.load_state(load("optimizer"))

@@ -1,0 +1,161 @@
+"""One optimizer per parameter, so that each gradient is applied and freed the moment it is complete.
+
+All steps go through torch's fused kernels: the stock loops allocate one (SGD) or two (AdamW) temporaries of the
+parameter's size in every step, the fused kernels none.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from snugfit.core.workload import OptimizerName, OptimizerSettings, ScheduleName
+from snugfit.errors import CheckpointError
+
+_Maker = Callable[[nn.Parameter, OptimizerSettings, bool], torch.optim.Optimizer]
+
+
+def lr_factor(schedule: ScheduleName, progress: float) -> float:
+    """Fraction of the peak learning rate at ``progress`` in [0, 1]: 1 throughout, or half a cosine from 1 to 0."""
+    if schedule == "constant":
+        return 1.0
+    return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
+
+
+def _sgd(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        [parameter],
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=fused,
+    )
+
+
+def _adamw(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([parameter], lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
+
+
+_MAKERS: dict[OptimizerName, _Maker] = {"sgd": _sgd, "adamw": _adamw}
+_FUSED_DEVICES = ("cpu", "cuda")
+
+
+class ParameterOptimizers:
+    """SGD or AdamW over named parameters, stepped one parameter at a time.
+
+    Either call :meth:`apply_in_backward` once, after which every backward pass updates the parameters and leaves no
+    gradients behind (one backward per step), or let gradients accumulate and call :meth:`step`. Weight decay applies
+    to all parameters, as in torch. Parameters that do not require gradients are left out.
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
+        make = _MAKERS[settings.name]
+        self._optimizers = {
+            name: make(p, settings, p.device.type in _FUSED_DEVICES) for name, p in self.parameters.items()
+        }
+        self._handles: list[RemovableHandle] = []
+
+    def apply_in_backward(self) -> list[RemovableHandle]:
+        """Step and free each gradient as soon as backward has accumulated it; returns the hooks' handles.
+
+        The hooks refer to this object weakly: autograd keeps them out of the garbage collector's sight, so that a
+        strong reference would keep the parameters in memory for good.
+        """
+        if not self._handles:
+            own = weakref.ref(self)
+            for name, parameter in self.parameters.items():
+                hook = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, name=name: _apply_through(own, name)
+                )
+                self._handles.append(hook)
+        return self._handles
+
+    def detach_hooks(self) -> None:
+        """Undo :meth:`apply_in_backward`."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def step(self) -> None:
+        """Apply and free every gradient there is, one parameter after the other."""
+        for name in self.parameters:
+            self._apply(name)
+
+    def zero_grad(self) -> None:
+        """Free all gradients without applying them."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Set the learning rate to ``settings.lr * factor``."""
+        for optimizer in self._optimizers.values():
+            optimizer.param_groups[0]["lr"] = self.settings.lr * factor
+
+    def state(self) -> dict[str, Tensor]:
+        """Optimizer state by flat names (``features.0.weight/momentum_buffer``): the live tensors, not copies."""
+        return {
+            f"{name}/{key}": value
+            for name, optimizer in self._optimizers.items()
+            for key, value in optimizer.state.get(self.parameters[name], {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a state from :meth:`state`; the tensors themselves where their layout fits, else copies.
+
+        Raises:
+            CheckpointError: a name or a shape does not belong to these parameters.
+        """
+        restored: dict[str, dict[str, Any]] = {name: {} for name in self.parameters}
+        for flat_name, value in state.items():
+            name, _, key = flat_name.rpartition("/")
+            if name not in restored:
+                raise CheckpointError(f"optimizer state '{flat_name}' belongs to no parameter. Resume the same model.")
+            parameter = self.parameters[name]
+            if value.dim() and value.shape != parameter.shape:
+                raise CheckpointError(
+                    f"optimizer state '{flat_name}' has shape {tuple(value.shape)}, its parameter "
+                    f"{tuple(parameter.shape)}. Resume the same model."
+                )
+            restored[name][key] = _fit(value, parameter) if value.dim() else value.to(parameter.device)
+        for name, optimizer in self._optimizers.items():
+            optimizer.state.clear()
+            if restored[name]:
+                optimizer.state[self.parameters[name]] = restored[name]
+
+    def release(self) -> None:
+        """Drop hooks, gradients and all optimizer state; the object is spent."""
+        self.detach_hooks()
+        self.zero_grad()
+        self._optimizers.clear()
+        self.parameters.clear()
+
+    def _apply(self, name: str) -> None:
+        parameter = self.parameters[name]
+        if parameter.grad is None:
+            return
+        parameter.grad = _fit(parameter.grad, parameter)
+        self._optimizers[name].step()
+        parameter.grad = None
+
+
+def _apply_through(reference: weakref.ref[ParameterOptimizers], name: str) -> None:
+    optimizers = reference()
+    if optimizers is not None:
+        optimizers._apply(name)
+
+
+def _fit(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+    """Return ``tensor`` on the device and in the memory layout of ``parameter``: fused kernels walk raw memory."""
+    layouts = zip(parameter.shape, tensor.stride(), parameter.stride(), strict=True)
+    if tensor.device == parameter.device and all(mine == theirs for n, mine, theirs in layouts if n > 1):
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

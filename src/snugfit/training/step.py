@@ -1,0 +1,31 @@
+"""Small parts of a training step that every trainable needs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Mean loss over the batch, and how many of its samples were classified correctly."""
+
+    loss: float
+    correct: int
+
+    @classmethod
+    def of(cls, loss: Tensor, logits: Tensor, labels: Tensor) -> StepResult:
+        """Read loss (scalar), logits (B, classes) and labels (B,); on the meta device there is nothing to read."""
+        if loss.is_meta:
+            return cls(0.0, 0)
+        return cls(loss.item(), int((logits.detach().argmax(1) == labels).sum()))
+
+
+def precision_context(inputs: Tensor, *, bfloat16: bool) -> AbstractContextManager[object]:
+    """Autocast to bfloat16 on the inputs' device, where it is asked for."""
+    if not bfloat16 or inputs.is_meta:
+        return nullcontext()
+    return torch.autocast(inputs.device.type, dtype=torch.bfloat16)

@@ -1,0 +1,121 @@
+"""Safetensors files written and read one tensor at a time, with a digest, in private memory.
+
+The library's own writer wants row-major tensors (a copy of every ``channels_last`` one) and its reader maps the file.
+Here a dense tensor is stored along its memory, its axis order noted in the header's metadata under ``axes``; both ways
+hold no more than the tensors themselves, and any safetensors reader can open the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snugfit.errors import CheckpointError
+from snugfit.training.files import as_bytes, read_exactly, write_exactly
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_CHUNK = 1 << 18
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+    """Write a safetensors file, sync it to disk, and return its size in bytes and its digest.
+
+    Tensors may be on any device; those that are neither contiguous nor dense are copied one at a time.
+    """
+    stored = {name: _along_memory(tensor) for name, tensor in tensors.items()}
+    header = _header(stored)
+    digest = hashlib.blake2b(header, digest_size=16)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        write_exactly(fd, memoryview(header))
+        for tensor, _ in stored.values():
+            data = as_bytes(tensor.contiguous().cpu())
+            digest.update(data)
+            write_exactly(fd, data)
+        os.fsync(fd)
+        return os.fstat(fd).st_size, digest.hexdigest()
+    finally:
+        os.close(fd)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of :func:`write_tensors`: CPU tensors in private memory, in the memory layout that they had.
+
+    Raises:
+        CheckpointError: the file is missing, truncated or not a safetensors file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}. Start the run anew.") from error
+    try:
+        header, start = _read_header(fd, path)
+        axes = json.loads(header.pop("__metadata__", {}).get("axes", "{}"))
+        return {name: _read_tensor(fd, entry, start, axes.get(name)) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, RuntimeError, CheckpointError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}). Resume from another checkpoint, or start anew.") from error
+    finally:
+        os.close(fd)
+
+
+def file_digest(path: Path) -> str:
+    """Digest of a file's content, as :func:`write_tensors` returns it."""
+    digest = hashlib.blake2b(digest_size=16)
+    chunk = memoryview(bytearray(_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(chunk):
+            digest.update(chunk[:count])
+    return digest.hexdigest()
+
+
+def _along_memory(tensor: Tensor) -> tuple[Tensor, list[int] | None]:
+    """The tensor with its axes in the order of its memory, and that order; unchanged and None when it is row-major."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor, None
+    strides = tensor.stride()
+    axes = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
+    turned = tensor.permute(axes)
+    return (turned, axes) if turned.is_contiguous() else (tensor, None)
+
+
+def _header(stored: Mapping[str, tuple[Tensor, list[int] | None]]) -> bytes:
+    axes = {name: order for name, (_, order) in stored.items() if order is not None}
+    entries: dict[str, Any] = {"__metadata__": {"axes": json.dumps(axes)}} if axes else {}
+    end = 0
+    for name, (tensor, _) in stored.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _read_header(fd: int, path: Path) -> tuple[dict[str, Any], int]:
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    if length > path.stat().st_size:
+        raise ValueError("its header is longer than the file")
+    return json.loads(os.pread(fd, length, 8)), 8 + length
+
+
+def _read_tensor(fd: int, entry: dict[str, Any], start: int, axes: list[int] | None) -> Tensor:
+    tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+    first, last = entry["data_offsets"]
+    if last - first != math.prod(entry["shape"]) * tensor.element_size():
+        raise ValueError("sizes in its header disagree")
+    if tensor.numel():
+        read_exactly(fd, [as_bytes(tensor)], start + first)
+    return tensor if axes is None else tensor.permute([axes.index(axis) for axis in range(len(axes))])

@@ -1,0 +1,148 @@
+"""What the worker calls, without torch. The model's name says what happens."""
+
+import errno
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from snugfit import errors
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.record import Record
+from snugfit.core.request import Request
+from snugfit.core.workload import Workload
+from snugfit.training.events import RunStarted
+
+prepared = []
+HARDWARE = Hardware(
+    device="cpu", name="fake", threads=1, memory_bytes=10**9, system="Linux", torch="none", enforces=True
+)
+COST = Cost(peak_bytes=90, seconds_per_epoch=1.0, seconds=10.0)
+
+
+def prepare_process(threads):
+    prepared.append(threads)
+
+
+class FakePlan:
+    def __init__(self, request):
+        self.request = request
+        workload = Workload("m", "d", (1, 8, 8), 10, 100, 10, 10)
+        fits = request.model.model != "too-big"
+        candidate = Candidate("backprop", fits, predicted=COST, smallest_bytes=None if fits else 200)
+        self.plan = Plan(workload, Budget(request.budget.memory), HARDWARE, (candidate,), 0 if fits else None)
+        self.plan.__dict__["error"] = errors.InfeasibleBudgetError(
+            "nothing fits.", closest="backprop", lacking_bytes=100, smallest_bytes=200
+        )
+
+    def to_json(self):
+        return self.plan.to_json()
+
+    def run(self, subscribers=()):
+        run_dir = self.request.machine.out or "runs/fake"
+        started = RunStarted(run_dir, "backprop", "m", "d", 100, True, COST)
+        for subscriber in subscribers:
+            subscriber(started)
+        BEHAVIOURS[self.request.model.model](self.request)
+        return record(run_dir, {"request": self.request.to_json(), "threads": prepared})
+
+
+def plan_request(request, subscribers=()):
+    assert isinstance(request, Request) and prepared, "the process must be prepared before planning"
+    return FakePlan(request)
+
+
+def resume(run_dir, subscribers=()):
+    if run_dir.endswith("abort"):
+        os.abort()
+    return record(run_dir, {"resumed": True, "threads": prepared})
+
+
+def profile_request(request, subscribers=()):
+    unit = {"name": "unit0", "parameters": 1234, "macs": 5678, "output_bytes": 4096, "saved_bytes": 0, "seconds": 0.5}
+    return {"model": request.model.model, "input_shape": [3, 32, 32], "units": [unit]}
+
+
+def evaluate(run_dir, data=None, data_dir=None, split="test"):
+    classes = {"cat": 1.0, "dog": float("nan")}
+    return {"accuracy": 0.75, "top5": 1.0, "count": 8, "per_class": classes, "asked": [data, data_dir, split]}
+
+
+def predict(run_dir, images, top=1):
+    if images == "empty":
+        raise errors.DataError("there are no images in empty.")
+    for index in range(100_000 if images == "many" else 2):
+        yield Path(images) / f"{index}, of.png", "cat", 0.5
+        if images == "broken":
+            raise errors.DataError("1.png cannot be decoded; remove it.")
+
+
+def export(run_dir, out=None, format="safetensors", check=True):
+    return {"files": [f"{out or run_dir}/model.{format}"], "onnx_max_difference": 1e-6 if check else None}
+
+
+def record(run_dir, settings):
+    empty = {"peak_bytes": 90}
+    return Record(
+        "backprop", "m", "d", "cpu", {"memory_bytes": 100}, True, empty, empty, {"val": 0.9, "test": float("nan")},
+        {"full": 1, "trained_model": 1}, None, settings, run_dir,
+    )  # fmt: skip
+
+
+def _fail(error):
+    def behave(request):
+        raise error
+
+    return behave
+
+
+def _die(number):
+    def behave(request):
+        os.kill(os.getpid(), number)
+        time.sleep(30)
+
+    return behave
+
+
+def _sleep(request):
+    Path(request.machine.out, "started").touch()
+    time.sleep(30)
+
+
+def _save_and_stop(request):
+    """Stop like the training loop does, and count how often the signal comes."""
+    seen = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: seen.append(number))
+    Path(request.machine.out, "started").touch()
+    while not seen:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    raise errors.InterruptedRunError(f"stopped by {seen}; --resume continues.")
+
+
+def _noisy(request):
+    print("a library prints to stdout")
+    os.write(1, b"so does native code\n")
+
+
+BEHAVIOURS = {
+    "vgg16": lambda request: None,
+    "noisy": _noisy,
+    "sleep": _sleep,
+    "stop": _save_and_stop,
+    "sigkill": _die(signal.SIGKILL),
+    "sigsegv": _die(signal.SIGSEGV),
+    "sigabrt": _die(signal.SIGABRT),
+    "exit": lambda request: os._exit(9),
+    "diverged": _fail(errors.DivergedError("the loss became NaN; lower --lr.")),
+    "internal": _fail(ValueError("first line\nsecond line")),
+    "memory": _fail(MemoryError()),
+    "allocator": _fail(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")),
+    "disk": _fail(OSError(errno.ENOSPC, "No space left on device", "cache.bin")),
+    "sysexit": lambda request: sys.exit(4),
+}

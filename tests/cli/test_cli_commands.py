@@ -1,0 +1,152 @@
+"""What each command prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from snugfit.core.plan import Plan
+from snugfit.core.request import Request
+
+
+@pytest.fixture(autouse=True)
+def drawings(monkeypatch):
+    """Note what the report room is asked to draw."""
+    drawn: list[str] = []
+    page, table = types.ModuleType("snugfit.report.page"), types.ModuleType("snugfit.report.table")
+
+    def write_report(run_dir: Path) -> Path:
+        drawn.append(f"page {run_dir}")
+        return run_dir / "report.html"
+
+    def print_plan(plan: Plan) -> None:
+        drawn.append("table")
+        print(plan, file=sys.stderr)
+
+    page.write_report, table.print_plan = write_report, print_plan  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "snugfit.report.page", page)
+    monkeypatch.setitem(sys.modules, "snugfit.report.table", table)
+    return drawn
+
+
+def test_train_prints_the_run_folder_and_draws_the_page(snugfit, drawings):
+    outcome = snugfit("train", "--out", "here")
+    assert (outcome.code, outcome.out) == (0, "here\n")
+    assert drawings == ["page here"]
+    assert "here/report.html" in outcome.err and "event RunStarted" in outcome.err
+
+
+def test_train_json_is_the_record_alone_whatever_libraries_print(snugfit):
+    outcome = snugfit("train", "--model", "noisy", "--json", "--threads", "3", "--quiet")
+    assert outcome.code == 0
+    assert outcome.json["schema"] == 1 and outcome.json["accuracy"] == {"val": 0.9, "test": None}
+    assert outcome.json["settings"]["threads"] == [3]
+    assert Request.from_json(outcome.json["settings"]["request"]).model.model == "noisy"
+    assert "a library prints" in outcome.err and "native code" in outcome.err
+    assert "event" not in outcome.err
+
+
+def test_resume_keeps_the_threads_of_the_run(snugfit, tmp_path):
+    (tmp_path / "request.json").write_text(json.dumps({"machine": {"threads": 5}}))
+    assert snugfit("train", "--resume", str(tmp_path), "--json").json["settings"] == {"resumed": True, "threads": [5]}
+    assert snugfit("train", "--resume", "no/where", "--json").json["settings"]["threads"] == [None]
+
+
+def test_a_page_that_cannot_be_drawn_does_not_spoil_the_run(snugfit, monkeypatch):
+    def fail(run_dir: Path) -> Path:
+        raise ValueError("no ink")
+
+    monkeypatch.setattr(sys.modules["snugfit.report.page"], "write_report", fail)
+    outcome = snugfit("train", "--out", "here", "--json")
+    assert outcome.code == 0 and outcome.json["run_dir"] == "here"
+    assert "no ink" in outcome.err and "snugfit report here" in outcome.err
+
+
+def test_plan_prints_a_table_and_json_on_request(snugfit, drawings):
+    plain = snugfit("plan", "--memory", "100MB")
+    assert (plain.code, plain.out) == (0, "")
+    assert drawings == ["table"] and "predicted peak" in plain.err
+    data = snugfit("plan", "--memory", "100MB", "--json").json
+    assert set(data) >= {"workload", "budget", "hardware", "candidates", "chosen"}
+    assert data["budget"]["memory"] == 10**8 and data["chosen"] == 0
+
+
+def test_an_infeasible_plan_is_shown_and_exits_3(snugfit, drawings):
+    outcome = snugfit("plan", "--model", "too-big", "--memory", "100", "--json")
+    assert outcome.code == 3 and drawings == ["table"]
+    assert outcome.json["chosen"] is None and outcome.json["candidates"][0]["smallest_bytes"] == 200
+    assert outcome.json["error"]["type"] == "InfeasibleBudgetError"
+    assert "Smallest budget that would do: 200 B" in outcome.err
+
+
+def test_profile(snugfit):
+    outcome = snugfit("profile", "--model", "vgg16", "--json")
+    assert outcome.json["units"][0]["macs"] == 5678
+    assert all(word in outcome.err for word in ("unit0", "1,234", "4.1 kB", "500ms"))
+    assert snugfit("profile").out == ""
+
+
+def test_evaluate(snugfit):
+    plain = snugfit("evaluate", "run", "--data", "folder:x", "--split", "val")
+    assert plain.code == 0 and "75.00 %" in plain.out and "cat" in plain.out
+    data = snugfit("evaluate", "run", "--data", "folder:x", "--split", "val", "--json").json
+    assert data["asked"] == ["folder:x", None, "val"] and data["per_class"] == {"cat": 1.0, "dog": None}
+
+
+def test_predict_writes_csv_to_stdout_or_a_file(snugfit, tmp_path):
+    expected = [["path", "class", "probability"]] + [[f"dir/{i}, of.png", "cat", "0.500000"] for i in range(2)]
+    assert list(csv.reader(io.StringIO(snugfit("predict", "run", "dir").out))) == expected
+    outcome = snugfit("predict", "run", "dir", "--out", "classes.csv")
+    assert outcome.out == "classes.csv\n"
+    assert list(csv.reader(io.StringIO((tmp_path / "classes.csv").read_text()))) == expected
+    assert len(snugfit("predict", "run", "dir", "--json").json["predictions"]) == 2
+
+
+def test_predict_prints_nothing_when_it_fails_at_once(snugfit):
+    outcome = snugfit("predict", "run", "empty")
+    assert (outcome.code, outcome.out) == (4, "")
+
+
+def test_predict_leaves_no_half_written_file(snugfit, tmp_path):
+    outcome = snugfit("predict", "run", "broken", "--out", "classes.csv")
+    assert outcome.code == 4 and "cannot be decoded" in outcome.err
+    assert list(tmp_path.iterdir()) == []
+    assert snugfit("predict", "run", "dir", "--out", "no/such/folder.csv").code == 2
+
+
+def test_report_and_export(snugfit):
+    assert snugfit("report", "here").out == "here/report.html\n"
+    assert snugfit("report", "here", "--json").json == {"schema": 1, "report": "here/report.html"}
+    outcome = snugfit("export", "here", "--format", "onnx", "--out", "there")
+    assert outcome.out == "there/model.onnx\n" and "1e-06" in outcome.err
+    assert snugfit("export", "here", "--no-check", "--json").json["onnx_max_difference"] is None
+
+
+def test_a_reader_that_leaves_early_is_no_error(start):
+    process = start("predict", "run", "many")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "path,class,probability\n"
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr.read() == ""
+
+
+def test_help_and_usage_errors_import_no_torch():
+    code = (
+        "import sys\nfrom snugfit.cli.app import run\nrun(sys.argv[1:])\n"
+        "import snugfit.report.page\nsys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    for tokens in (["--help"], ["train", "--help"], ["train", "--lr", "x"], ["report", "nowhere"]):
+        assert subprocess.run([sys.executable, "-c", code, *tokens], capture_output=True, check=False).returncode == 0
+
+
+def test_python_dash_m():
+    done = subprocess.run([sys.executable, "-m", "snugfit", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("snugfit ")

@@ -1,0 +1,84 @@
+"""``--config``: any flag in a flat YAML file, under the command line's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from snugfit.cli.app import build
+from snugfit.core.request import MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit.errors import UnknownNameError, UsageError
+
+
+@pytest.fixture
+def parse(tmp_path):
+    """Parse tokens with a config file of the given text."""
+
+    def run(text: str, *tokens: str):
+        path = tmp_path / "options.yaml"
+        path.write_text(text)
+        line = ["train", *tokens, "--config", str(path)]
+        _, bound, _ = build().parse_args(line, exit_on_error=False, print_error=False)
+        return bound.arguments
+
+    return run
+
+
+def test_snake_and_kebab_keys_of_every_type(parse):
+    text = "batch_size: 64\nweight-decay: 1e-3\naugment: false\nlr: null\noptimizer: adamw\nimage_size: 32\njson: true"
+    arguments = parse(text)
+    assert arguments["flags"].request() == Request(
+        model=ModelOptions(image_size=32),
+        training=TrainingOptions(batch_size=64, weight_decay=1e-3, augment=False, optimizer="adamw"),
+    )
+    assert arguments["output"].json is True
+
+
+def test_flags_win_over_the_file(parse):
+    flags = parse("epochs: 3\nseed: 4\naugment: false\n", "--epochs", "5", "--augment")["flags"]
+    assert flags.training == TrainingOptions(epochs=5, seed=4, augment=True)
+
+
+def test_negative_flags_may_stand_in_the_file(parse):
+    assert parse("no_augment: true")["flags"].training.augment is False
+    assert parse("no-augment: false")["flags"].training.augment is True
+
+
+def test_sizes_and_resume_and_an_empty_file(parse):
+    assert parse("memory: 100MB")["flags"].budget.memory == "100MB"
+    assert parse("memory: 100000000")["flags"].budget.memory == "100000000"
+    assert parse("resume: runs/a")["resume"] == "runs/a"
+    assert parse("# nothing\n", "--threads", "2")["flags"].machine == MachineOptions(threads=2)
+
+
+def test_unknown_keys_are_named_with_the_nearest_option(parse):
+    with pytest.raises(UnknownNameError, match=r"unknown option 'batchsize'\. Did you mean 'batch-size'\?"):
+        parse("batchsize: 3")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- b", "not a list"),
+        ("epochs: [1, 2]", "single value"),
+        ("epochs: 1\nbatch_size: 2\nbatch-size: 3", "twice"),
+        ("a: b: c", "not valid YAML"),
+        ("config: other.yaml", "unknown option 'config'"),
+    ],
+)
+def test_unusable_files_are_usage_errors(text, says, parse):
+    with pytest.raises(UsageError, match=says):
+        parse(text)
+
+
+def test_exit_codes_of_bad_files_and_values(snugfit, tmp_path):
+    (tmp_path / "bad.yaml").write_text("epochs: many\n")
+    missing, bad = snugfit("train", "--config", "no.yaml"), snugfit("train", "--config", "bad.yaml")
+    assert (missing.code, bad.code) == (2, 2)
+    assert "no.yaml" in missing.err and "bad.yaml" in bad.err and "epochs" in bad.err
+
+
+def test_json_in_the_file_makes_errors_json_too(snugfit, tmp_path):
+    (tmp_path / "o.yaml").write_text("json: true\nmodel: diverged\n")
+    outcome = snugfit("train", "--config", "o.yaml")
+    assert outcome.code == 7
+    assert outcome.json["error"]["type"] == "DivergedError"

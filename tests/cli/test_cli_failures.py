@@ -1,0 +1,142 @@
+"""From what goes wrong, in either process, to exit codes and messages."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from snugfit import errors
+from snugfit.cli.failures import FailedError, explain
+from snugfit.cli.job import death_error
+
+NAMED = [
+    (errors.SnugfitError, 1),
+    (errors.UsageError, 2),
+    (errors.DataError, 4),
+    (errors.ModelError, 4),
+    (errors.CheckpointError, 4),
+    (errors.BudgetExceededError, 5),
+    (errors.OutOfStorageError, 6),
+    (errors.DivergedError, 7),
+    (errors.WorkerLostError, 8),
+    (errors.InterruptedRunError, 130),
+]
+
+
+@pytest.mark.parametrize(("kind", "code"), NAMED)
+def test_our_errors_keep_their_message_and_code(kind, code):
+    failed = explain(kind("what, why, what to do"))
+    assert (failed.exit_code, failed.kind, str(failed)) == (code, kind.__name__, "what, why, what to do")
+    assert FailedError.from_json(failed.to_json()).to_json() == failed.to_json()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MemoryError(), 5),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), 5),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), 5),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 5),
+        (OSError(errno.ENOSPC, "No space left on device"), 6),
+        (KeyboardInterrupt(), 130),
+        (RuntimeError("shapes differ"), 1),
+        (OSError(errno.EIO, "bad disk"), 1),
+    ],
+)
+def test_other_exceptions(error, code):
+    assert explain(error).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "says"),
+    [
+        ("diverged", 7, "the loss became NaN; lower --lr."),
+        ("memory", 5, "memory ran out"),
+        ("allocator", 5, "memory ran out"),
+        ("disk", 6, "cache.bin"),
+        ("internal", 1, "ValueError: first line"),
+        ("too-big", 3, "nothing fits"),
+    ],
+)
+def test_the_childs_errors_become_exit_codes(model, code, says, snugfit):
+    if model == "too-big":
+        outcome = snugfit("plan", "--model", model, "--json")
+    else:
+        outcome = snugfit("train", "--model", model, "--json")
+    assert outcome.code == code
+    assert outcome.json["error"]["code"] == code
+    shown = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert len(shown) == 1 and says in shown[0]
+    assert "Traceback" not in outcome.err
+
+
+def test_debug_shows_the_childs_traceback_once(snugfit):
+    outcome = snugfit("train", "--model", "internal", "--debug")
+    assert outcome.code == 1
+    assert outcome.err.count("Traceback") == 1 and "fake_api.py" in outcome.err
+    assert "--debug shows the traceback" in snugfit("train", "--model", "internal").err
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "name"),
+    [("sigkill", 5, "SIGKILL"), ("sigabrt", 5, "SIGABRT"), ("sigsegv", 1, "SIGSEGV"), ("exit", 1, "code 9"),
+     ("sysexit", 1, "code 4")],
+)  # fmt: skip
+def test_a_child_that_dies_is_explained_in_two_lines(model, code, name, snugfit):
+    outcome = snugfit("train", "--model", model, "--memory", "1GB", "--out", "here", "--quiet", "--json")
+    assert outcome.code == outcome.json["error"]["code"] == code
+    assert name in outcome.err and "snugfit train --resume here" in outcome.err
+    assert len([line for line in outcome.err.splitlines() if line]) == 2
+
+
+def test_an_abort_is_memory_only_under_a_limit():
+    free = {"command": "train", "request": {"budget": {"memory": None}}, "resume": None}
+    assert death_error(-signal.SIGABRT, free, None).exit_code == 1
+    assert death_error(-signal.SIGABRT, {**free, "request": None, "resume": "run"}, "run").exit_code == 5
+    assert death_error(-signal.SIGKILL, free, None).exit_code == 5
+    assert death_error(-signal.SIGTERM, free, None).exit_code == 130
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(1500):
+        if path.exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{path} did not appear")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_a_child_that_does_not_handle_them(number, start, tmp_path):
+    process = start("train", "--model", "sleep", "--out", str(tmp_path), "--quiet")
+    wait_for(tmp_path / "started")
+    process.send_signal(number)
+    _, shown = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted" in shown and "Traceback" not in shown
+
+
+@pytest.mark.parametrize(("number", "received"), [(signal.SIGINT, 2), (signal.SIGTERM, 15), (signal.SIGHUP, 15)])
+def test_a_signal_to_the_whole_group_arrives_once(number, received, start, tmp_path):
+    process = start("train", "--model", "stop", "--out", str(tmp_path), "--quiet", start_new_session=True)
+    wait_for(tmp_path / "started")
+    os.killpg(process.pid, number)
+    _, shown = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert len(shown.splitlines()) == 1
+    assert shown.count(str(received)) == 1
+
+
+def test_the_child_dies_with_a_killed_parent(start, tmp_path):
+    process = start("train", "--model", "sleep", "--out", str(tmp_path), "--quiet")
+    wait_for(tmp_path / "started")
+    process.kill()
+    try:
+        process.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        pytest.fail("the child still holds the parent's stderr open")

@@ -1,0 +1,117 @@
+"""Flags, their defaults and their help come from the typed groups of ``core.request``."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import docstring_parser
+import pytest
+
+from snugfit.cli.app import build
+from snugfit.core.request import Request
+
+GROUPS = typing.get_type_hints(Request)
+OPTIONS = [(name, field) for name, kind in GROUPS.items() for field in dataclasses.fields(kind)]
+IDS = [field.name for _, field in OPTIONS]
+OTHER = {int: 7, float: 0.25, str: "word", bool: None}
+
+
+def parse(*tokens: str) -> dict[str, typing.Any]:
+    _, bound, _ = build().parse_args(list(tokens), exit_on_error=False, print_error=False)
+    return dict(bound.arguments)
+
+
+def request_of(*tokens: str) -> Request:
+    return parse(*tokens)["flags"].request()
+
+
+def different_value(group: str, field: dataclasses.Field[typing.Any]) -> typing.Any:
+    hint = typing.get_type_hints(GROUPS[group])[field.name]
+    kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+    if isinstance(kinds[0], str):
+        return next(choice for choice in kinds if choice != field.default)
+    return not field.default if kinds[0] is bool else OTHER[kinds[0]]
+
+
+def test_no_flags_give_the_defaults_of_the_dataclasses():
+    assert request_of("plan", "--epochs", "10") == Request()
+
+
+@pytest.mark.parametrize(("group", "field"), OPTIONS, ids=IDS)
+def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
+    value = different_value(group, field)
+    if field.name in ("memory", "storage"):
+        value = "100MB"
+    if field.name == "strategy":
+        value = "blockwise"
+    flag = "--" + ("no-" if value is False else "") + field.name.replace("_", "-")
+    request = request_of("train", flag, *([] if isinstance(value, bool) else [str(value)]))
+    expected = dataclasses.replace(Request(), **{group: dataclasses.replace(GROUPS[group](), **{field.name: value})})
+    assert request == expected
+
+
+@pytest.mark.parametrize("command", ["plan", "train", "profile"])
+def test_help_describes_every_option(command, snugfit, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = " ".join(snugfit(command, "--help").out.split())
+    for kind in GROUPS.values():
+        for entry in docstring_parser.parse(kind.__doc__).params:
+            assert "--" + entry.arg_name.replace("_", "-") in shown
+            assert " ".join(entry.description.replace("``", "").split()) in shown
+
+
+@pytest.mark.parametrize("command", ["plan", "train", "evaluate", "predict", "profile", "report", "export"])
+def test_every_command_has_an_example_and_the_common_flags(command, snugfit):
+    shown = snugfit(command, "--help").out
+    assert f"snugfit {command} " in shown.partition("For example")[2]
+    assert all(flag in shown for flag in ("--json", "--quiet", "--debug", "--config"))
+
+
+def test_alone_it_prints_help_with_three_examples(snugfit):
+    outcome = snugfit()
+    assert outcome.code == 0
+    assert outcome.out.count("    snugfit ") == 3
+    assert outcome.out == snugfit("--help").out
+
+
+def test_the_examples_of_the_help_parse(snugfit):
+    shown = snugfit().out
+    examples = [line.split()[1:] for line in shown.splitlines() if line.startswith("    snugfit ")]
+    assert [example[0] for example in examples] == ["plan", "train", "predict"]
+    for example in examples:
+        assert parse(*example)
+
+
+def test_version(snugfit):
+    import snugfit as package
+
+    assert snugfit("--version").out.split() == ["snugfit", package.__version__]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (["train", "--epocs", "3"], "--epochs"),
+        (["trian"], '"train"'),
+        (["train", "--optimizer", "sdg"], '"sgd", "adamw"'),
+        (["train", "--epochs", "many"], "unable to convert"),
+        (["train", "--epochs"], "requires an argument"),
+        (["train", "stray"], "stray"),
+        (["predict", "run"], "FOLDER"),
+        (["plan", "--memory", "12parsecs"], "not a size"),
+        (["plan", "--memory", "0"], "positive"),
+        (["plan", "--time-ratio", "2"], "(0, 1]"),
+        (["plan", "--strategy", "blockwize"], "'blockwise'"),
+        (["predict", "run", "folder", "--top", "0"], "at least 1"),
+        (["train", "--resume", "run", "--epochs", "3", "--lr", "1"], "--epochs, --lr"),
+    ],
+)
+def test_usage_errors_are_two_lines_at_most_and_exit_2(tokens, says, snugfit):
+    outcome = snugfit(*tokens)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: ") and says in outcome.err
+    assert len(outcome.err.splitlines()) <= 2
+    answered = snugfit(*tokens, "--json")
+    assert answered.code == 2
+    assert answered.json["error"]["code"] == 2

@@ -1,0 +1,73 @@
+"""One table for every strategy and its settings: what each run must hold, under an enforced budget, end to end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BUDGET = 60_000_000
+ROWS: dict[str, dict[str, Any]] = {
+    "backprop": {"strategy": "backprop"},
+    "checkpoint": {"strategy": "checkpoint"},
+    "aan": {"strategy": "blockwise"},
+    "classic": {"strategy": "blockwise", "local_loss": "classic", "residency": "all", "adaptive_batch": False},
+    "linear": {"strategy": "blockwise", "local_loss": "linear", "cache_dtype": "uint8", "saturation_stop": True},
+    "adamw": {"strategy": "blockwise", "optimizer": "adamw", "cache_dtype": "bfloat16", "views": 2},
+}
+
+SCRIPT = """
+import json, sys
+import snugfit
+snugfit.prepare_process()
+rows, folder = json.loads(sys.argv[1]), sys.argv[2]
+seen = {}
+for name, options in rows.items():
+    plan = snugfit.plan("tiny_nets:cnn", "digits", snugfit.Budget(memory=60_000_000), epochs=1, image_size=16,
+                        max_train=96, max_val=40, batch_size=32, rho=0.2, **options)
+    record = plan.run((), out=f"{folder}/{name}")
+    accuracy = snugfit.evaluate(record.run_dir)["accuracy"]
+    seen[name] = {"record": record.to_json(), "evaluated": accuracy,
+                  "parameters": sum(p.numel() for p in record.model.parameters())}
+json.dump(seen, open(f"{folder}/seen.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every row, run once in a process of its own."""
+    folder = tmp_path_factory.mktemp("runs")
+    command = [sys.executable, "-c", SCRIPT, json.dumps(ROWS), str(folder)]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads((folder / "seen.json").read_text()))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_memory_stays_within_budget_and_prediction(seen: dict[str, Any], row: str) -> None:
+    record = seen[row]["record"]
+    assert record["enforced"] is True
+    assert 0 < record["measured"]["peak_bytes"] <= BUDGET
+    assert record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"] <= BUDGET
+    for phase in record["phases"]:
+        assert phase["measured_peak_bytes"] <= phase["predicted_peak_bytes"], phase["name"]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_record_tells_of_the_model_that_was_kept(seen: dict[str, Any], row: str) -> None:
+    record = seen[row]["record"]
+    assert seen[row]["evaluated"] == pytest.approx(record["accuracy"]["test"], abs=1e-9)
+    assert seen[row]["parameters"] == record["parameters"]["trained_model"] <= record["parameters"]["full"] * 100
+    if record["exit"] is not None:
+        chosen = record["exits"][record["exit"]["index"]]
+        assert chosen["unit"] == record["exit"]["unit"] and chosen["parameters"] == seen[row]["parameters"]
+
+
+def test_every_registered_strategy_has_a_row() -> None:
+    from snugfit.core.registry import STRATEGIES
+
+    assert {row["strategy"] for row in ROWS.values()} == set(STRATEGIES)

@@ -1,0 +1,34 @@
+"""Networks small enough for end-to-end tests, by function: ``tiny_nets:cnn`` on the command line."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def _conv(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+
+def cnn(classes: int = 10) -> nn.Module:
+    """Four conv units whose maps shrink, so that each unit holds fewer bytes per image than the one before."""
+    layers = [*_conv(1, 16), *_conv(16, 16, 2), *_conv(16, 24, 2), *_conv(24, 24, 2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, classes))
+
+
+def dropout_cnn(classes: int = 10) -> nn.Module:
+    """A network whose training draws random numbers in every step."""
+    layers = [*_conv(1, 8), nn.Dropout(0.2), *_conv(8, 16, 2), nn.Dropout(0.2), *_conv(16, 16, 2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes))
+
+
+def normless(classes: int = 10) -> nn.Module:
+    """A network without BatchNorm: the gradient of a batch is the mean of those of its parts."""
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()]
+    layers += [nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes))
+
+
+def three_channels(classes: int = 10) -> nn.Module:
+    """A network for colour images."""
+    layers = [*_conv(3, 8), *_conv(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes)]
+    return nn.Sequential(*layers)

@@ -1,0 +1,89 @@
+"""What the documents say of commands, options, names and files is so."""
+
+import dataclasses
+import re
+from importlib.metadata import metadata
+
+import pytest
+from packaging.requirements import Requirement
+from pages import PAGES, ROOT, code_blocks, name, prose, snugfit_commands
+
+from snugfit import errors
+from snugfit.cli.app import build
+from snugfit.core.registry import STRATEGIES
+from snugfit.core.request import Request
+from snugfit.local import LOCAL_LOSSES
+
+README = ROOT / "README.md"
+INSTALLED = metadata("snugfit")
+COMMANDS = [(name(page), command) for page in PAGES for command in snugfit_commands(page)]
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in target:
+            continue
+        path, _, part = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), target
+        if part:
+            assert part in [anchor(h) for h in re.findall(r"^#+ (.+)$", prose(file), re.MULTILINE)], target
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda value: value if isinstance(value, str) else value[0])
+def test_commands_are_accepted(page, command):
+    build().parse_args(command, exit_on_error=False, print_error=False)
+
+
+def test_readme_begins_with_the_two_commands():
+    first, second = code_blocks(README, "sh")[:2]
+    needed = [Requirement(text) for text in INSTALLED.get_all("Requires-Dist")]
+    torch = next(requirement for requirement in needed if requirement.name == "torch")
+    for command, extra in ((first, "demo"), (second, "test")):
+        environment, install, _ = command.strip().split(" && ")
+        assert environment == "python3 -m venv .venv"
+        found = re.fullmatch(r'\.venv/bin/pip install torch==(\S+) "\.\[(\w+)\]"', install)
+        assert found is not None and torch.specifier.contains(found[1])
+        assert found[2] == extra and extra in INSTALLED.get_all("Provides-Extra")
+    assert " && .venv/bin/snugfit train --model vgg16 --data digits --memory 100MB " in first
+    assert second.strip().endswith(" && .venv/bin/pytest")
+
+
+def test_readme_tells_every_exit_code():
+    rows = [cells(row) for row in re.findall(r"^\|.*\|$", prose(README), re.MULTILINE)]
+    told = {int(cell) for row in rows for cell in row[::2] if cell.isdigit()}
+    known = {getattr(value, "exit_code", 0) for value in vars(errors).values()}
+    assert told == known
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_every_strategy_has_a_card_and_a_row():
+    cards = {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")}
+    assert cards == set(STRATEGIES)
+    for strategy in STRATEGIES:
+        assert f"[`{strategy}`](docs/methods/{strategy}.md)" in README.read_text()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
+def test_flags_exist(page):
+    request = Request()
+    fields = [
+        field for group in dataclasses.fields(request) for field in dataclasses.fields(getattr(request, group.name))
+    ]
+    known = {field.name.replace("_", "-") for field in fields} | {"resume", "json", "quiet", "debug", "config"}
+    known |= {f"no-{flag}" for flag in known} | {"top", "format", "split", "check", "help"}
+    told = set(re.findall(r"`--([a-z][a-z-]*)", prose(page)))
+    assert told <= known
+
+
+def test_the_card_of_blockwise_names_every_local_loss():
+    text = (ROOT / "docs" / "methods" / "blockwise.md").read_text()
+    assert all(f"`{loss}`" in text for loss in LOCAL_LOSSES)

@@ -1,0 +1,137 @@
+"""Ways of training that must end with the same weights, compared after whole runs on digits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import snugfit
+from snugfit.errors import InterruptedRunError
+from snugfit.training.events import Event, StepDone
+
+OPTIONS = {"epochs": 2, "max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "augment": True}
+
+
+def tiny_network() -> nn.Module:
+    """Three conv units with BatchNorm, and a head."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for narrow, wide in ((1, 8), (8, 12), (12, 16)):
+        layers += [nn.Conv2d(narrow, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 4, 10))
+
+
+def train(folder: Path, **options: object) -> dict[str, Tensor]:
+    snugfit.plan(tiny_network(), "digits", **{**OPTIONS, **options}).run((), out=folder)
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(
+            second[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_checkpoint_is_backprop(tmp_path: Path) -> None:
+    """BatchNorm's buffers too: naive recomputation would update them twice."""
+    plain = train(tmp_path / "a", strategy="backprop")
+    recomputed = train(tmp_path / "b", strategy="checkpoint")
+    assert int(plain["1.num_batches_tracked"]) == 6
+    assert_same(plain, recomputed, tolerance=1e-6)
+
+
+def test_backprop_is_the_loop_anyone_would_write(tmp_path: Path) -> None:
+    from snugfit.api.assembling import assemble
+    from snugfit.core.request import DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
+
+    request = Request(
+        ModelOptions("python", image_size=16),
+        DataOptions("digits", max_train=96, max_val=40),
+        training=TrainingOptions(epochs=2, batch_size=32, seed=3, schedule="constant"),
+        strategy=StrategyOptions("backprop"),
+    )
+    source = assemble(request, module=tiny_network()).training_data().train
+    network = tiny_network().train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    for epoch in range(2):
+        for images, labels in source.epoch(epoch, 32):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(images), labels).backward()
+            optimizer.step()
+    ours = train(tmp_path / "run", strategy="backprop", schedule="constant")
+    assert_same(dict(network.state_dict()), ours, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"cache_dtype": "float32"}, {"cache_dtype": "float32", "views": 2}])
+def test_cached_activations_are_the_recomputed_ones(tmp_path: Path, settings: dict[str, object]) -> None:
+    """Without augmentation a cache and the trained units say the same; so do the blocks trained on them."""
+    options = {"strategy": "blockwise", "rho": 0.0, "augment": False, "batch_limit": 16, "exit_tolerance": 0.0}
+    cached = train(tmp_path / "a", cache="always", **options, **settings)
+    recomputed = train(tmp_path / "b", cache="never", **options)
+    assert_same(cached, recomputed, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["backprop", "blockwise"])
+@pytest.mark.parametrize("stop_at", [4])
+def test_resumed_is_uninterrupted(tmp_path: Path, strategy: str, stop_at: int) -> None:
+    whole = train(tmp_path / "whole", strategy=strategy)
+    plan = snugfit.plan(tiny_network(), "digits", strategy=strategy, **OPTIONS)
+    seen = 0
+
+    def stop(event: Event) -> None:
+        nonlocal seen
+        seen += isinstance(event, StepDone)
+        if isinstance(event, StepDone) and seen == stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(InterruptedRunError):
+        plan.run((stop,), out=tmp_path / "stopped")
+    snugfit.resume(tmp_path / "stopped", (), model=tiny_network())
+    assert_same(whole, load_file(tmp_path / "stopped" / "model.safetensors"))
+
+
+def snug(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "snugfit", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(tmp_path: Path) -> None:
+    """SIGKILL at ten moments of a run; the weights are those of a run that was left alone."""
+    options = [
+        "--model", "vgg8", "--data", "digits", "--image-size", "16", "--max-train", "128", "--max-val", "40",
+        "--epochs", "3", "--batch-size", "16", "--strategy", "blockwise", "--threads", "2",
+    ]  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert snug("train", *options, "--out", str(whole)).wait() == 0
+    process = snug("train", *options, "--out", str(killed))
+    kills = 0
+    while kills < 10:
+        delay = 1.0 + 2.7 * ((kills * 7) % 10) / 10
+        while not (killed / "checkpoint").exists() and process.poll() is None:
+            time.sleep(0.05)
+        started = time.monotonic()
+        while process.poll() is None and time.monotonic() - started < delay + 6:
+            time.sleep(0.05)
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+        time.sleep(0.5)
+        process = snug("train", "--resume", str(killed))
+    assert process.wait() == 0, process.stderr.read() if process.stderr else ""
+    print(f"{kills} kills")
+    assert kills >= 3
+    assert_same(load_file(whole / "model.safetensors"), load_file(killed / "model.safetensors"))

@@ -1,0 +1,169 @@
+"""What a caller may say, and what is answered to the rest."""
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import snugfit
+from snugfit.api import process
+from snugfit.api.assembling import make_strategies
+from snugfit.api.planning import _budget_options, _request, _splits
+from snugfit.api.process import choose_device, describe_hardware
+from snugfit.api.running import _new_folder, _verify, resume
+from snugfit.core.budget import Budget
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.request import ModelOptions, Request, StrategyOptions
+from snugfit.core.workload import Workload
+from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
+from snugfit.training.files import write_json_atomic
+
+
+def test_options_find_their_group():
+    request = _request({"epochs": 3, "max_train": 100, "rho": 0.2, "weights": "w.safetensors", "threads": 1})
+    assert (request.training.epochs, request.data.max_train, request.strategy.rho) == (3, 100, 0.2)
+    assert (request.model.weights, request.machine.threads) == ("w.safetensors", 1)
+    assert _request({}) == Request()
+
+
+def test_an_unknown_option_offers_the_nearest():
+    with pytest.raises(UnknownNameError, match="Did you mean 'epochs'") as error:
+        snugfit.plan("vgg8", "digits", epoch=3)
+    assert error.value.exit_code == 2 and error.value.kind == "option"
+
+
+def test_an_unknown_local_loss_or_strategy_is_told_before_any_work():
+    with pytest.raises(UnknownNameError, match=r"local loss 'ann'.*Did you mean 'aan'"):
+        snugfit.plan("vgg8", "no-such-data", local_loss="ann")
+    with pytest.raises(UnknownNameError, match=r"strategy 'blockwize'.*'blockwise'"):
+        snugfit.plan("vgg8", "no-such-data", strategy="blockwize")
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget("100MB"), Budget("512MiB", "1.5GB", 0.25)])
+def test_a_budget_as_options_is_the_same_budget(budget):
+    options = _budget_options(budget)
+    assert Budget(options.memory, options.storage, options.time_ratio) == budget
+    assert options.memory is None or options.memory == str(budget.memory_bytes)
+
+
+def test_strategies_get_the_options_that_they_know():
+    request = Request(strategy=StrategyOptions(strategy="blockwise", rho=0.1, local_loss="linear", accumulate=False))
+    (blockwise,) = make_strategies(request)
+    assert (blockwise.name, blockwise.rho, blockwise.local_loss) == ("blockwise", 0.1, "linear")
+    every = make_strategies(Request(strategy=StrategyOptions(accumulate=False)))
+    assert [strategy.name for strategy in every] == ["backprop", "checkpoint", "blockwise"]
+    assert [strategy.accumulate for strategy in every[:2]] == [False, False]
+
+
+def images(count=12):
+    return TensorDataset(torch.rand(count, 1, 8, 8), torch.arange(count) % 2)
+
+
+def test_data_may_be_one_two_or_three_sets():
+    for given in (images(), (images(),), (images(), images(4)), (images(), images(4), images(4))):
+        splits = _splits(given, Request())
+        assert splits.image_shape == (1, 8, 8) and len(splits.class_names) == 2
+    assert len(splits.test) == 4 and len(splits.val) == 4
+    assert _splits("digits", Request()) is None
+    assert _splits(splits, Request()) is splits
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_other_numbers_of_sets_are_refused(count):
+    with pytest.raises(UsageError, match="two or three"):
+        _splits((images(),) * count, Request())
+
+
+def test_a_limit_on_images_holds_for_the_callers_own():
+    splits = _splits((images(), images(6)), _request({"max_train": 5, "max_val": 2}))
+    assert (len(splits.train), len(splits.val)) == (5, 2)
+
+
+@pytest.mark.parametrize("name", ["tpu", "meta", "mps", "cuda"])
+def test_devices_that_are_not_there(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError):
+        choose_device(name)
+
+
+def test_the_processor_is_a_device_and_is_described(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device(None) == choose_device("cpu") == torch.device("cpu")
+    hardware = describe_hardware(torch.device("cpu"))
+    assert hardware.device == "cpu" and hardware.name and hardware.memory_bytes > 10**8
+    assert hardware.threads == torch.get_num_threads() and hardware.torch == torch.__version__
+
+
+def test_a_prepared_process_keeps_its_baseline(monkeypatch):
+    taken = []
+    monkeypatch.setattr(process, "take_baseline", lambda threads=None: taken.append(threads) or len(taken))
+    monkeypatch.setattr(process, "_prepared", [])
+    assert (process.baseline(1), process.baseline(1)) == (1, 2), "an unprepared one takes it anew each time"
+    process.prepare_process(4)
+    assert process.baseline() == process.baseline(7) == 3
+    assert taken == [1, 1, 4]
+
+
+HARDWARE = Hardware("cpu", "cpu", 1, 1, "Linux", "2", True)
+
+
+def made_plan(model="python", data="folder:some/where/photos", memory="100MB", candidates=None):
+    workload = Workload(model, data, (3, 8, 8), 2, 10, 5, 5)
+    return Plan(workload, Budget(memory), HARDWARE, candidates or (Candidate("backprop", True),), 0)
+
+
+def test_run_folders_are_named_and_numbered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [_new_folder(None, made_plan()).as_posix() for _ in range(2)]
+    assert names == ["runs/python-photos-backprop-1", "runs/python-photos-backprop-2"]
+    odd = _new_folder(None, made_plan("timm:resnet/x", "digits"))
+    assert odd.as_posix() == "runs/timm-resnet-x-digits-backprop-1" and odd.is_dir()
+
+
+def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
+    assert _new_folder(tmp_path / "new" / "run", made_plan()).is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        _new_folder(tmp_path, made_plan())
+
+
+def test_a_run_above_its_budget_is_a_failed_run():
+    _verify(100_000_000, made_plan())
+    _verify(10**15, made_plan(memory=None))
+    with pytest.raises(BudgetExceededError, match=r"100\.0 MB"):
+        _verify(100_000_001, made_plan())
+
+
+def written_run(folder, request=None, plan=None):
+    write_json_atomic(folder / "request.json", (request or Request()).to_json())
+    write_json_atomic(folder / "plan.json", (plan or made_plan()).to_json())
+    write_json_atomic(folder / "profile.json", {"units": []})
+    return folder
+
+
+def test_resuming_what_is_no_run(tmp_path):
+    with pytest.raises(CheckpointError, match="not a run folder"):
+        resume(tmp_path)
+    with pytest.raises(CheckpointError, match="not a run folder"):
+        resume(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["request.json", "plan.json", "profile.json"])
+@pytest.mark.parametrize("text", ["", '{"model": {', "[]", "null", '{"model": 3, "workload": 3, "units": 7, "x": 1}'])
+def test_resuming_a_damaged_run(tmp_path, name, text):
+    written_run(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(CheckpointError, match=f"{name}.*damaged|damaged.*{name}"):
+        resume(tmp_path)
+
+
+def test_resuming_a_finished_run(tmp_path):
+    (written_run(tmp_path) / "record.json").write_text("{}")
+    with pytest.raises(UsageError, match="finished"):
+        resume(tmp_path)
+
+
+def test_resuming_a_module_of_the_callers_without_it(tmp_path):
+    written_run(tmp_path, Request(model=ModelOptions("python")))
+    with pytest.raises(UsageError, match="pass it again"):
+        resume(tmp_path)

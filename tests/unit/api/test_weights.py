@@ -1,0 +1,194 @@
+"""Weights from files: what is read, what is refused, and which of them are taken."""
+
+import copy
+import pickle
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from snugfit.api.assembling import assemble, read_weights
+from snugfit.api.loading import on_meta
+from snugfit.api.planning import _request
+from snugfit.chain import Chain, UnitStore
+from snugfit.data import from_dataset
+from snugfit.errors import CheckpointError, ModelError
+
+
+class Exploit:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def state():
+    return {"a": torch.arange(3.0), "b.c": torch.ones(2, 2)}
+
+
+def test_both_formats_are_read(tmp_path):
+    safetensors.torch.save_file(state(), tmp_path / "w.safetensors")
+    torch.save(state(), tmp_path / "w.pth")
+    torch.save({"state_dict": state(), "epoch": 3}, tmp_path / "wrapped.pth")
+    for name in ("w.safetensors", "w.pth", "wrapped.pth"):
+        read = read_weights(tmp_path / name)
+        assert set(read) == set(state()) and all(torch.equal(read[key], state()[key]) for key in read)
+
+
+@pytest.mark.parametrize("wrap", [lambda e: e, lambda e: {"a": torch.ones(1), "b": e}], ids=["bare", "among weights"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_is_refused_and_never_run(tmp_path, wrap, zipped):
+    trap = tmp_path / "executed"
+    torch.save(wrap(Exploit(trap)), tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="holds more than weights"):
+        read_weights(tmp_path / "w.pth")
+    assert not trap.exists()
+
+
+def test_a_plain_pickle_is_refused_and_never_run(tmp_path):
+    trap = tmp_path / "executed"
+    (tmp_path / "w.pth").write_bytes(pickle.dumps(Exploit(trap), protocol=2))
+    with pytest.raises(CheckpointError):
+        read_weights(tmp_path / "w.pth")
+    assert not trap.exists()
+
+
+def test_a_whole_module_is_refused(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="holds more than weights"):
+        read_weights(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+@pytest.mark.parametrize("kept", [0, 5, 0.5, -1])
+def test_truncated_files_are_refused(tmp_path, suffix, kept):
+    path = tmp_path / f"w.{suffix}"
+    weights = {"a": torch.randn(1000)}
+    safetensors.torch.save_file(weights, path) if suffix == "safetensors" else torch.save(weights, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    with pytest.raises(CheckpointError, match=r"w\.(safetensors|pth)"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pth"])
+def test_what_is_no_weights_file(tmp_path, name):
+    with pytest.raises(CheckpointError, match="no weights file"):
+        read_weights(tmp_path / name)
+    (tmp_path / name).write_text("<html>404: not found</html>")
+    with pytest.raises(CheckpointError):
+        read_weights(tmp_path / name)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError):
+        read_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [torch.ones(3), [torch.ones(3)], {"epoch": 3}, {"state_dict": 7}], ids=str)
+def test_tensors_without_names_are_refused(tmp_path, content):
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="weights by name"):
+        read_weights(tmp_path / "w.pth")
+
+
+def network(classes=2, width=4, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 4, 3), nn.ReLU(),
+        nn.Flatten(), nn.Linear(4 * 36, classes),
+    )  # fmt: skip
+
+
+def splits(classes=2):
+    return from_dataset(TensorDataset(torch.rand(8 * classes, 1, 8, 8), torch.arange(8 * classes) % classes))
+
+
+def first_weights(tmp_path, module, weights=None):
+    """What training starts from: the stored weights of all units."""
+    made = assemble(_request({"weights": weights, "model": "python"}), splits(), module)
+    store = UnitStore(tmp_path / "store")
+    made.store_first_weights(store)
+    return {k: v for index in range(len(made.chain.all_units)) for k, v in store.load(index).items()}
+
+
+def test_training_starts_from_the_callers_weights(tmp_path):
+    module = network()
+    want = copy.deepcopy(module.state_dict())
+    got = first_weights(tmp_path, module)
+    assert set(got) == set(want) and all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_or_from_those_of_a_file(tmp_path):
+    want = network(seed=5).state_dict()
+    safetensors.torch.save_file(want, tmp_path / "w.safetensors")
+    got = first_weights(tmp_path, network(), str(tmp_path / "w.safetensors"))
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_a_classifier_of_another_size_keeps_its_fresh_weights(tmp_path):
+    given, own = network(classes=7, seed=5).state_dict(), network().state_dict()
+    torch.save(given, tmp_path / "w.pth")
+    got = first_weights(tmp_path, network(), str(tmp_path / "w.pth"))
+    for name in own:
+        assert torch.equal(got[name], (own if name.startswith("6.") else given)[name]), name
+
+
+def test_weights_without_counters_of_batches_are_taken(tmp_path):
+    given = network(seed=5).state_dict()
+    torch.save({k: v for k, v in given.items() if "num_batches" not in k}, tmp_path / "w.pth")
+    got = first_weights(tmp_path, network(), str(tmp_path / "w.pth"))
+    assert torch.equal(got["0.weight"], given["0.weight"])
+
+
+@pytest.mark.parametrize(
+    "other", [network(width=5).state_dict(), {"x.weight": torch.ones(2)}], ids=["wider", "foreign"]
+)
+def test_weights_of_another_model_are_refused(tmp_path, other):
+    torch.save(other, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        first_weights(tmp_path, network(), str(tmp_path / "w.pth"))
+
+
+def test_a_head_of_the_wrong_size_is_a_model_error():
+    with pytest.raises(ModelError, match=r"outputs of shape \(3,\).*2 classes.*2 logits"):
+        assemble(_request({"model": "python"}), splits(), network(classes=3))
+
+
+def test_assembling_leaves_the_callers_module_alone():
+    module = network().eval()
+    before, kinds = copy.deepcopy(module.state_dict()), [type(layer) for layer in module]
+    made = assemble(_request({"model": "python"}), splits(), module)
+    assert all(p.is_meta for unit in made.chain.all_units for p in unit.module.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert not module.training and [type(layer) for layer in module] == kinds
+    assert made.module is module
+
+
+def test_a_function_makes_the_module():
+    made = assemble(_request({"model": "python"}), splits(3), lambda: network(3))
+    assert isinstance(made.module, nn.Sequential) and made.workload.classes == 3
+    assert made.workload.input_shape == (1, 8, 8) and made.workload.optimizer.lr == 0.05
+
+
+def test_the_default_learning_rate_is_the_optimizers():
+    made = assemble(_request({"model": "python", "optimizer": "adamw"}), splits(), network())
+    assert made.workload.optimizer.lr == 0.001
+    made = assemble(_request({"model": "python", "lr": 0.3, "batch_size": 4}), splits(), network())
+    assert (made.workload.optimizer.lr, made.workload.batch_limit) == (0.3, 4)
+
+
+def test_a_chain_on_meta_shares_nothing_and_takes_weights_back():
+    module = network()
+    chain = Chain.from_module(module, (1, 8, 8))
+    empty = on_meta(chain)
+    assert not {id(p) for p in module.parameters()} & {id(p) for u in empty.all_units for p in u.module.parameters()}
+    assert all(t.is_meta for t in empty.to_module().state_dict().values())
+    filled = empty.to_module()
+    filled.load_state_dict(module.state_dict(), assign=True)
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(filled.eval()(x), module.eval()(x))

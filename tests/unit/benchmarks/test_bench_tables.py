@@ -1,0 +1,104 @@
+"""Tables and conclusions drawn from result files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bench_cells import finished, infeasible
+from benchmarks import accuracy, budgets, overhead, speed_tables, tables
+
+MACHINE = {
+    "hardware": "Abacus",
+    "device": "cpu",
+    "cores": 2,
+    "system": "L",
+    "python": "3",
+    "torch": "2",
+    "snugfit": "0",
+}
+
+
+def row_of(markdown: str, *words: str) -> list[str]:
+    lines = [line for line in markdown.splitlines() if line.startswith("|") and all(word in line for word in words)]
+    assert len(lines) == 1
+    return [cell.strip() for cell in lines[0].strip("|").split("|")]
+
+
+def test_budgets_counts_what_held() -> None:
+    over = finished("backprop", 1.0, memory="200MB")
+    over["record"]["measured"]["peak_bytes"] = 101_000_000
+    named = {**finished("backprop", 1.0, memory="90000000"), "named": True}
+    cells = [finished("blockwise", 1.0), over, infeasible("backprop"), named]
+    found = "\n".join(budgets.conclusions(cells))
+    assert "3 finished, 1 infeasible, 0 failed" in found
+    assert "measured <= budget: 2 of 3" in found
+    assert "measured <= predicted: 2 of 3 runs, 3 of 3 phases" in found
+    assert "names a budget that works: 1 of 1" in found
+    assert row_of(budgets.render(cells), "blockwise")[-1] == "1.11"
+
+
+def test_budgets_counts_a_named_budget_that_fails() -> None:
+    failed = {**infeasible("backprop", memory="90000000"), "exit_code": 5, "named": True}
+    assert "works: 0 of 1" in "\n".join(budgets.conclusions([infeasible("backprop"), failed]))
+
+
+def test_speed_gives_ratios_to_blockwise() -> None:
+    cells = [finished("blockwise", 10.0), finished("backprop", 35.0), infeasible("classic", memory="100MB")]
+    cells.append({"arm": "backprop", "settings": cells[0]["settings"], "tightest_mb": 100, "repeat": 0, "commit": "a"})
+    text = speed_tables.render(cells)
+    assert row_of(text, "| backprop ")[5] == "3.50"
+    assert "needs 90.0 MB" in row_of(text, "classic")[2]
+    assert "backprop / blockwise at 100 MB, the tightest of backprop: 3.50" in text
+
+
+def test_speed_takes_the_median_of_repetitions() -> None:
+    cells = [{**finished("blockwise", seconds), "repeat": index} for index, seconds in enumerate((10.0, 90.0, 12.0))]
+    assert row_of(speed_tables.render(cells), "| blockwise ")[2] == "12.0"
+
+
+def test_accuracy_compares_pairs() -> None:
+    full = finished("backprop", 1.0)
+    full["record"]["accuracy"]["test"] = 0.52
+    speeds = {str(batch): {"blockwise": 200.0, "backprop": 100.0} for batch in accuracy.BATCHES}
+    timed = {**finished("throughput", 0.0), "images_per_second": speeds, "exit_code": 0}
+    del timed["record"]
+    text = accuracy.render([finished("blockwise", 1.0), full, timed])
+    assert row_of(text, "1 of 4")[3:6] == ["-2.00", "a (1 of 4)", "10.0"]
+    assert "throughput at batch 128, median: 2.00" in text
+
+
+def test_overhead_counts_once_what_happens_once() -> None:
+    cell = finished("train", 100.0, epochs=2)
+    assert overhead.whole_run_seconds(cell) == pytest.approx(100 + 50 / 2 * 18)
+    assert overhead.profiling_share(cell) == pytest.approx(3 / 550)
+
+
+def test_the_page_gets_the_newest_results_of_each_machine(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text(
+        "".join(f"{claim}\n<!-- tables: {claim} -->\nold\n<!-- end: {claim} -->\n" for claim in tables.RENDER)
+    )
+    for claim in tables.RENDER:
+        for date, seconds in (("2024-01-02", 10.0), ("2024-01-01", 70.0)):
+            data = {"machine": MACHINE, "commands": [f"run {date}"], "cells": [finished("blockwise", seconds)]}
+            (tmp_path / f"{claim}_abacus-2-cores_{date}.json").write_text(json.dumps({"claim": claim, **data}))
+    assert tables.main(page=page, results=tmp_path, check=True) == 1
+    assert tables.main(page=page, results=tmp_path) == 0
+    text = page.read_text()
+    assert "run 2024-01-02" in text
+    assert "run 2024-01-01" not in text
+    assert "old" not in text
+    assert tables.main(page=page, results=tmp_path, check=True) == 0
+
+
+def test_a_page_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="tables: speed"):
+        tables.replace_section("nothing", "speed", "")
+
+
+def test_the_real_page_has_all_markers() -> None:
+    text = (Path(tables.ROOT) / "docs" / "benchmarks.md").read_text()
+    for claim in tables.RENDER:
+        assert "x-body" in tables.replace_section(text, claim, "x-body")

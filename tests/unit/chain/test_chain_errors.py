@@ -1,0 +1,124 @@
+"""Models that cannot become a chain, and what the messages say."""
+
+import pytest
+import torch
+from chain_zoo import SHAPE, StochasticDepth
+from torch import nn
+
+from snugfit.chain import Chain
+from snugfit.errors import ModelError
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.conv2, self.fc = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1), nn.Linear(3, 5)
+
+    def forward(self, x):
+        return self.fc(self.conv2(self.conv(x)).mean((2, 3)))
+
+
+class DataDependent(Net):
+    def forward(self, x):
+        if x.sum() > 0:
+            x = -x
+        return super().forward(x)
+
+
+class OtherPathInTraining(Net):
+    def forward(self, x):
+        logits = super().forward(x)
+        return (logits, logits) if self.training else logits
+
+
+class TwoOutputs(Net):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class TwoInputs(Net):
+    def forward(self, x, y):
+        return super().forward(x + y)
+
+
+class SameLayerTwice(Net):
+    def forward(self, x):
+        return self.fc(self.conv(self.conv(x)).mean((2, 3)))
+
+
+class Tied(Net):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Conv2d(3, 3, 1)
+        self.other.weight = self.conv2.weight
+
+    def forward(self, x):
+        return super().forward(self.other(x))
+
+
+class Residual(Net):
+    def forward(self, x):
+        return x + self.conv(x)
+
+
+class UnusedParameter(Net):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (DataDependent, r"cannot be traced: .*control flow.*test_chain_errors.py:\d+ in forward.*Chain.from_units"),
+        (OtherPathInTraining, "another path in training mode.*Chain.from_units"),
+        (TwoOutputs, "must return one tensor"),
+        (TwoInputs, r"more than one input \(y\)"),
+        (SameLayerTwice, "tied weights: conv.weight"),
+        (Tied, "tied weights: other.weight .*conv2.weight"),
+        (Residual, "nothing to split"),
+        (UnusedParameter, "gain is never used"),
+        (nn.Flatten, "no convolution or linear layer"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), "nothing to split"),
+    ],
+)
+def test_model_error(model, message):
+    built = model()
+    with pytest.raises(ModelError, match=message) as caught:
+        Chain.from_module(built, SHAPE)
+    assert "\n" not in str(caught.value)
+    assert all(type(module.training) is bool for module in built.modules())
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 2, 2)])
+def test_input_that_does_not_run(shape):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 14 * 14, 5))
+    with pytest.raises(ModelError, match="does not run on an input of shape " + "x".join(map(str, shape))):
+        Chain.from_module(model, shape)
+
+
+def test_inner_module_with_weights_that_looks_at_training_stays_whole():
+    class Inner(Net):
+        def forward(self, x):
+            return self.conv2(self.conv(x)) if self.training else self.conv(x)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.inner, self.drop = nn.Conv2d(3, 3, 1), Inner(), StochasticDepth()
+            self.fc = nn.Linear(3, 5)
+
+        def forward(self, x):
+            return self.fc(self.drop(self.inner(self.stem(x))).mean((2, 3)))
+
+    model = Outer()
+    chain = Chain.from_module(model, SHAPE)
+    assert [unit.name for unit in chain.all_units] == ["stem", "inner", "fc"]
+    assert set(chain.to_module().state_dict()) == set(model.state_dict())
+    x = torch.randn(2, *SHAPE)
+    for training in (True, False):
+        model.train(training)
+        torch.manual_seed(0)
+        expected = model(x)
+        torch.manual_seed(0)
+        assert torch.equal(chain(x), expected)

@@ -1,0 +1,90 @@
+"""Budget, workload, the plan as a table, the registry."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from core_samples import PLAN, WORKLOAD
+
+from snugfit.core.budget import Budget
+from snugfit.core.plan import Plan
+from snugfit.core.registry import STRATEGIES, strategy_class
+from snugfit.core.workload import OptimizerSettings
+from snugfit.errors import UnknownNameError, UsageError
+
+
+def test_a_budget_keeps_bytes():
+    budget = Budget("100MB", "512MiB")
+    assert (budget.memory_bytes, budget.storage_bytes) == (100_000_000, 536_870_912)
+    assert Budget(100_000_000).memory_bytes == 100_000_000
+    assert Budget(100e6) == Budget("100MB")
+    assert (Budget().memory_bytes, Budget().storage_bytes) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"memory": "lots"}, {"memory": 0}, {"storage": -1}, {"time_ratio": 0}, {"time_ratio": 1.01}, {"devices": 0}],
+)
+def test_a_budget_that_means_nothing_is_refused(wrong):
+    with pytest.raises(UsageError):
+        Budget(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [
+        (Budget(), "unlimited memory"), (Budget("100MB"), "100.0 MB of memory"),
+        (Budget("100MB", "2GB"), "100.0 MB of memory, 2.0 GB of storage"),
+        (Budget(storage="2GB"), "unlimited memory, 2.0 GB of storage"),
+    ],
+)  # fmt: skip
+def test_a_budget_in_words(budget, text):
+    assert str(budget) == text
+
+
+@pytest.mark.parametrize("field", ["epochs", "batch_size", "batch_limit", "classes", "train_count"])
+def test_a_workload_without_work_is_refused(field):
+    with pytest.raises(UsageError, match=field.replace("_", " ")):
+        dataclasses.replace(WORKLOAD, **{field: 0})
+
+
+def test_optimizer_settings():
+    assert OptimizerSettings("sgd").state_per_parameter == 1
+    assert OptimizerSettings("sgd", momentum=0.0).state_per_parameter == 0
+    assert OptimizerSettings("adamw").state_per_parameter == 2
+    with pytest.raises(UsageError, match="learning rate"):
+        OptimizerSettings(lr=0)
+
+
+def test_a_plan_prints_as_a_table():
+    title, header, first, second = str(PLAN).splitlines()
+    assert title == "vgg8 on digits, budget 100.0 MB of memory, 1.0 GB of storage"
+    columns = [header.index(name) for name in ("fits", "predicted peak", "time/epoch", "storage", "exact", "notes")]
+    cells = [
+        [line[a:b].strip() for a, b in zip([0, *columns], [*columns, 999], strict=True)] for line in (first, second)
+    ]
+    assert cells[0] == ["* blockwise", "yes", "90.0 MB", "1h30m", "2.0 MB", "no", "batch 64"]
+    assert cells[1] == ["backprop", "no", "-", "-", "-", "yes", "one sample needs 120 MB"]
+
+
+def test_the_choice_of_a_plan():
+    assert PLAN.choice is PLAN.candidates[0]
+    assert dataclasses.replace(PLAN, chosen=None).choice is None
+    assert "* " not in str(dataclasses.replace(PLAN, chosen=None))
+    assert Plan(WORKLOAD, Budget(), PLAN.hardware).choice is None
+
+
+def test_the_registry_knows_its_strategies():
+    for name in STRATEGIES:
+        assert strategy_class(name).name == name
+    with pytest.raises(UnknownNameError, match="'blockwise'"):
+        strategy_class("blockwize")
+
+
+def test_the_ground_floor_imports_no_torch():
+    code = (
+        "import sys, snugfit.errors, snugfit.quantities, snugfit.core.plan, snugfit.core.record, snugfit.core.request,"
+        "snugfit.core.profile, snugfit.core.registry, snugfit.core.strategy; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,198 @@
+"""The lean convolution against torch's own, in float64."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from snugfit.lean import LeanConv2d, use_lean_convolutions
+from snugfit.lean.convolution import SMALL_MAP, unfolded_weight_gradient
+
+
+@st.composite
+def cases(draw):
+    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    dilation = (draw(st.integers(1, 2)), draw(st.integers(1, 2)))
+    padding = (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
+    stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    reach = [d * (k - 1) + 1 - 2 * p for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    size = tuple(max(1, r) + draw(st.integers(0, 5)) for r in reach)
+    return {
+        "size": size, "kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation,
+        "batch": draw(st.integers(1, 5)), "channels": draw(st.integers(1, 3)), "filters": draw(st.integers(1, 6)),
+        "bias": draw(st.booleans()), "channels_last": draw(st.booleans()),
+        "train_weight": draw(st.booleans()), "train_input": draw(st.booleans()),
+    }  # fmt: skip
+
+
+def stock_and_lean(channels=3, filters=4, kernel=3, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    stock = nn.Conv2d(channels, filters, kernel, dtype=dtype, **options)
+    lean = copy.deepcopy(stock)
+    use_lean_convolutions(lean)
+    assert isinstance(lean, LeanConv2d)
+    return stock, lean
+
+
+def gradients(conv, images, channels_last=False, train_input=True):
+    images = images.clone()
+    if channels_last:
+        images, conv = images.to(memory_format=torch.channels_last), conv.to(memory_format=torch.channels_last)
+    images.requires_grad_(train_input)
+    output = conv(images)
+    torch.manual_seed(2)
+    if output.requires_grad:
+        (output * torch.randn_like(output)).sum().backward()
+    return [output.detach(), images.grad, *(parameter.grad for parameter in conv.parameters())]
+
+
+def assert_same(got, want):
+    for mine, theirs in zip(got, want, strict=True):
+        assert (mine is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@settings(deadline=None, max_examples=50)
+@given(cases())
+def test_outputs_and_gradients_equal_torchs(case):
+    stock, lean = stock_and_lean(
+        case["channels"], case["filters"], case["kernel"], bias=case["bias"], stride=case["stride"],
+        padding=case["padding"], dilation=case["dilation"],
+    )  # fmt: skip
+    for conv in (stock, lean):
+        conv.weight.requires_grad_(case["train_weight"])
+    images = torch.randn(case["batch"], case["channels"], *case["size"], dtype=torch.float64)
+    options = {"channels_last": case["channels_last"], "train_input": case["train_input"]}
+    assert_same(gradients(lean, images, **options), gradients(stock, images, **options))
+
+
+def took_the_lean_path(conv, images):
+    return type(conv(images).grad_fn).__name__ == "_SmallMapConvolutionBackward"
+
+
+@pytest.mark.parametrize(("side", "lean"), [(4, True), (5, False)])
+def test_it_applies_to_small_maps_only(side, lean):
+    _, conv = stock_and_lean(padding=1)
+    assert (side * side <= SMALL_MAP) == lean
+    assert took_the_lean_path(conv, torch.randn(2, 3, side, side, dtype=torch.float64)) == lean
+
+
+def test_the_size_that_counts_is_the_outputs():
+    _, conv = stock_and_lean(stride=2, padding=1)
+    assert took_the_lean_path(conv, torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    _, conv = stock_and_lean(dilation=2)
+    assert took_the_lean_path(conv, torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    assert not took_the_lean_path(conv, torch.randn(2, 3, 9, 9, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "options", [{"groups": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}], ids=str
+)
+def test_other_convolutions_are_torchs_own(options):
+    stock, conv = stock_and_lean(channels=4, **options)
+    images = torch.randn(2, 4, 4, 4, dtype=torch.float64)
+    assert not took_the_lean_path(conv, images)
+    assert_same(gradients(conv, images), gradients(stock, images))
+
+
+def test_under_autocast_it_is_torchs_own():
+    _, conv = stock_and_lean(dtype=torch.float32)
+    images = torch.randn(2, 3, 4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not took_the_lean_path(conv, images)
+        assert conv(images).dtype == torch.bfloat16
+    assert took_the_lean_path(conv, images)
+
+
+def test_an_image_without_a_batch_axis_works():
+    stock, conv = stock_and_lean()
+    image = torch.randn(3, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(conv(image), stock(image), rtol=0, atol=0)
+
+
+def test_wrong_channels_are_refused_as_ever():
+    _, conv = stock_and_lean()
+    with pytest.raises(RuntimeError, match="channels"):
+        conv(torch.randn(2, 5, 4, 4, dtype=torch.float64))
+
+
+def test_the_gradient_by_hand():
+    """One 2x2 image, a 2x2 kernel, one pixel of output: the weight gradient is the image, scaled."""
+    image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    got = unfolded_weight_gradient(torch.tensor([[[[5.0]], [[-1.0]]]]), image, (2, 2), (1, 1), (0, 0), (1, 1))
+    assert got.tolist() == [[[[5, 10], [15, 20]]], [[[-1, -2], [-3, -4]]]]
+
+
+def test_every_image_counts_however_the_batch_is_cut():
+    torch.manual_seed(0)
+    gradient, images = torch.randn(7, 2, 2, 2, dtype=torch.float64), torch.randn(7, 3, 4, 4, dtype=torch.float64)
+    whole = unfolded_weight_gradient(gradient, images, (3, 3), (1, 1), (0, 0), (1, 1))
+    one_by_one = sum(
+        unfolded_weight_gradient(gradient[i : i + 1], images[i : i + 1], (3, 3), (1, 1), (0, 0), (1, 1))
+        for i in range(7)
+    )
+    torch.testing.assert_close(whole, one_by_one, rtol=1e-12, atol=1e-12)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(),
+        nn.Linear(16, 2),
+    )  # fmt: skip
+
+
+def test_the_state_dict_is_the_same():
+    stock, lean = network(), network()
+    use_lean_convolutions(lean)
+    assert list(stock.state_dict()) == list(lean.state_dict())
+    lean.load_state_dict(stock.state_dict())
+    stock.load_state_dict(lean.state_dict())
+    assert [type(layer) for layer in lean][0::3] == [LeanConv2d, LeanConv2d]
+
+
+def test_subclasses_keep_their_own_convolution():
+    class Mine(nn.Conv2d):
+        pass
+
+    module = nn.Sequential(Mine(3, 4, 3), nn.ConvTranspose2d(4, 3, 3))
+    use_lean_convolutions(module)
+    assert [type(layer) for layer in module] == [Mine, nn.ConvTranspose2d]
+
+
+def test_it_can_be_copied_and_pickled_by_torch(tmp_path):
+    lean = network()
+    use_lean_convolutions(lean)
+    images = torch.randn(2, 3, 4, 4)
+    copied = copy.deepcopy(lean)
+    assert torch.equal(copied.eval()(images), lean.eval()(images))
+    assert copied[0].weight is not lean[0].weight
+    torch.save(lean.state_dict(), tmp_path / "weights.pth")
+    copied.load_state_dict(torch.load(tmp_path / "weights.pth", weights_only=True))
+
+
+def test_it_runs_on_the_meta_device():
+    lean = network().to("meta")
+    use_lean_convolutions(lean)
+    images = torch.empty(2, 3, 4, 4, device="meta", requires_grad=True)
+    lean(images).sum().backward()
+    assert images.grad.shape == images.shape and images.grad.is_meta
+    assert lean[0].weight.grad.shape == (4, 3, 3, 3)
+
+
+def test_a_frozen_weight_keeps_no_input():
+    _, conv = stock_and_lean(bias=False)
+    images = torch.randn(8, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+
+    def saved(train_weight):
+        conv.weight.requires_grad_(train_weight)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+            conv(images)
+        return images.data_ptr() in kept
+
+    assert saved(True) and not saved(False)

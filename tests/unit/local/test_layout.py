@@ -1,0 +1,68 @@
+"""Local losses assigned to the units of a chain, and what each exit counts."""
+
+import torch
+from torch import nn
+
+from snugfit.chain import Chain
+from snugfit.local import NetworkFacts
+from snugfit.local.auxiliary import AuxiliaryNetwork
+from snugfit.local.layout import HeadLoss, Layout
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(4, 6, 3, padding=1, stride=2), nn.ReLU(),
+        nn.Conv2d(6, 8, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(8 * 16, 5),
+    )  # fmt: skip
+
+
+def layout(local_loss="aan"):
+    return Layout.of(Chain.from_module(network(), (3, 8, 8), "net"), local_loss, 5)
+
+
+def auxiliary_parameters(channels, filters, classes=5):
+    return channels * filters * 9 + 2 * filters + 4 * filters * classes + classes
+
+
+FIRST, SECOND, THIRD = 3 * 4 * 9 + 4, 4 * 6 * 9 + 6, 6 * 8 * 9 + 8
+HEAD = 8 * 16 * 5 + 5
+
+
+def test_network_facts_come_from_the_convs():
+    assert layout().network == NetworkFacts(4, 8, 5)
+    assert len(layout()) == 3
+
+
+def test_initial_units_get_half_the_narrowest_and_others_half_the_widest():
+    losses = [layout().make_loss(i) for i in range(3)]
+    assert [type(loss) for loss in losses] == [AuxiliaryNetwork, AuxiliaryNetwork, HeadLoss]
+    assert [loss.filters for loss in losses[:2]] == [2, 4]
+
+
+def test_local_losses_are_made_on_the_meta_device():
+    assert all(parameter.is_meta for parameter in layout().make_loss(0).parameters())
+
+
+def test_the_last_units_loss_is_the_head_itself():
+    made = layout()
+    loss = made.make_loss(2)
+    assert made.is_last(2) and not made.is_last(1)
+    features = torch.randn(2, 8, 4, 4)
+    assert torch.equal(loss.predict(features), made.chain.head.module(features))
+    assert {id(p) for p in loss.parameters()} == {id(p) for p in made.chain.head.module.parameters()}
+
+
+def test_exit_parameters_by_hand():
+    made = layout()
+    assert made.exit_parameters(0) == FIRST + auxiliary_parameters(4, 2)
+    assert made.exit_parameters(1) == FIRST + SECOND + auxiliary_parameters(6, 4)
+    assert made.exit_parameters(2) == FIRST + SECOND + THIRD + HEAD == made.chain.parameters
+
+
+def test_exit_parameters_are_those_of_the_exit_model():
+    for name in ("aan", "classic", "linear"):
+        made = layout(name)
+        for index in range(3):
+            assert made.exit_parameters(index) == sum(p.numel() for p in made.exit_model(index).parameters())

@@ -1,0 +1,139 @@
+"""Algorithm 1 of NeuroFlux against its printed lines, and the repair of blocks that do not fit as a whole."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snugfit.local.partition import Block, partition, repair, shrunk
+
+batch_lists = st.lists(st.integers(1, 600), min_size=1, max_size=12)
+tenths = st.integers(0, 12)
+
+
+def printed_algorithm(batches, rho_tenths):
+    """Lines 6 to 17 of Algorithm 1 word for word, in whole numbers: 10 |b' - b| <= (10 rho) b."""
+    b = [None, *batches]
+    layers = len(batches)
+    blocks = []
+    i = 1
+    while i <= layers:
+        block_layers, block_batch = [i], b[i]
+        while i + 1 <= layers and 10 * abs(b[i + 1] - b[i]) <= rho_tenths * b[i]:
+            block_batch = min(block_batch, b[i + 1])
+            block_layers.append(i + 1)
+            i += 1
+        blocks.append((block_layers, block_batch))
+        i += 1
+    return blocks
+
+
+@given(batch_lists, tenths)
+def test_equals_the_printed_algorithm(batches, rho_tenths):
+    found = [([u + 1 for u in block.units], block.batch_size) for block in partition(batches, rho_tenths / 10)]
+    assert found == printed_algorithm(batches, rho_tenths)
+
+
+@given(batch_lists, tenths)
+def test_properties(batches, rho_tenths):
+    blocks = partition(batches, rho_tenths / 10)
+    assert [unit for block in blocks for unit in block.units] == list(range(len(batches)))
+    for block in blocks:
+        assert block.batch_size == min(batches[unit] for unit in block.units)
+        for unit in list(block.units)[1:]:
+            assert 10 * abs(batches[unit] - batches[unit - 1]) <= rho_tenths * batches[unit - 1]
+    for before, after in pairwise(blocks):
+        assert 10 * abs(batches[after.first] - batches[before.last]) > rho_tenths * batches[before.last]
+
+
+def test_each_unit_is_compared_with_the_one_before_it_and_not_with_the_first():
+    assert partition([100, 140, 196, 274], 0.4) == [Block(0, 3, 100)]
+
+
+def test_the_threshold_is_inclusive():
+    assert partition([10, 14], 0.4) == [Block(0, 1, 10)]
+    assert partition([10, 15], 0.4) == [Block(0, 0, 10), Block(1, 1, 15)]
+    assert partition([10, 6], 0.4) == [Block(0, 1, 6)]
+
+
+def test_the_rule_is_relative_to_the_earlier_unit():
+    assert len(partition([100, 141], 0.4)) == 2
+    assert len(partition([141, 100], 0.4)) == 1
+
+
+def test_a_threshold_of_zero_joins_equals_and_one_joins_all_that_fall():
+    assert partition([8, 8, 9], 0.0) == [Block(0, 1, 8), Block(2, 2, 9)]
+    assert partition([512, 30, 2, 1], 1.0) == [Block(0, 3, 1)]
+
+
+def test_a_unit_that_fits_no_sample_is_refused():
+    with pytest.raises(ValueError, match="at least one sample"):
+        partition([4, 0, 4], 0.4)
+
+
+def made_up_fits(kept, per_sample, room):
+    """A block keeps the sum of its units' bytes and needs its hungriest unit's step."""
+
+    def fits(block):
+        return sum(kept[u] for u in block.units) + max(per_sample[u] for u in block.units) * block.batch_size <= room
+
+    return fits
+
+
+@st.composite
+def budgets(draw):
+    count = draw(st.integers(1, 8))
+    kept = draw(st.lists(st.integers(0, 50), min_size=count, max_size=count))
+    per_sample = draw(st.lists(st.integers(1, 20), min_size=count, max_size=count))
+    room = draw(st.integers(0, 120)) + max(k + s for k, s in zip(kept, per_sample, strict=True))
+    batches = [min(64, (room - k) // s) for k, s in zip(kept, per_sample, strict=True)]
+    return batches, made_up_fits(kept, per_sample, room)
+
+
+@given(budgets(), tenths, st.booleans())
+def test_repaired_blocks_cover_and_fit(budget, rho_tenths, fixed):
+    batches, fits = budget
+    if fixed:
+        batches = [min(batches)] * len(batches)
+    blocks = partition(batches, rho_tenths / 10)
+    pieces = repair(blocks, batches, fits, fixed_batch=fixed)
+    assert [unit for piece in pieces for unit in piece.units] == list(range(len(batches)))
+    assert all(fits(piece) for piece in pieces)
+    assert all(1 <= piece.batch_size <= min(batches[u] for u in piece.units) for piece in pieces)
+    firsts = {block.first for block in blocks}
+    assert firsts <= {piece.first for piece in pieces}, "a piece lies across two blocks"
+    for block in blocks:
+        if fits(block):
+            assert block in pieces
+    for piece, following in pairwise(pieces):
+        if following.first not in firsts:
+            longer = Block(piece.first, following.first, min(piece.batch_size, batches[following.first]))
+            assert not fits(longer), "a piece could have been longer"
+
+
+def test_repair_by_hand():
+    """Two units fit together, three do not; the piece on its own goes back to its own batch."""
+    fits = made_up_fits(kept=[30, 30, 30], per_sample=[1, 1, 1], room=100)
+    blocks = [Block(0, 2, 40)]
+    assert repair(blocks, [40, 50, 60], fits) == [Block(0, 1, 40), Block(2, 2, 60)]
+    assert repair(blocks, [40, 50, 60], fits, fixed_batch=True) == [Block(0, 1, 40), Block(2, 2, 40)]
+
+
+def test_a_single_unit_that_does_not_fit_is_shrunk_to_what_does():
+    fits = made_up_fits(kept=[10, 10], per_sample=[3, 3], room=40)
+    assert repair([Block(0, 1, 16)], [16, 16], fits) == [Block(0, 0, 10), Block(1, 1, 10)]
+    assert repair([Block(0, 0, 16)], [16], lambda block: False) == [Block(0, 0, 0)]
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_shrunk_is_the_largest_batch_that_fits(batch, most):
+    assert shrunk(Block(2, 4, batch), lambda block: block.batch_size <= most) == Block(2, 4, min(batch, most))
+
+
+def test_thresholds_with_awkward_floats_stay_inclusive():
+    for hundredths in range(1, 100):
+        exact = [100, 100 + hundredths]
+        assert len(partition(exact, hundredths / 100)) == 1, hundredths
+        assert len(partition(exact, math.nextafter(hundredths / 100, 0) - 1e-6)) == 2

@@ -1,0 +1,68 @@
+"""Address space for kernels: only around operators that generate them, and never beyond the budget."""
+
+import pytest
+import torch
+from torch import nn
+
+from snugfit.memory.kernels import KERNEL_BYTES, RoomForKernels
+
+
+class Recorded:
+    """A limit that notes what it was asked for."""
+
+    def __init__(self, left_bytes=10**9):
+        self.left_bytes, self.asked = left_bytes, []
+
+    def refresh(self, extra_bytes=0):
+        self.asked.append(extra_bytes)
+
+
+def test_an_operator_that_generates_kernels_gets_room_and_loses_it_again():
+    limit = Recorded()
+    with RoomForKernels(limit):
+        torch.ones(3, 4) @ torch.ones(4, 2)
+    assert limit.asked == [KERNEL_BYTES, 0]
+
+
+def test_other_operators_run_under_the_exact_limit():
+    limit = Recorded(left_bytes=0)
+    with RoomForKernels(limit):
+        torch.ones(100).add(1).view(10, 10).sum()
+    assert limit.asked == []
+
+
+def step():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    images = torch.randn(2, 3, 8, 8, requires_grad=True)
+    loss = network(images).square().sum()
+    loss.backward()
+    return [loss.detach(), images.grad, *(parameter.grad for parameter in network.parameters())]
+
+
+def test_results_are_the_same_and_forward_and_backward_are_covered():
+    limit, want = Recorded(), step()
+    with RoomForKernels(limit):
+        got = step()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, want, strict=True))
+    assert limit.asked == [KERNEL_BYTES, 0] * 5  # convolution, its backward pass, linear, and two products behind it
+
+
+@pytest.mark.parametrize(("left", "refused"), [(10 * 20 * 4, False), (10 * 20 * 4 - 1, True)])
+def test_outputs_must_fit_into_what_the_budget_has_left(left, refused):
+    limit = Recorded(left)
+    first, second = torch.ones(10, 3), torch.ones(3, 20)
+    with RoomForKernels(limit):
+        if refused:
+            with pytest.raises(MemoryError, match="out of memory"):
+                first @ second
+        else:
+            first @ second
+    assert limit.asked == ([] if refused else [KERNEL_BYTES, 0])
+
+
+def test_the_exact_limit_is_back_after_an_error():
+    limit = Recorded()
+    with RoomForKernels(limit), pytest.raises(RuntimeError):
+        torch.ones(3, 4) @ torch.ones(3, 4)
+    assert limit.asked in ([], [KERNEL_BYTES, 0])

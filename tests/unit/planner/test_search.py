@@ -1,0 +1,184 @@
+"""The search on made-up strategies: ranking, reasons, and the error where nothing fits."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import pytest
+from torch import nn
+
+from snugfit.chain import Chain
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.workload import Workload
+from snugfit.planner import infeasible_error, search
+from snugfit.profiling import Probe
+
+MB = 10**6
+BUDGET = Budget("100MB")
+WORKLOAD = Workload("net", "images", (3, 4, 4), 2, 10, 5, 5)
+HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
+
+
+@pytest.fixture(autouse=True)
+def no_collecting(monkeypatch):
+    """Collecting garbage takes a tenth of a second, and nothing here makes any."""
+    monkeypatch.setattr("snugfit.profiling.probe.release_memory", lambda: None)
+
+
+class Still:
+    """Meter and limit of a process that takes nothing."""
+
+    metric, current_bytes, peak_bytes, budget_bytes = "none", 0, 0, None
+    kernel_bytes = 0
+
+    def restart(self):
+        pass
+
+    def mark(self):
+        return 1000
+
+    def refresh(self):
+        return 0
+
+    def room_for_kernels(self):
+        return nullcontext()
+
+
+def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
+    """A strategy that proposes one candidate per (peak bytes, seconds, storage bytes)."""
+
+    @dataclass(frozen=True)
+    class Strategy:
+        setting: int = -1
+
+        def validate(self, workload, chain, hardware):
+            return list(refusal)
+
+        def probes(self, workload, chain, hardware):
+            assert not refusal, "a strategy that cannot serve the model is asked for probes"
+            return [Probe(f"{name}-probe", lambda: lambda batch: None, lambda batch: 7, 8)]
+
+        def propose(self, workload, profile, hardware, budget):
+            assert f"{name}-probe" in profile.floors and profile.units
+            yield from (replace(self, setting=index) for index in range(len(costs)))
+
+        def estimate(self, workload, profile, hardware):
+            peak, seconds, storage = costs[self.setting]
+            return Cost(peak, seconds / 10, seconds, storage)
+
+        def shortfall(self, workload, profile, budget):
+            return tuple(reasons), smallest
+
+    Strategy.name, Strategy.exact = name, exact
+    return Strategy()
+
+
+def run(*strategies, budget=BUDGET, told=None):
+    chain = Chain.from_module(
+        nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).to("meta"), (3, 4, 4)
+    )
+    events = [] if told is None else told
+    return search(strategies, WORKLOAD, chain, HARDWARE, budget, Still(), Still(), lambda *event: events.append(event))
+
+
+def test_feasible_ones_first_and_the_fastest_of_them_first():
+    plan, _ = run(
+        made_up("slow", [(90 * MB, 50, 0)]),
+        made_up("huge", [(101 * MB, 1, 0)]),
+        made_up("fast", [(99 * MB, 20, 0), (10 * MB, 70, 0)], exact=True),
+    )
+    assert [(c.strategy, c.feasible, c.settings) for c in plan.candidates] == [
+        ("fast", True, {"setting": 0}), ("slow", True, {"setting": 0}), ("fast", True, {"setting": 1}),
+        ("huge", False, {"setting": 0}),
+    ]  # fmt: skip
+    assert plan.choice is plan.candidates[0] and plan.choice.exact and plan.choice.predicted.seconds == 20
+    assert (plan.workload, plan.budget, plan.hardware) == (WORKLOAD, Budget("100MB"), HARDWARE)
+
+
+def test_what_uses_the_whole_budget_fits():
+    plan, _ = run(made_up("a", [(100 * MB, 1, 5 * MB)]), budget=Budget("100MB", "5MB"))
+    assert plan.chosen == 0 and plan.choice.reasons == () and plan.choice.smallest_bytes is None
+
+
+def test_without_limits_everything_fits():
+    plan, _ = run(made_up("a", [(10**15, 1, 10**15)]), budget=Budget())
+    assert plan.choice.feasible
+
+
+def test_excess_of_memory_and_storage_is_told_apart():
+    plan, _ = run(
+        made_up("both", [(101 * MB, 1, 6 * MB)]), made_up("disk", [(50 * MB, 2, 7 * MB)]), budget=Budget("100MB", "5MB")
+    )
+    both, disk = plan.candidates
+    assert both.reasons == ("needs 101.0 MB of memory", "needs 6.0 MB of storage")
+    assert disk.reasons == ("needs 7.0 MB of storage",)
+    assert (both.smallest_bytes, disk.smallest_bytes) == (101 * MB, None)
+    assert plan.choice is None
+
+
+def test_a_strategy_that_cannot_serve_gives_every_reason():
+    plan, profile = run(made_up("odd", refusal=["no conv", "too flat"]), made_up("a", [(1, 1, 0)]))
+    odd = plan.candidates[-1]
+    assert (odd.strategy, odd.feasible, odd.reasons, odd.predicted) == ("odd", False, ("no conv", "too flat"), None)
+    assert "odd-probe" not in profile.floors
+
+
+def test_a_strategy_that_proposes_nothing_tells_what_it_lacks():
+    plan, _ = run(made_up("a", reasons=["one sample needs 120 MB"], smallest=120 * MB, exact=True))
+    (only,) = plan.candidates
+    assert (only.feasible, only.reasons, only.smallest_bytes) == (False, ("one sample needs 120 MB",), 120 * MB)
+    assert only.exact and only.settings == {"setting": -1}
+
+
+def test_the_profile_holds_lines_and_facts():
+    told = []
+    _, profile = run(made_up("a", [(1, 1, 0)]), made_up("b", [(1, 2, 0)]), told=told)
+    assert set(profile.lines) == {"a-probe", "b-probe"}
+    assert [unit.macs for unit in profile.units] == [3 * 2 * 9 * 4, 8 * 2]
+    assert told == [("a-probe", 1, 2), ("b-probe", 2, 2)]
+
+
+def infeasible(*candidates, budget=BUDGET):
+    return infeasible_error(Plan(WORKLOAD, budget, HARDWARE, candidates))
+
+
+def lacking(strategy, smallest, reason="too big", **changes):
+    return Candidate(strategy, False, reasons=(reason,), smallest_bytes=smallest, **changes)
+
+
+def test_the_error_names_the_closest():
+    error = infeasible(lacking("a", 150 * MB), lacking("b", 120 * MB, "unit x needs 120 MB"), lacking("c", 130 * MB))
+    assert (error.closest, error.lacking_bytes, error.smallest_bytes) == ("b (unit x needs 120 MB)", 20 * MB, 120 * MB)
+    assert "net on images does not fit a budget of 100.0 MB of memory" in str(error)
+
+
+def test_the_error_for_want_of_storage():
+    costly = Candidate("a", False, {}, Cost(50 * MB, 1, 1, 9 * MB), ("needs 9.0 MB of storage",))
+    error = infeasible(costly, lacking("b", 120 * MB), budget=Budget("100MB", "5MB"))
+    assert (error.closest, error.lacking_bytes, error.smallest_bytes) == (
+        "a (needs 9.0 MB of storage)", 4 * MB, 9 * MB,
+    )  # fmt: skip
+    assert infeasible(costly, budget=Budget(storage="5MB")).lacking_bytes == 4 * MB
+
+
+def test_a_candidate_that_lacks_both_is_measured_by_its_memory():
+    greedy = Candidate("a", False, {}, Cost(110 * MB, 1, 1, 9 * MB), ("x",), 110 * MB)
+    error = infeasible(greedy, budget=Budget("100MB", "5MB"))
+    assert (error.lacking_bytes, error.smallest_bytes) == (10 * MB, 110 * MB)
+
+
+def test_the_error_when_no_strategy_can_serve_at_all():
+    error = infeasible(Candidate("a", False, reasons=("no conv", "too flat")), Candidate("b", False, reasons=("odd",)))
+    assert error.closest == "none" and error.lacking_bytes == 0
+    assert "a: no conv, too flat; b: odd" in str(error)
+
+
+@pytest.mark.parametrize("peak", [101 * MB, 250 * MB])
+def test_the_smallest_budget_of_the_error_would_do(peak):
+    """Asked again with the budget that the error names, the same candidate fits."""
+    strategy = made_up("a", [(peak, 1, 0)])
+    plan, _ = run(strategy)
+    again, _ = run(strategy, budget=Budget(infeasible_error(plan).smallest_bytes))
+    assert plan.choice is None and again.choice is not None

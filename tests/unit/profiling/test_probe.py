@@ -1,0 +1,233 @@
+"""Probes on made-up meters and limits: which batch sizes are measured, and what a refusal does."""
+
+import sys
+from contextlib import nullcontext
+
+import pytest
+
+from snugfit.core.profile import ProbeLine
+from snugfit.profiling import Probe, measure_probe, measure_probes
+
+
+@pytest.fixture(autouse=True)
+def no_collecting(monkeypatch):
+    """Collecting garbage takes a tenth of a second, and nothing here makes any."""
+    monkeypatch.setattr("snugfit.profiling.probe.release_memory", lambda: None)
+
+
+class Machine:
+    """Meter and limit of a made-up process: a step takes its bytes, and more than the budget is refused."""
+
+    metric = "made up"
+
+    kernel_bytes = 0
+
+    def __init__(self, budget=None, resting=1000):
+        self.budget_bytes, self.resting = budget, resting
+        self.current_bytes = self.peak_bytes = resting
+        self.kept = 0
+        self.reserves = 0
+
+    def restart(self):
+        self.current_bytes = self.peak_bytes = self.resting + self.kept
+
+    def mark(self):
+        return self.peak_bytes
+
+    def refresh(self):
+        return 0
+
+    def room_for_kernels(self):
+        return nullcontext()
+
+    def take(self, count):
+        used = self.resting + self.kept + count
+        if self.budget_bytes is not None and used > self.budget_bytes:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        self.peak_bytes = max(self.peak_bytes, used)
+
+
+def probe(machine, fixed, sample, limit=64, kept=0, floor=None, sizes=(), on_step=None):
+    """A probe that keeps ``kept`` bytes from when it is built until it is dropped."""
+    ran = []
+
+    class Step:
+        def __init__(self):
+            machine.take(kept)
+            machine.kept += kept
+
+        def __call__(self, batch):
+            ran.append(batch)
+            if on_step:
+                on_step(batch)
+            machine.take(fixed + sample * batch)
+
+        def __del__(self):
+            machine.kept -= kept
+
+    made = Probe("p", Step, floor or (lambda batch: sample * batch), limit, kept_bytes=kept, sizes=sizes)
+    return made, ran
+
+
+def test_the_line_is_that_of_the_step():
+    machine = Machine()
+    made, ran = probe(machine, fixed=500, sample=10)
+    line = measure_probe(made, machine, machine)
+    assert line.fixed_bytes == pytest.approx(500) and line.sample_bytes == pytest.approx(10)
+    assert [point.batch for point in line.points] == [2, 8, 64]
+    assert [point.peak_bytes for point in line.points] == [520, 580, 1140]
+    assert ran == [2, 2, 8, 8, 64, 64], "every batch is warmed up once and measured once"
+
+
+def test_what_the_probe_keeps_counts_to_it():
+    machine = Machine()
+    made, _ = probe(machine, fixed=500, sample=10, kept=300)
+    line = measure_probe(made, machine, machine)
+    assert line.fixed_bytes == pytest.approx(800)
+    assert machine.kept == 0 and machine.current_bytes == machine.resting
+
+
+def test_the_largest_batch_measured_is_what_the_budget_holds():
+    """(2540 - 1000 - 500) / 10 = 104 samples; predictions round up by a byte."""
+    machine = Machine(budget=2540)
+    made, ran = probe(machine, fixed=500, sample=10, limit=512)
+    line = measure_probe(made, machine, machine)
+    assert line.points[-1].batch == 103 and max(ran) == 103
+    assert line.largest_batch(2540 - 1000, 512) == 103
+
+
+def test_only_batches_that_may_be_chosen_are_measured_at_the_end():
+    machine = Machine(budget=2540)
+    made, _ = probe(machine, fixed=500, sample=10, limit=512, sizes=(1, 2, 4, 8, 16, 32, 64, 128))
+    assert measure_probe(made, machine, machine).points[-1].batch == 64
+
+
+def test_a_step_that_grows_faster_than_its_line_is_tried_smaller():
+    machine = Machine(budget=3000)
+
+    def superlinear(batch):
+        if batch > 60:
+            machine.take(5000)
+
+    made, _ = probe(machine, fixed=500, sample=10, limit=100, on_step=superlinear)
+    assert [point.batch for point in measure_probe(made, machine, machine).points] == [2, 8, 51]
+
+
+def test_a_small_limit_is_measured_as_it_is():
+    for limit, batches in ((1, [1]), (2, [2]), (5, [2, 5]), (8, [2, 8]), (9, [2, 8, 9])):
+        machine = Machine()
+        made, _ = probe(machine, fixed=500, sample=10, limit=limit)
+        assert [point.batch for point in measure_probe(made, machine, machine).points] == batches
+
+
+def test_only_one_sample_fits():
+    machine = Machine(budget=1000 + 500 + 10)
+    made, _ = probe(machine, fixed=500, sample=10)
+    line = measure_probe(made, machine, machine)
+    assert [(point.batch, point.peak_bytes) for point in line.points] == [(1, 510)]
+
+
+def test_a_probe_that_is_refused_at_one_sample_has_no_line():
+    machine = Machine(budget=1500)
+    made, ran = probe(machine, fixed=500, sample=10)
+    assert measure_probe(made, machine, machine) is None
+    assert ran
+
+
+def test_a_probe_that_cannot_be_built_has_no_line():
+    machine = Machine(budget=2000)
+    made, ran = probe(machine, fixed=0, sample=1, kept=1500)
+    machine_kept = machine.kept
+    assert measure_probe(made, machine, machine) is None
+    assert ran == [] and machine_kept == 0
+
+
+def test_a_probe_whose_floor_is_above_the_budget_is_not_run():
+    machine = Machine(budget=2000)
+    made, ran = probe(machine, fixed=0, sample=1, floor=lambda batch: 1001)
+    assert measure_probe(made, machine, machine) is None
+    assert ran == []
+
+
+def test_other_errors_pass_through():
+    machine = Machine()
+
+    def broken(batch):
+        raise RuntimeError("shapes differ")
+
+    made, _ = probe(machine, fixed=0, sample=1, on_step=broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        measure_probe(made, machine, machine)
+
+
+def one_value_per_channel(batch):
+    if batch == 1:
+        raise ValueError("Expected more than 1 value per channel when training")
+    return 10 * batch
+
+
+def test_batch_norm_on_a_single_value_starts_at_two_samples():
+    machine = Machine(budget=1000 + 500 + 25)
+    made, ran = probe(machine, fixed=500, sample=10, floor=one_value_per_channel)
+    profile = measure_probes([made], machine, machine, lambda *_: None)
+    assert profile.floors == {"p": 20}
+    line = profile.lines["p"]
+    assert line.smallest_batch == 2 and min(ran) == 2
+    assert line.largest_batch(512, 64) == 0
+
+
+def test_several_probes_make_a_profile():
+    machine, told = Machine(budget=2000), []
+    fits, _ = probe(machine, fixed=500, sample=1, kept=70)
+    refused, _ = probe(machine, fixed=5000, sample=1)
+    refused = Probe("q", refused.build, refused.floor, refused.batch_limit)
+    profile = measure_probes([fits, refused], machine, machine, lambda *event: told.append(event))
+    assert set(profile.lines) == {"p"} and isinstance(profile.lines["p"], ProbeLine)
+    assert profile.floors == {"p": 1, "q": 1} and profile.kept == {"p": 70, "q": 0}
+    assert profile.base_bytes == 1000 and profile.units == ()
+    assert told == [("p", 1, 2), ("q", 2, 2)]
+
+
+def test_without_a_listener_only_floors_are_taken():
+    machine = Machine()
+    made, ran = probe(machine, fixed=500, sample=10)
+    profile = measure_probes([made], machine, machine, None)
+    assert profile.lines == {} and profile.floors == {"p": 10} and ran == []
+
+
+def measure_known_steps():
+    import torch
+
+    from snugfit.memory import MemoryLimit, make_meter, prepare_process
+    from snugfit.profiling import Probe, measure_probe
+
+    kept, sample = 8_000_000, 2_000_000
+
+    def build():
+        weights = torch.ones(kept // 4)
+
+        def step(batch):
+            torch.ones(batch * sample // 4).add_(float(weights[0]))
+
+        return step
+
+    baseline = prepare_process(1)
+    meter = make_meter(baseline, torch.device("cpu"))
+    with MemoryLimit(61_000_000, baseline, torch.device("cpu")) as limit:
+        line = measure_probe(Probe("p", build, lambda batch: kept + sample * batch, 128), meter, limit)
+        hopeless = measure_probe(Probe("q", build, lambda batch: 70_000_000, 128), meter, limit)
+        greedy = Probe("r", lambda: lambda batch: torch.ones(20_000_000), lambda batch: 1, 128)
+        refused = measure_probe(greedy, meter, limit)
+    return {
+        "fixed": line.fixed_bytes, "sample": line.sample_bytes, "batches": [point.batch for point in line.points],
+        "none": hopeless is None and refused is None,
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and RLIMIT_DATA")
+def test_real_allocations_of_a_known_size_give_their_line(fresh_process):
+    seen = fresh_process(measure_known_steps)["measure_known_steps"]
+    assert seen["sample"] == pytest.approx(2_000_000, rel=0.01)
+    assert seen["fixed"] == pytest.approx(8_000_000, abs=1_000_000)
+    assert seen["batches"][:2] == [2, 8] and seen["batches"][2] in (23, 24)  # 61 MB less room for kernels
+    assert seen["none"]

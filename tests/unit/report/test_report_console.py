@@ -1,0 +1,170 @@
+"""Progress in the terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_runs
+import pytest
+from rich.console import Console
+
+from snugfit.core.cost import Cost, Phase
+from snugfit.report.console import REFRESH_SECONDS, ConsoleProgress
+from snugfit.report.lines import against, make_console
+from snugfit.training.events import (
+    CacheProgress,
+    EpochDone,
+    ExitMeasured,
+    Notice,
+    PhaseDone,
+    PhaseStarted,
+    ProbeMeasured,
+    RunDone,
+    RunStarted,
+    StepDone,
+)
+
+COST = Cost(98_600_000, 10.0, 100.0, phases=(Phase("block 1/2 a", 90, 60.0, 32), Phase("block 2/2 b", 90, 40.0, 64)))
+MB = 1_000_000
+
+
+class Clock:
+    """A clock that each reading moves on by ``step`` seconds."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def run_events(steps: int = 4):
+    yield ProbeMeasured("unit:a", 1, 2)
+    yield ProbeMeasured("unit:b", 2, 2)
+    yield RunStarted("runs/1", "blockwise", "vgg16", "cifar10", 100 * MB, True, COST)
+    for index, phase in enumerate(COST.phases):
+        yield PhaseStarted(phase.name, index, 2, ("u",), phase.batch_size, 2, steps, 93 * MB)
+        for epoch in range(2):
+            for step in range(1, steps + 1):
+                yield StepDone(phase.name, epoch, step, steps, 1.234, 0.5, 0.05, 0.5, 40 * MB, 87_100_000)
+            yield EpochDone(phase.name, epoch, 2, 1.2, 0.5, 0.61 if epoch else None, 20.0)
+        yield ExitMeasured(phase.name, f"features.{index}", index, 0.61, 12_340)
+        yield CacheProgress(phase.name, 5, 10, 1000)
+        yield PhaseDone(phase.name, 93 * MB, 87_100_000, 61.0)
+    yield Notice("[red]the cache[/red] :smile: would not fit")
+    yield RunDone(fake_runs.blockwise(Path("runs/1")))
+
+
+def shown(terminal: bool, clock_step: float = 0.01, **options) -> str:
+    stream = io.StringIO()
+    console = Console(
+        file=stream, force_terminal=terminal, width=110, highlight=False, markup=False, emoji=False,
+        _environ={"TERM": "xterm-256color"},
+    )  # fmt: skip
+    with ConsoleProgress(console, clock=Clock(clock_step), **options) as progress:
+        for event in run_events():
+            progress(event)
+    return stream.getvalue()
+
+
+def test_log_has_a_line_per_epoch_phase_and_exit():
+    text = shown(terminal=False)
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert lines[0] == "measuring 2 parts of the network"
+    assert lines[1].startswith("vgg16 on cifar10  blockwise  budget 100.0 MB (enforced)  predicted 98.6 MB, 1m40s")
+    assert sum("  epoch " in line for line in lines) == 4
+    assert sum("val 61.0 %" in line for line in lines if "  epoch " in line) == 2
+    assert "exit 2 after features.1  val 61.0 %  12.3k parameters" in lines
+    assert "done  block 1/2 a  peak 87.1/100.0 MB (predicted 93.0 MB)  1m01s (predicted 1m00s)" in lines
+    assert "step" not in text
+
+
+def test_final_table_puts_predicted_measured_and_budget_side_by_side():
+    lines = shown(terminal=False).splitlines()
+    assert ["peak", "memory", "98.6", "MB", "92.7", "MB", "100.0", "MB"] in [line.split() for line in lines]
+    assert any("567k of 14.7M (26.0 times smaller)" in line for line in lines)
+    assert any("after features.14, unit 5 of 13" in line for line in lines)
+    assert any("runs/1" in line for line in lines)
+
+
+def test_outside_text_is_shown_as_it_is():
+    assert "[red]the cache[/red] :smile: would not fit" in shown(terminal=False)
+
+
+def test_terminal_shows_the_step_and_the_memory():
+    text = shown(terminal=True, clock_step=1.0)
+    assert "epoch 2/2  step 4/4" in text
+    assert "87.1/100.0 MB" in text
+    assert "measuring" in text
+    assert "\x1b[?25l" not in text.rsplit("\x1b[?25h", 1)[-1], "the cursor must be visible at the end"
+
+
+def test_refreshes_are_throttled():
+    fast, slow = shown(terminal=True, clock_step=REFRESH_SECONDS / 100), shown(terminal=True, clock_step=1.0)
+    assert slow.count("lr 0.05") >= 16
+    assert fast.count("lr 0.05") <= 2
+
+
+def test_quiet_shows_notices_alone():
+    assert shown(terminal=True, quiet=True).count("\n") == 1
+    assert "would not fit" in shown(terminal=False, quiet=True)
+
+
+def test_an_exception_takes_the_bar_away():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    with pytest.raises(RuntimeError), ConsoleProgress(console) as progress:
+        for event in list(run_events())[:5]:
+            progress(event)
+        assert progress._live is not None
+        raise RuntimeError
+    assert progress._live is None
+    progress.close()
+
+
+def test_resumed_run_in_the_middle_of_a_phase_does_not_fail():
+    stream = io.StringIO()
+    progress = ConsoleProgress(Console(file=stream, force_terminal=True, width=80), clock=Clock(1.0))
+    progress(StepDone("b", 1, 3, 4, float("nan"), 0.5, 0.05, 0.0, 1, 1))
+    progress(RunStarted("runs/1", "backprop", "vgg16", "digits", None, False, COST, resumed=True))
+    progress(PhaseStarted("block 2/2 b", 1, 2, ("u",), 8, 2, 4, 93 * MB))
+    progress(StepDone("block 2/2 b", 1, 3, 4, float("nan"), 0.5, 0.05, 0.0, 1, 1))
+    progress.close()
+    assert "resuming \x1b[1mvgg16 on digits" in stream.getvalue()
+    assert "no memory budget" in stream.getvalue()
+
+
+def test_against_colours_by_how_full_the_budget_is():
+    assert [str(against(used, 100 * MB).style) for used in (80 * MB, 99 * MB, 101 * MB)] == ["green", "yellow", "red"]
+    assert against(999_000, 100 * MB).plain == "999.0 kB/100.0 MB"
+    assert against(5 * MB, None).plain == "5.0 MB"
+
+
+def test_console_writes_to_stderr(capsys):
+    ConsoleProgress()(Notice("hello"))
+    captured = capsys.readouterr()
+    assert "hello" in captured.err
+    assert captured.out == ""
+    assert make_console(io.StringIO()).width == 120
+
+
+def test_nothing_is_imported_once_training_runs():
+    """Modules that load during training would count against the memory budget."""
+    here = Path(__file__).parent
+    code = (
+        "import io, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_report_console import run_events, ConsoleProgress, Console\n"
+        "events = list(run_events())\n"
+        "plain = dict(highlight=False, markup=False, emoji=False)\n"
+        "progress = ConsoleProgress(Console(file=io.StringIO(), force_terminal=True, width=100, **plain))\n"
+        "before = set(sys.modules)\n"
+        "for event in events: progress(event)\n"
+        "progress.close()\n"
+        "assert set(sys.modules) == before, set(sys.modules) - before\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(here)], check=True)

@@ -1,0 +1,61 @@
+"""metrics.csv as the page reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fake_runs
+import pytest
+
+from snugfit.report.metrics import COLUMNS, Curve, curves, read_metrics
+from snugfit.report.words import count, percent, phase_label, shorten
+
+CSV = """phase,epoch,step,loss,accuracy,val_accuracy,lr,seconds,current_bytes,peak_bytes
+a,0,1,2.0,0.1,,0.05,1.5,10,20
+a,0,2,nan,oops,,0.05,3,10,20
+a,0,,1.5,0.2,0.3,,3,,
+b,0,1,1.0,0.4,,,4,,
+b,0,2,0.5
+"""
+
+
+@pytest.fixture
+def rows(tmp_path: Path):
+    (tmp_path / "metrics.csv").write_text(CSV)
+    return read_metrics(tmp_path / "metrics.csv")
+
+
+def test_missing_file_gives_no_rows(tmp_path):
+    assert read_metrics(tmp_path / "metrics.csv") == []
+
+
+def test_columns_are_those_that_training_writes():
+    assert list(COLUMNS) == fake_runs.COLUMNS
+
+
+def test_empty_broken_and_infinite_cells_are_left_out(rows):
+    assert [row.phase for row in rows] == ["a", "a", "a", "b", "b"]
+    assert rows[1].values == {"epoch": 0, "step": 2, "lr": 0.05, "seconds": 3, "current_bytes": 10, "peak_bytes": 20}
+    assert "seconds" not in rows[4].values
+
+
+def test_step_and_epoch_rows_are_kept_apart(rows):
+    assert curves(rows, "loss") == [Curve("a", [1.5], [2.0]), Curve("b", [4.0], [1.0])]
+    assert curves(rows, "loss", epochs=True) == [Curve("a", [3.0], [1.5])]
+    assert curves(rows, "val_accuracy", epochs=True) == [Curve("a", [3.0], [0.3])]
+
+
+def test_thinning_takes_means():
+    curve = Curve("a", [1, 2, 3, 4, 5], [10, 20, 30, 40, 50])
+    assert curve.thinned(5) is curve
+    assert curve.thinned(3) == Curve("a", [1.5, 3.5, 5], [15, 35, 50])
+    assert curve.thinned(2) == Curve("a", [2, 4.5], [20, 45])
+
+
+def test_words():
+    assert [count(n) for n in (7, 1234, 14_728_266, 2.5e9)] == ["7", "1.23k", "14.7M", "2.5G"]
+    assert percent(0.9046) == "90.5 %"
+    assert percent(None) == "\N{EN DASH}"
+    assert shorten("features.7-features.14", 11) == "featu\N{HORIZONTAL ELLIPSIS}es.14"
+    assert phase_label("block 2/4 features.3") == "block 2/4"
+    assert phase_label("exit selection") == "exit selection"

@@ -1,0 +1,53 @@
+"""Plan and profile tables in the terminal."""
+
+from __future__ import annotations
+
+import io
+
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost, Phase
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.profile import Profile, UnitFacts
+from snugfit.core.workload import Workload
+from snugfit.report.table import print_plan, print_profile
+
+WORKLOAD = Workload("vgg16", "cifar10", (3, 32, 32), 10, 45_000, 5_000, 10_000)
+HARDWARE = Hardware("cpu", "cpu", 2, 4 * 10**9, "Linux", "2.13", enforces=True)
+PHASES = tuple(Phase(f"block {i}", 1, 1.0, batch, ("u",)) for i, batch in enumerate((16, 64)))
+FITS = Candidate("blockwise", True, predicted=Cost(98_600_000, 100.0, 1021.0, 990_000_000, phases=PHASES))
+FAILS = Candidate("backprop", False, reasons=("needs [118.0 MB]",), smallest_bytes=118_000_000, exact=True)
+
+
+def printed(plan: Plan) -> list[str]:
+    stream = io.StringIO()
+    print_plan(plan, stream)
+    return stream.getvalue().splitlines()
+
+
+def test_plan_marks_the_choice_and_says_why_not():
+    lines = printed(Plan(WORKLOAD, Budget("100MB"), HARDWARE, (FITS, FAILS), 0))
+    assert lines[0].startswith("vgg16 on cifar10, budget 100.0 MB of memory")
+    chosen = next(line for line in lines if line.startswith("* "))
+    assert " ".join(chosen.split()) == "* blockwise yes 98.6 MB 1m40s 990.0 MB no batches 16, 64"
+    failed = next(line for line in lines if "backprop" in line)
+    assert "no" in failed.split() and "needs [118.0 MB]" in failed
+    assert lines[-1] == "Chosen: blockwise, 98.6 MB at the peak, 17m01s in all."
+
+
+def test_plan_without_a_choice_names_the_smallest_budget():
+    lines = printed(Plan(WORKLOAD, Budget("10MB"), HARDWARE, (FAILS,), None))
+    assert lines[-1] == "Nothing fits this budget. The smallest memory budget that would do is 118.0 MB."
+
+
+def test_profile_lists_units_and_their_sum():
+    units = (
+        UnitFacts("features.0", 1792, 7168, 1_769_472, (64, 32, 32), 262_144, 524_288, 0.0012),
+        UnitFacts("[head]", 5130, 20_520, 5_120, (10,), 40, 2_048),
+    )
+    stream = io.StringIO()
+    print_profile(Profile(units), stream)
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    assert "1 features.0 1.79k 1.77M 262.1 kB 524.3 kB 1.2 ms" in lines
+    assert "2 [head] 5.13k 5.12k 40 B 2.0 kB \N{EN DASH}" in lines
+    assert "all 6.92k 1.77M 262.2 kB 526.3 kB 1.2 ms" in lines

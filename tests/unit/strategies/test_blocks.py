@@ -1,0 +1,211 @@
+"""Blocks, their bytes and their cost from made-up needs, by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategy_samples import workload
+
+from snugfit.core.cost import Phase
+from snugfit.local.partition import Block
+from snugfit.strategies.blockwise.blocks import Residency, UnitNeeds, block_name, estimate_blocks, make_blocks
+from snugfit.strategies.prediction import SAFETY_BYTES
+
+
+def need(kept, fixed, sample, elements=0, output=0, smallest=1, name="u", **more):
+    return UnitNeeds(name, kept, fixed, sample, elements, 2 * elements, 2 * output, smallest, **more)
+
+
+def residency(needs, room=math.inf, base=0, all_units=False, recompute=False):
+    return Residency(needs, base, room, all_units, recompute)
+
+
+PAIR = [need(100, 150, 10, elements=3, output=5), need(40, 60, 20, elements=5, output=2)]
+
+
+def test_one_units_bytes_are_its_lines():
+    made = residency(PAIR)
+    assert made.bytes_of(Block(0, 0, 7)) == 150 + 70
+    assert made.bytes_of(Block(1, 1, 7)) == 60 + 140
+
+
+def test_a_blocks_bytes_by_hand():
+    """Kept: 100 + 40. Steps: 50 + 10 b, and 20 + 20 b with the block's input held in place of the unit's own.
+
+    The input of three values stays in float32 (12 bytes) and twice in float16 (12), where the line has twice five
+    values in float16 (20): 4 bytes a sample more.
+    """
+    made = residency(PAIR)
+    assert made.bytes_of(Block(0, 1, 7)) == 140 + max(50 + 70, 20 + 140 + 4 * 7)
+    assert made.bytes_of(Block(0, 1, 1)) == 140 + 60
+
+
+def test_classic_local_learning_keeps_every_unit():
+    made = residency(PAIR, all_units=True)
+    assert made.bytes_of(Block(0, 0, 7)) == 150 + 70 + 40
+    assert made.bytes_of(Block(1, 1, 7)) == 60 + 140 + 100
+
+
+def test_recomputation_holds_images_and_the_units_before():
+    needs = [
+        need(100, 150, 10, elements=3, weight_bytes=30, saved_bytes=9),
+        need(40, 60, 20, elements=5, weight_bytes=11, saved_bytes=4),
+        need(40, 60, 20, elements=5, weight_bytes=1000, saved_bytes=1000),
+    ]
+    made, cached = residency(needs, recompute=True), residency(needs)
+    assert made.bytes_of(Block(0, 1, 7)) == cached.bytes_of(Block(0, 1, 7))
+    assert made.bytes_of(Block(2, 2, 7)) == cached.bytes_of(Block(2, 2, 7)) + 30 + 11 + 8 * 9 + 7 * 3 * 5
+
+
+def test_largest_batches_by_hand():
+    assert residency(PAIR, room=260).largest_batches(64) == [11, 10]
+    assert residency(PAIR, room=260).largest_batches(10) == [10, 10]
+    assert residency(PAIR, room=155).largest_batches(64) == [0, 4]
+    assert residency(PAIR, room=260, all_units=True).largest_batches(64) == [7, 5]
+    assert residency(PAIR).largest_batches(64) == [64, 64]
+
+
+def test_a_unit_that_needs_two_samples():
+    assert residency([need(0, 100, 10, smallest=2)], room=115).largest_batches(64) == [0]
+    assert residency([need(0, 100, 10, smallest=2)], room=120).largest_batches(64) == [2]
+
+
+def test_a_flat_line_and_a_unit_without_one():
+    assert residency([need(0, 100, 0.0)], room=90).largest_batches(64) == [0]
+    assert residency([need(0, 100, 0.0)], room=100).largest_batches(64) == [64]
+    for room in (90, math.inf):
+        assert residency([need(0, math.inf, math.inf)], room=room).largest_batches(64) == [0]
+
+
+def test_blocks_by_hand():
+    """Batches 10, 12, 40: the first two would join, but together they keep 10 bytes too many; the third is far off."""
+    needs = [need(10, 100, 10), need(10, 80, 10), need(10, 100, 2.5)]
+    blocks = make_blocks(residency(needs, room=200), 64, 0.4, adaptive_batch=True)
+    assert blocks == [Block(0, 0, 10), Block(1, 1, 12), Block(2, 2, 40)]
+
+
+def test_blocks_that_fit_together_stay_together():
+    needs = [need(10, 100, 10), need(10, 110, 9), need(10, 500, 1)]
+    made = residency(needs, room=660)
+    assert made.largest_batches(50) == [50, 50, 50]
+    assert make_blocks(made, 50, 0.4, adaptive_batch=True) == [Block(0, 2, 50)]
+
+
+def test_without_adaptive_batches_the_smallest_is_everywhere():
+    needs = [need(10, 100, 10), need(10, 100, 2)]
+    made = residency(needs, room=200)
+    assert made.largest_batches(64) == [10, 50]
+    blocks = make_blocks(made, 64, 0.4, adaptive_batch=False)
+    assert {block.batch_size for block in blocks} == {10}
+    assert [unit for block in blocks for unit in block.units] == [0, 1]
+
+
+def test_no_blocks_where_a_unit_fits_at_no_batch():
+    assert make_blocks(residency(PAIR, room=155), 64, 0.4, adaptive_batch=True) == []
+
+
+def test_where_all_units_stay_the_batch_is_lowered_until_the_block_fits():
+    """Alone the second unit would hold 10 samples; behind the first it holds that one's large input too."""
+    needs = [need(10, 20, 1, elements=100), need(10, 20, 10, elements=1)]
+    made = residency(needs, room=130, all_units=True)
+    assert made.largest_batches(64) == [64, 10]
+    assert make_blocks(made, 64, 1.0, adaptive_batch=True) == []
+    roomier = residency(needs, room=3000, all_units=True)
+    (block,) = make_blocks(roomier, 64, 0.0, adaptive_batch=False)
+    assert (block.first, block.last) == (0, 1)
+    assert roomier.bytes_of(block) <= 3000 < roomier.bytes_of(Block(0, 1, block.batch_size + 1))
+
+
+def test_a_block_whose_batch_a_unit_cannot_train_on_is_none():
+    needs = [need(0, 100, 10), need(0, 100, 5, smallest=2)]
+    made = residency(needs, room=110)
+    assert made.largest_batches(64) == [1, 2]
+    assert make_blocks(made, 64, 1.0, adaptive_batch=True) == []
+    assert make_blocks(made, 64, 0.4, adaptive_batch=False) == []
+
+
+whole_needs = st.lists(
+    st.builds(
+        lambda kept, step, sample, elements, smallest: need(kept, kept + step, sample, elements, 1, smallest),
+        st.integers(0, 100), st.integers(0, 100), st.integers(0, 20), st.integers(0, 5), st.integers(1, 2),
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@given(
+    whole_needs,
+    st.integers(0, 2000),
+    st.integers(1, 64),
+    st.integers(0, 10),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_blocks_fit_cover_and_can_be_trained(needs, room, limit, rho_tenths, adaptive, all_units, recompute):
+    made = residency(needs, room=room, all_units=all_units, recompute=recompute)
+    blocks = make_blocks(made, limit, rho_tenths / 10, adaptive_batch=adaptive)
+    if not blocks:
+        return
+    assert [unit for block in blocks for unit in block.units] == list(range(len(needs)))
+    for block in blocks:
+        assert made.bytes_of(block) <= room
+        assert max(needs[u].smallest_batch for u in block.units) <= block.batch_size <= limit
+
+
+@given(whole_needs, st.integers(0, 2000))
+def test_if_every_unit_fits_there_are_blocks(needs, room):
+    made = residency(needs, room=room)
+    if min(made.largest_batches(64)) >= 2:
+        assert make_blocks(made, 64, 0.4, adaptive_batch=True)
+
+
+def test_cost_by_hand():
+    needs = [
+        need(100, 150, 10, elements=3, output=5, name="a"), need(40, 60, 20, elements=5, output=2, name="b"),
+        need(10, 30, 5, elements=2, output=1, name="c"),
+    ]  # fmt: skip
+    made = residency(needs, base=1000)
+    blocks, seconds = [Block(0, 1, 8), Block(2, 2, 16)], [[0.02, 0.03], [0.01]]
+    final = Phase("exit", 777, 4.0, 5)
+    cost = estimate_blocks(made, blocks, seconds, workload(train_count=1000, val_count=200, epochs=3), 2, final)
+    first, second, last = cost.phases
+    assert last is final
+
+    rows = 1000 * 2 + 200
+    assert first.name == "block 1: a to b" and first.units == ("a", "b") and first.batch_size == 8
+    assert first.peak_bytes == int((1000 + made.bytes_of(blocks[0])) * 1.02) + SAFETY_BYTES
+    assert first.seconds == pytest.approx(0.05 * 1000 * 3 + 0.35 * 0.05 * rows)
+    assert first.storage_bytes == rows * 2 * 2
+    assert second.name == "block 2: c" and second.storage_bytes == 0
+    assert second.seconds == pytest.approx(0.01 * 1000 * 3 + 0.35 * 0.01 * 200)
+    assert cost.seconds == pytest.approx(first.seconds + second.seconds + 4.0)
+    assert cost.seconds_per_epoch == pytest.approx(0.05 * 1000 + 0.01 * 1000)
+    assert cost.storage_bytes == first.storage_bytes
+    assert cost.peak_bytes == max(first.peak_bytes, second.peak_bytes)
+
+
+def test_two_caches_lie_side_by_side():
+    needs = [need(1, 1, 1, output=o, name=n) for n, o in (("a", 10), ("b", 30), ("c", 20), ("d", 5))]
+    blocks = [Block(i, i, 4) for i in range(4)]
+    cost = estimate_blocks(
+        residency(needs), blocks, [[0.0]] * 4, workload(train_count=90, val_count=10), 1, Phase("exit", 0, 0.0, 1)
+    )
+    assert [phase.storage_bytes for phase in cost.phases] == [2000, 6000, 4000, 0, 0]
+    assert cost.storage_bytes == 10_000
+
+
+def test_recomputation_costs_time_instead_of_storage():
+    needs = [need(1, 1, 1, output=10, name="a"), need(1, 1, 1, output=10, name="b")]
+    work, final = workload(train_count=100, val_count=10, epochs=2), Phase("exit", 0, 0.0, 1)
+    blocks, seconds = [Block(0, 0, 4), Block(1, 1, 4)], [[0.5], [0.25]]
+    stored = estimate_blocks(residency(needs), blocks, seconds, work, 1, final)
+    again = estimate_blocks(residency(needs, recompute=True), blocks, seconds, work, 1, final)
+    assert stored.storage_bytes > 0 == again.storage_bytes
+    assert again.seconds_per_epoch - stored.seconds_per_epoch == pytest.approx(0.35 * 0.5 * 100)
+
+
+def test_names():
+    assert block_name(["a"], 0) == "block 1: a"
+    assert block_name(["a", "b", "c"], 4) == "block 5: a to c"

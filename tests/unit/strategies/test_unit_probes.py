@@ -1,0 +1,58 @@
+"""What the probe of a unit holds in its step, beside the unit."""
+
+import pytest
+import torch
+from strategy_samples import HARDWARE, workload
+from torch import nn
+
+from snugfit.chain import Chain
+from snugfit.local.layout import Layout
+from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.strategies.blockwise import Blockwise
+from snugfit.strategies.prediction import stored_batches
+
+
+def chain():
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(6 * 64, 10),
+    )  # fmt: skip
+    return Chain.from_module(network.to("meta"), (3, 8, 8))
+
+
+def step_bytes(cache_dtype, index=1, batch=5):
+    probe = Blockwise(cache_dtype=cache_dtype).probes(workload(), chain(), HARDWARE)[index]
+    step = probe.build()
+    return tensor_peak_bytes(lambda: step(batch))
+
+
+@pytest.mark.parametrize(("cache_dtype", "extra"), [("float32", 2), ("bfloat16", 0), ("uint8", -1)])
+def test_two_stored_batches_in_the_caches_type_lie_beside_the_step(cache_dtype, extra):
+    values = 5 * 4 * 64
+    assert step_bytes(cache_dtype) - step_bytes("float16") == 2 * values * extra
+
+
+def test_stored_batches():
+    stored = stored_batches((3, 4, 4), 7, 2)
+    assert stored.nbytes == 2 * 7 * 3 * 16 * 2 and stored.dtype == torch.uint8
+
+
+def test_a_floor_is_below_the_step_and_kept_bytes_are_by_hand():
+    """The last unit trains with the network's own head; SGD keeps one momentum per parameter."""
+    probes = Blockwise().probes(workload(), chain(), HARDWARE)
+    assert [probe.name for probe in probes] == [f"unit:{unit.name}" for unit in chain().units]
+    last = (4 * 6 * 9 + 6) + (6 * 64 * 10 + 10)
+    assert probes[1].kept_bytes == last * 4 * 2
+    auxiliary = Layout.of(chain(), "aan", 10).make_loss(0)
+    first = 3 * 4 * 9 + 4 + sum(p.numel() for p in auxiliary.parameters())
+    assert probes[0].kept_bytes == first * 4 * 2 + sum(b.nbytes for b in auxiliary.buffers())
+    for probe in probes:
+        step = probe.build()
+        assert probe.kept_bytes < probe.floor(5) <= tensor_peak_bytes(lambda step=step: step(5)) + probe.kept_bytes
+
+
+def test_probes_train_on_copies():
+    made = chain()
+    for probe in Blockwise().probes(workload(), made, HARDWARE):
+        probe.build()(2)
+    assert all(p.is_meta and p.grad is None for unit in made.all_units for p in unit.module.parameters())

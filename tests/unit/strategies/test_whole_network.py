@@ -1,0 +1,154 @@
+"""Which batch the whole network trains at, and what that costs, from made-up lines."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategy_samples import HARDWARE, MB, line, profile, workload
+
+from snugfit.core.budget import Budget
+from snugfit.strategies.backprop import Backprop
+from snugfit.strategies.checkpoint import Checkpoint
+from snugfit.strategies.prediction import HELD_BYTES, SAFETY_BYTES, room_for_step, smallest_budget, with_safety
+from snugfit.strategies.whole import batch_settings, divisors, held, whole_cost, whole_reasons
+
+
+def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True, smallest=1, base=0, **changes):
+    lines = {"network": line(*plain, smallest=smallest)}
+    if holding:
+        lines["network:accumulate"] = line(*holding, smallest=smallest)
+    found = batch_settings(
+        workload(**changes), profile(lines, base=base), Budget(budget), "network", accumulate=accumulate
+    )
+    return found and tuple(found.values())
+
+
+ONE_SAMPLE = math.ceil(112 * 1.02 + (SAFETY_BYTES + HELD_BYTES) / MB) * MB
+"""Budget of a step with 100 MB of tensors: 12 % more for the process, safety, what is held back, up to the next MB."""
+
+
+def budget_for(step_bytes):
+    """A budget whose room for a step is just above ``step_bytes``."""
+    return int(step_bytes * 1.02) + SAFETY_BYTES + HELD_BYTES + 10
+
+
+def test_safety_and_its_inverse():
+    assert with_safety(10 * MB, 90 * MB) == 102 * MB + SAFETY_BYTES
+    assert room_for_step(Budget(102 * MB + SAFETY_BYTES + HELD_BYTES), 10 * MB) == pytest.approx(90 * MB)
+    assert room_for_step(Budget(), 10 * MB) == float("inf")
+    assert smallest_budget(profile({}), 100 * MB) == ONE_SAMPLE
+
+
+@given(st.integers(3 * MB, 10**10), st.integers(0, 10**9))
+def test_what_uses_the_whole_room_is_predicted_to_fit(budget, resident):
+    room = room_for_step(Budget(budget), resident)
+    assert with_safety(resident, room) <= budget - HELD_BYTES + 1
+    assert with_safety(resident, room) >= budget - HELD_BYTES - 2
+
+
+@given(st.integers(1, 600))
+def test_divisors(number):
+    assert list(divisors(number)) == [d for d in range(1, number + 1) if number % d == 0]
+
+
+def test_the_whole_batch_where_it_fits():
+    assert settings(None) == (64, 1, False)
+    assert settings(budget_for(74 * MB + 2)) == (64, 1, False)
+
+
+def test_else_it_is_accumulated_to_exactly():
+    """84 MB would hold 64 images with held gradients; 60 MB hold 40, of which 32 divides 64."""
+    assert settings(budget_for(60 * MB + 2)) == (32, 2, True)
+    assert settings(budget_for(21 * MB + 2)) == (1, 64, True)
+
+
+def test_else_the_largest_without_accumulation():
+    """20.5 MB hold no image with held gradients, but 10 without."""
+    assert settings(budget_for(20.5 * MB)) == (10, 1, False)
+
+
+def test_nothing_fits():
+    assert settings(budget_for(10.5 * MB)) is None
+
+
+def test_without_accumulation_the_largest_batch_is_taken():
+    assert settings(budget_for(60 * MB + 2), accumulate=False, holding=None) == (50, 1, False)
+
+
+def test_memory_in_use_before_counts():
+    assert settings(budget_for(74 * MB + 2), base=30 * MB) == (16, 4, True)
+
+
+def test_no_more_images_than_there_are():
+    assert settings(None, train_count=20) == (20, 1, False)
+
+
+def test_a_micro_batch_never_falls_below_what_batch_norm_needs():
+    """Four of five images fit; of the divisors 1 and 5 the one is too few and the other too many."""
+    assert settings(budget_for(24 * MB + 2), batch_size=5, smallest=2, plain=(20 * MB, MB)) == (4, 1, False)
+    assert settings(budget_for(24 * MB + 2), batch_size=5, smallest=1, plain=(20 * MB, MB)) == (1, 5, True)
+
+
+def test_accumulating_a_single_whole_batch_is_not_accumulating():
+    """The plain line was measured a little above the one that holds gradients: noise must not undo the check."""
+    assert settings(budget_for(73.5 * MB), plain=(10 * MB, MB), holding=(9 * MB, MB)) == (32, 2, True)
+
+
+@given(
+    st.integers(3 * MB, 200 * MB), st.integers(1, 130), st.integers(1, 300), st.integers(1, 2),
+    st.integers(0, 40 * MB), st.integers(1000, 3 * MB), st.booleans(),
+)  # fmt: skip
+def test_what_is_chosen_fits(budget, batch_size, train_count, smallest, fixed, sample, accumulate):
+    lines = {"network": line(fixed, sample, smallest=smallest)}
+    lines["network:accumulate"] = line(1.3 * fixed, 1.1 * sample, smallest=smallest)
+    work = workload(batch_size=batch_size, train_count=train_count)
+    found = batch_settings(work, profile(lines), Budget(budget), "network", accumulate=accumulate)
+    if found is None:
+        assert lines["network"].largest_batch(room_for_step(Budget(budget), 0), min(batch_size, train_count)) == 0
+        return
+    micro, count = found["micro_batch"], found["micro_batches"]
+    assert smallest <= micro <= min(batch_size, train_count) and found["accumulate"] == (count > 1)
+    assert count == 1 or micro * count == batch_size
+    cost = whole_cost(profile(lines), "network", work, micro, count)
+    assert cost.peak_bytes <= budget
+
+
+def test_cost_by_hand():
+    """1000 images in 15 steps of 64, at 0.01 s an image, and 200 validation images at 0.3 of that."""
+    found = profile({"network": line(10 * MB, MB)}, base=5 * MB)
+    cost = whole_cost(found, "network", workload(), 64, 1)
+    epoch = 15 * 0.64 + 0.3 * 200 * 0.01
+    assert cost.peak_bytes == int((5 * MB + 74 * MB + 1) * 1.02) + SAFETY_BYTES
+    assert cost.seconds_per_epoch == pytest.approx(epoch) and cost.seconds == pytest.approx(3 * epoch)
+    (phase,) = cost.phases
+    assert (phase.batch_size, phase.units, phase.storage_bytes, cost.storage_bytes) == (64, ("a", "b"), 0, 0)
+    assert phase.peak_bytes == cost.peak_bytes and phase.seconds == cost.seconds
+
+
+def test_cost_of_accumulation_by_hand():
+    """A probe that holds gradients runs two micro-batches: half its seconds are one's."""
+    found = profile({"network": line(10 * MB, MB), "network:accumulate": line(20 * MB, MB, seconds=0.024)})
+    cost = whole_cost(found, "network", workload(), 32, 2)
+    assert cost.seconds_per_epoch == pytest.approx(15 * 2 * 32 * 0.012 + 0.3 * 200 * 0.012)
+    assert cost.peak_bytes == int((52 * MB + 1) * 1.02) + SAFETY_BYTES
+
+
+def test_reasons_name_the_smallest_budget():
+    found = profile({}, floors={"network": 100 * MB})
+    reasons, smallest = whole_reasons(found, "network", Budget("50MB"))
+    assert smallest == ONE_SAMPLE and reasons == (f"one sample needs {ONE_SAMPLE // MB} MB",)
+    assert whole_reasons(found, "network", Budget("200MB"))[1] == 201 * MB, "what was measured not to fit does not fit"
+
+
+@pytest.mark.parametrize(("kind", "probe"), [(Backprop, "network"), (Checkpoint, "checkpoint")])
+def test_strategies_propose_what_the_settings_say(kind, probe):
+    found = profile({probe: line(10 * MB, MB, name=probe), held(probe): line(20 * MB, MB)}, floors={probe: MB})
+    budget = Budget(budget_for(60 * MB + 2))
+    (proposal,) = kind().propose(workload(), found, HARDWARE, budget)
+    assert proposal == kind(32, 2, True)
+    cost = proposal.estimate(workload(), found, HARDWARE)
+    assert cost == whole_cost(found, probe, workload(), 32, 2) and cost.peak_bytes <= budget.memory_bytes
+    assert list(kind().propose(workload(), found, HARDWARE, Budget(5 * MB))) == []
+    assert kind().shortfall(workload(), found, Budget(5 * MB))[1] == 6 * MB
+    assert list(kind().propose(workload(), profile({}, floors={probe: MB}), HARDWARE, budget)) == []

@@ -1,0 +1,229 @@
+"""The loop with a trainable of one weight: which steps it runs, and how it ends and goes on."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_samples import CPU, PHASE, OneWeight, Source, make_run
+
+from snugfit.core.workload import OptimizerSettings
+from snugfit.errors import BudgetExceededError, DivergedError, InterruptedRunError
+from snugfit.training import run as run_module
+from snugfit.training.events import EpochDone, StepDone
+from snugfit.training.loop import count_correct, train_phase
+
+COSINE = OptimizerSettings(lr=0.5, schedule="cosine")
+
+
+def train(run, trainable, source=None, phase=PHASE, evaluate=lambda: None):
+    return train_phase(trainable, source or Source(), phase, run, evaluate)
+
+
+def of_kind(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_every_epoch_runs_every_full_batch_in_its_order(tmp_path):
+    events, trainable, source = [], OneWeight(), Source(11)
+    assert train(make_run(tmp_path, [events.append]), trainable, source) == 5
+    assert [(e.epoch, e.step, e.steps) for e in of_kind(events, StepDone)] == [
+        (epoch, step, 5) for epoch in range(3) for step in range(1, 6)
+    ]
+    seen = [inputs for inputs, _, _ in trainable.calls]
+    assert seen == [
+        [float(s) for s in source.order(epoch)[2 * step : 2 * step + 2]] for epoch in range(3) for step in range(5)
+    ]
+
+
+def test_epochs_sum_up_their_steps(tmp_path):
+    events = []
+    train(make_run(tmp_path, [events.append]), OneWeight(), evaluate=lambda: 0.75)
+    for done in of_kind(events, EpochDone):
+        assert (done.loss, done.accuracy, done.val_accuracy, done.epochs) == (4.5, 0.5, 0.75, 3)
+    assert [event.epoch for event in of_kind(events, EpochDone)] == [0, 1, 2]
+
+
+def test_the_learning_rate_follows_its_schedule(tmp_path):
+    events, trainable = [], OneWeight()
+    train(make_run(tmp_path, [events.append], optimizer=COSINE), trainable)
+    want = [0.5 * (1 + math.cos(math.pi * step / 15)) for step in range(15)]
+    assert trainable.factors == pytest.approx(want)
+    assert [event.lr for event in of_kind(events, StepDone)] == pytest.approx([0.5 * factor for factor in want])
+
+
+def test_micro_batches_share_a_step(tmp_path):
+    events, trainable = [], OneWeight(micro_batches=2)
+    run = make_run(tmp_path, [events.append], epochs=1)
+    assert train(run, trainable, phase=dataclasses.replace(PHASE, batch_size=2)) == 2
+    assert [(share, update) for _, share, update in trainable.calls] == [(0.5, False), (0.5, True)] * 2
+    order = Source().order(0)
+    steps = of_kind(events, StepDone)
+    assert [step.loss for step in steps] == [sum(order[:4]) / 4, sum(order[4:8]) / 4]
+    assert [step.samples for step in steps] == [4, 4]
+    assert [step.accuracy for step in steps] == [sum(s % 2 == 0 for s in order[a : a + 4]) / 4 for a in (0, 4)]
+
+
+def test_fewer_batches_than_micro_batches_make_one_step(tmp_path):
+    trainable = OneWeight(micro_batches=8)
+    assert train(make_run(tmp_path, epochs=1), trainable, Source(6)) == 1
+    assert [(share, update) for _, share, update in trainable.calls] == [(1 / 3, False), (1 / 3, False), (1 / 3, True)]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_the_run_at_once(tmp_path, loss):
+    class Diverging(OneWeight):
+        def step(self, *arguments, **options):
+            result = super().step(*arguments, **options)
+            return dataclasses.replace(result, loss=loss) if len(self.calls) == 8 else result
+
+    events, trainable = [], Diverging()
+    run = make_run(tmp_path, [events.append])
+    with pytest.raises(DivergedError, match=r"network, epoch 2, step 3") as error:
+        train(run, trainable)
+    assert error.value.exit_code == 7
+    assert len(trainable.calls) == 8 and len(of_kind(events, StepDone)) == 7
+    position = run.checkpoints.latest().position
+    assert (position["epoch"], position["step"]) == (1, 0)
+
+
+def stop_at(run_of, count):
+    def before_step(number):
+        if number == count:
+            run_of[0].stop.request()
+
+    return before_step
+
+
+def finished(folder, **options):
+    """Weight, steps and metrics of an uninterrupted run."""
+    events, trainable = [], OneWeight()
+    run = make_run(folder, [events.append], **options)
+    train(run, trainable)
+    return trainable.weight, metric_rows(run)
+
+
+def metric_rows(run):
+    """Rows of metrics.csv, without the columns of seconds."""
+    rows = [line.split(",") for line in run.metrics.path.read_text().splitlines()]
+    seconds = rows[0].index("seconds")
+    return [row[:seconds] + row[seconds + 1 :] for row in rows]
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 15))
+def test_a_stopped_run_goes_on_at_the_exact_step(tmp_path_factory, count):
+    folder = tmp_path_factory.mktemp("run")
+    weight, rows = finished(tmp_path_factory.mktemp("whole"), optimizer=COSINE)
+    holder, first = [None], OneWeight()
+    first.before_step = stop_at(holder, count)
+    holder[0] = make_run(folder, optimizer=COSINE)
+    with pytest.raises(InterruptedRunError, match=f"--resume {folder}") as error:
+        train(holder[0], first)
+    assert error.value.exit_code == 130 and len(first.calls) == count
+
+    run, second = make_run(folder, optimizer=COSINE), OneWeight()
+    assert run.resume()
+    assert (run.position.epoch, run.position.step) == divmod(count, 5)
+    assert run.resumed
+    second.load_state(run.resumed_tensors)
+    assert second.weight.item() != 0
+    train(run, second)
+    assert len(second.calls) == 15 - count
+    assert torch.equal(second.weight, weight)
+    assert metric_rows(run) == rows
+
+
+def test_a_run_killed_between_checkpoints_repeats_the_steps_since(tmp_path):
+    weight, rows = finished(tmp_path / "whole")
+
+    def killed(number):
+        if number == 9:
+            raise KeyboardInterrupt
+
+    run = make_run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        train(run, OneWeight(before_step=killed))
+    assert len(metric_rows(run)) == 1 + 8 + 1
+
+    run, second = make_run(tmp_path / "run"), OneWeight()
+    assert run.resume() and (run.position.epoch, run.position.step) == (1, 0)
+    assert len(metric_rows(run)) == 1 + 5 + 1, "rows of steps that will be repeated are gone"
+    second.load_state(run.resumed_tensors)
+    train(run, second)
+    assert torch.equal(second.weight, weight) and metric_rows(run) == rows
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path):
+    run = make_run(tmp_path)
+    run.metrics.path.write_text("phase,epoch,step\nleft,over,rows\n")
+    assert not run.resume() and not run.resumed
+    trainable = OneWeight()
+    train(run, trainable)
+    assert len(trainable.calls) == 15 and len(metric_rows(run)) == 1 + 15 + 3
+
+
+def test_checkpoints_within_an_epoch_when_they_are_due(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", -1.0)
+    run, saved = make_run(tmp_path, epochs=1), []
+    monkeypatch.setattr(run, "save", lambda tensors: saved.append((run.position.epoch, run.position.step)))
+    train(run, OneWeight())
+    assert saved == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 0)]
+
+
+def test_an_epoch_that_was_complete_is_not_trained_again(tmp_path):
+    run = make_run(tmp_path)
+    train(run, OneWeight())
+    again, trainable = make_run(tmp_path), OneWeight()
+    assert again.resume() and again.position.epoch == 3
+    assert train(again, trainable) == 5 and trainable.calls == []
+
+
+def refused(number):
+    if number == 4:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+
+def test_a_refused_allocation_says_so(tmp_path):
+    run = make_run(tmp_path, budget="100MB")
+    with pytest.raises(BudgetExceededError, match=r"memory budget of 100\.0 MB") as error:
+        train(run, OneWeight(before_step=refused))
+    assert error.value.exit_code == 5 and len(str(error.value).splitlines()) <= 2
+
+
+def test_other_errors_of_a_step_pass_through(tmp_path):
+    def broken(number):
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        train(make_run(tmp_path), OneWeight(before_step=broken))
+
+
+def test_the_limit_is_set_anew_at_every_step(tmp_path):
+    run = make_run(tmp_path, epochs=1)
+    train(run, OneWeight())
+    assert run.limit.refreshes >= 5
+
+
+def test_count_correct_by_hand():
+    """Six classes; logits favour the input's own number, then smaller numbers."""
+
+    def forward(inputs):
+        return -(torch.arange(6.0)[None] - inputs).abs()
+
+    batches = [(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 2])), (torch.tensor([[5.0]]), torch.tensor([0]))]
+    confusion, among_five = count_correct(forward, iter(batches), 6, CPU)
+    want = torch.zeros(6, 6, dtype=torch.int64)
+    want[0, 0] = want[2, 1] = want[0, 5] = 1
+    assert torch.equal(confusion, want)
+    assert among_five == 2
+
+
+def test_count_correct_of_few_classes_and_of_nothing():
+    confusion, among_five = count_correct(lambda x: x.repeat(1, 2), iter([]), 2, CPU)
+    assert confusion.tolist() == [[0, 0], [0, 0]] and among_five == 0
+    pair = (torch.ones(3, 1), torch.tensor([0, 1, 1]))
+    confusion, among_five = count_correct(lambda x: x.repeat(1, 2), iter([pair]), 2, CPU)
+    assert confusion.tolist() == [[1, 0], [2, 0]] and among_five == 3

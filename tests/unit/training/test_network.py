@@ -1,0 +1,136 @@
+"""The whole network's trainer against plain PyTorch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from training_samples import make_workload
+
+from snugfit.core.workload import OptimizerSettings
+from snugfit.training.network import NetworkTrainer
+
+SGD = OptimizerSettings("sgd", lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)).double()
+
+
+def images(count=8):
+    torch.manual_seed(1)
+    return torch.randn(count, 2, 4, 4, dtype=torch.float64), torch.randint(0, 3, (count,))
+
+
+def trainer(module, micro_batches=1, **changes):
+    return NetworkTrainer(module, module, make_workload(optimizer=SGD, **changes), micro_batches)
+
+
+def plain(module, steps):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    losses = []
+    for _ in range(steps):
+        inputs, labels = images()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(module(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def assert_equal_weights(got, want):
+    for mine, theirs in zip(got.parameters(), want.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_a_step_is_a_plain_step_and_leaves_no_gradients():
+    mine, theirs = network(), network()
+    made = trainer(mine)
+    losses = [made.step(*images()).loss for _ in range(3)]
+    assert losses == pytest.approx(plain(theirs, 3), rel=1e-12)
+    assert_equal_weights(mine, theirs)
+    assert all(parameter.grad is None for parameter in mine.parameters())
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulated_micro_batches_are_the_whole_batch(parts):
+    mine, theirs = network(), network()
+    made = trainer(mine, micro_batches=parts)
+    for _ in range(3):
+        inputs, labels = images()
+        pieces = list(zip(inputs.chunk(parts), labels.chunk(parts), strict=True))
+        for index, (some, those) in enumerate(pieces):
+            before = copy.deepcopy(mine.state_dict())
+            made.step(some, those, 1 / parts, index == parts - 1)
+            changed = any(not torch.equal(before[k], v) for k, v in mine.state_dict().items())
+            assert changed == (index == parts - 1)
+    plain(theirs, 3)
+    assert_equal_weights(mine, theirs)
+
+
+def test_the_result_tells_loss_and_correct_ones():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(32, 3)).double()
+    with torch.no_grad():
+        module[1].weight.zero_()
+        module[1].bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
+    inputs, labels = images()
+    result = trainer(module).step(inputs, labels)
+    assert result.correct == int((labels == 1).sum())
+    assert result.loss == pytest.approx(nn.functional.cross_entropy(torch.tensor([[0.0, 1, 0]] * 8), labels).item())
+
+
+def test_it_trains_in_training_mode():
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(1.0), nn.Linear(32, 3)).double().eval()
+    trainer(module).step(*images())
+    assert module.training
+
+
+def test_another_forward_pass_may_be_given():
+    module, seen = network(), []
+
+    def forward(inputs):
+        seen.append(len(inputs))
+        return module(inputs)
+
+    NetworkTrainer(module, forward, make_workload(optimizer=SGD)).step(*images())
+    assert seen == [8]
+
+
+def test_the_learning_rate_factor_scales_the_step():
+    module = network()
+    before = copy.deepcopy(module)
+    made = trainer(module)
+    made.set_lr_factor(0.0)
+    made.step(*images())
+    assert_equal_weights(module, before)
+
+
+def test_a_state_taken_up_goes_on_as_if_never_left():
+    mine, other = network(), network()
+    made = trainer(mine)
+    made.step(*images())
+    state = {group: {k: v.clone() for k, v in tensors.items()} for group, tensors in made.state().items()}
+    assert set(state) == {"model", "optimizer"}
+    made.step(*images())
+    again = trainer(other)
+    again.load_state(state.__getitem__)
+    again.step(*images())
+    assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), other.parameters(), strict=True))
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_weights():
+    module, seen = network().float(), []
+    module[0].register_forward_hook(lambda *hooked: seen.append(hooked[2].dtype))
+    inputs, labels = images()
+    trainer(module, precision="bfloat16").step(inputs.float(), labels)
+    assert seen == [torch.bfloat16]
+    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
+
+
+def test_on_the_meta_device_a_step_costs_nothing():
+    module = network().to("meta")
+    inputs, labels = images()
+    result = trainer(module).step(inputs.to("meta"), labels.to("meta"))
+    assert (result.loss, result.correct) == (0.0, 0)

@@ -1,0 +1,187 @@
+"""One optimizer per parameter: equal to the stock optimizers, exact to resume, and free of gradients after a step."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from snugfit.core.workload import OptimizerSettings
+from snugfit.errors import CheckpointError
+from snugfit.training.optimizers import ParameterOptimizers, lr_factor
+
+SETTINGS = [
+    OptimizerSettings(name="sgd", lr=0.1, momentum=0.9, weight_decay=1e-2),
+    OptimizerSettings(name="sgd", lr=0.1, momentum=0.0, weight_decay=0.0),
+    OptimizerSettings(name="adamw", lr=0.01, weight_decay=1e-2),
+]
+each_setting = pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.name}-{s.momentum}-{s.weight_decay}")
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    layers = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 5, 1),
+        nn.Flatten(),
+        nn.Linear(5 * 36, 3),
+    )
+    return layers.to(memory_format=torch.channels_last)
+
+
+def stock(module, settings):
+    if settings.name == "adamw":
+        return torch.optim.AdamW(
+            module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, foreach=False, fused=False
+        )
+    return torch.optim.SGD(
+        module.parameters(),
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        foreach=False,
+        fused=False,
+    )
+
+
+def loss_of(module, step):
+    torch.manual_seed(100 + step)
+    images = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    return nn.functional.cross_entropy(module(images), torch.tensor([0, 1, 2, 1]))
+
+
+@each_setting
+@pytest.mark.parametrize("in_backward", [True, False])
+def test_equals_the_stock_optimizer(settings, in_backward):
+    mine, theirs = network(), network()
+    optimizers, reference = ParameterOptimizers(mine.named_parameters(), settings), stock(theirs, settings)
+    if in_backward:
+        optimizers.apply_in_backward()
+    for step in range(5):
+        factor = lr_factor("cosine", step / 5)
+        optimizers.set_lr_factor(factor)
+        reference.param_groups[0]["lr"] = settings.lr * factor
+        loss_of(mine, step).backward()
+        optimizers.step()
+        assert all(p.grad is None for p in mine.parameters())
+        reference.zero_grad()
+        loss_of(theirs, step).backward()
+        reference.step()
+    for got, want in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@each_setting
+@pytest.mark.parametrize("row_major", [False, True], ids=["as_saved", "row_major"])
+def test_resumed_steps_are_the_same_to_the_bit(settings, row_major):
+    module = network()
+    optimizers = ParameterOptimizers(module.named_parameters(), settings)
+    optimizers.apply_in_backward()
+    for step in range(3):
+        loss_of(module, step).backward()
+    resumed = copy.deepcopy(module)
+    for parameter in resumed.parameters():
+        parameter._post_accumulate_grad_hooks = None
+    state = {name: value.clone(memory_format=torch.preserve_format) for name, value in optimizers.state().items()}
+    if row_major:
+        state = {name: value.contiguous() for name, value in state.items()}
+    fresh = ParameterOptimizers(resumed.named_parameters(), settings)
+    fresh.load_state(state)
+    fresh.apply_in_backward()
+    for step in range(3, 6):
+        loss_of(module, step).backward()
+        loss_of(resumed, step).backward()
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), resumed.parameters(), strict=True))
+    assert all(torch.equal(value, fresh.state()[name]) for name, value in optimizers.state().items())
+
+
+def test_state_is_named_flat_and_live():
+    module = network()
+    for name, keys in (("sgd", {"momentum_buffer"}), ("adamw", {"step", "exp_avg", "exp_avg_sq"})):
+        optimizers = ParameterOptimizers(module.named_parameters(), OptimizerSettings(name=name))
+        assert optimizers.state() == {}
+        loss_of(module, 0).backward()
+        optimizers.step()
+        parameters = [key for key, _ in module.named_parameters()]
+        assert set(optimizers.state()) == {f"{parameter}/{key}" for parameter in parameters for key in keys}
+        seen = optimizers.state()["5.weight/" + min(keys)]
+        before = seen.clone()
+        loss_of(module, 1).backward()
+        optimizers.step()
+        assert not torch.equal(seen, before)
+
+
+def test_fitting_state_is_taken_over_without_a_copy():
+    module = network()
+    optimizers = ParameterOptimizers(module.named_parameters(), SETTINGS[0])
+    given = {f"{name}/momentum_buffer": torch.zeros_like(p) for name, p in module.named_parameters()}
+    optimizers.load_state(given)
+    assert all(value.data_ptr() == given[name].data_ptr() for name, value in optimizers.state().items())
+
+
+def test_gradient_in_another_layout_is_applied_where_it_belongs():
+    parameter = nn.Parameter(torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    gradient = torch.randn(4, 3, 2, 2)
+    optimizers = ParameterOptimizers([("p", parameter)], OptimizerSettings(lr=1.0, weight_decay=0.0))
+    parameter.grad = gradient.clone()
+    assert parameter.grad.stride() != parameter.stride()
+    optimizers.step()
+    torch.testing.assert_close(parameter.detach(), -gradient)
+
+
+def test_shared_parameter_is_stepped_once_with_the_whole_gradient():
+    layer = nn.Linear(3, 3, bias=False)
+    before = layer.weight.detach().clone()
+    optimizers = ParameterOptimizers(
+        layer.named_parameters(), OptimizerSettings(lr=1.0, momentum=0.0, weight_decay=0.0)
+    )
+    inputs = torch.randn(2, 3)
+    expected = torch.autograd.grad(layer(layer(inputs)).sum(), layer.weight)[0]
+    optimizers.apply_in_backward()
+    layer(layer(inputs)).sum().backward()
+    torch.testing.assert_close(layer.weight.detach(), before - expected)
+
+
+def test_detached_hooks_leave_gradients_to_accumulate():
+    layer = nn.Linear(2, 2)
+    optimizers = ParameterOptimizers(layer.named_parameters(), SETTINGS[0])
+    assert optimizers.apply_in_backward() == optimizers.apply_in_backward()
+    optimizers.detach_hooks()
+    before = layer.weight.detach().clone()
+    for _ in range(2):
+        layer(torch.ones(1, 2)).sum().backward()
+    assert torch.equal(layer.weight, before) and torch.equal(layer.weight.grad, torch.full((2, 2), 2.0))
+    optimizers.zero_grad()
+    assert layer.weight.grad is None
+
+
+def test_frozen_parameters_are_left_out_and_release_forgets():
+    module = network()
+    module[0].requires_grad_(False)
+    optimizers = ParameterOptimizers(module.named_parameters(), SETTINGS[0])
+    assert not any(name.startswith("0.") for name in optimizers.parameters)
+    optimizers.apply_in_backward()
+    loss_of(module, 0).backward()
+    optimizers.release()
+    assert optimizers.state() == {}
+    loss_of(module, 0).backward()
+    assert module[3].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [("other/momentum_buffer", (2, 2), "no parameter"), ("weight/momentum_buffer", (3,), "shape")],
+)
+def test_foreign_state_is_refused(name, shape, message):
+    optimizers = ParameterOptimizers(nn.Linear(2, 2).named_parameters(), SETTINGS[0])
+    with pytest.raises(CheckpointError, match=message):
+        optimizers.load_state({name: torch.zeros(shape)})
+
+
+def test_schedules():
+    assert [lr_factor("constant", p) for p in (0, 0.5, 1)] == [1, 1, 1]
+    assert [lr_factor("cosine", p) for p in (0, 0.5, 1, 2)] == pytest.approx([1, 0.5, 0, 0])
+    assert lr_factor("cosine", 1 / 3) == pytest.approx(0.5 * (1 + math.cos(math.pi / 3)))

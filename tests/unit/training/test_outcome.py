@@ -1,0 +1,55 @@
+"""The final evaluation and the record, by hand."""
+
+import pytest
+import torch
+from training_samples import PHASE, Source, make_run
+
+from snugfit.core.record import Record
+from snugfit.training.events import RunDone
+from snugfit.training.outcome import FinalEvaluation, evaluate_model, make_record
+from snugfit.training.split import TrainingData
+
+
+def data(test=True):
+    return TrainingData(Source(10), Source(4), Source(3) if test else None, ("even", "odd"))
+
+
+def always_even(inputs):
+    return torch.tensor([[1.0, 0.0]]).repeat(len(inputs), 1)
+
+
+def test_accuracies_by_hand(tmp_path):
+    """Validation samples 0 to 3 are half even, test samples 0 to 2 two thirds."""
+    found = evaluate_model(always_even, data(), make_run(tmp_path), 2)
+    assert found == FinalEvaluation(0.5, pytest.approx(2 / 3), 1.0, [[2, 0], [1, 0]])
+
+
+def test_without_a_test_split_the_confusion_is_that_of_validation(tmp_path):
+    assert evaluate_model(always_even, data(test=False), make_run(tmp_path), 3) == FinalEvaluation(
+        0.5, None, None, [[2, 0], [2, 0]]
+    )
+
+
+def test_the_record_puts_prediction_beside_measurement(tmp_path):
+    events = []
+    run = make_run(tmp_path, [events.append], budget="100MB")
+    run.start_phase(PHASE, 0, 1, 3, 5)
+    run.meter.next_peak = 80
+    run.position.phase_tensor_bytes, run.position.storage_bytes = 60, 5
+    run.add_overhead("caching", 2.0)
+    run.end_phase(PHASE, 3, 5)
+    record = make_record(
+        run, strategy="backprop", settings={"micro_batch": 2}, evaluation=FinalEvaluation(0.5, 0.25, 1.0, [[1]]),
+        parameters={"full": 9, "trained_model": 4}, data=data(), exit_taken={"unit": "a", "index": 0, "of": 2},
+    )  # fmt: skip
+    assert isinstance(record, Record) and events[-1] == RunDone(record)
+    assert record.predicted == {"peak_bytes": 100, "seconds": 3.0, "storage_bytes": 7}
+    seconds = record.measured.pop("seconds")
+    assert seconds >= run.position.phases[0].seconds > 0
+    assert record.measured == {"peak_bytes": 80, "peak_metric": "told", "tensor_peak_bytes": 60, "storage_bytes": 5}
+    assert record.budget == {"memory_bytes": 100_000_000, "storage_bytes": None, "time_ratio": None}
+    assert record.accuracy == {"val": 0.5, "test": 0.25, "test_top5": 1.0}
+    assert record.overhead_seconds == {"profiling": 0.0, "caching": 2.0}
+    assert record.phases == tuple(run.position.phases) and record.class_names == ("even", "odd")
+    assert (record.enforced, record.run_dir, record.confusion) == (False, str(tmp_path), [[1]])
+    assert Record.from_json(record.to_json()) == record

@@ -1,0 +1,119 @@
+"""A run's position, its accounts, and what it tells."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from training_samples import PHASE, make_run
+
+from snugfit.core.record import ExitRecord, PhaseRecord
+from snugfit.core.serial import from_data, to_data
+from snugfit.errors import CheckpointError, DivergedError
+from snugfit.training.events import Notice, PhaseDone, PhaseStarted
+from snugfit.training.run import Position
+
+
+def test_a_position_survives_json():
+    position = Position(
+        phase=1, epoch=2, step=3, loss_sum=0.1 + 0.2, correct=7, samples=9, seconds=1.5, peak_bytes=10**10,
+        phases=[PhaseRecord("p", ("a",), 2, 3, 4, 5, 1.0, 2.0, 3, 4)], exits=[ExitRecord("a", 0, 0.5, 9)],
+        overheads={"caching": 0.5}, notes={"batches": {"p": 4}, "saturated": True},
+    )  # fmt: skip
+    assert from_data(Position, json.loads(json.dumps(to_data(position)))) == position
+
+
+def test_an_epoch_starts_from_nothing():
+    position = Position(epoch=1, step=4, loss_sum=3.0, correct=2, samples=5, seconds=9.0)
+    position.start_epoch(2)
+    assert position == Position(epoch=2, seconds=9.0)
+
+
+def test_a_phase_is_recorded_with_what_was_measured_in_it(tmp_path):
+    events = []
+    run = make_run(tmp_path, [events.append])
+    run.start_phase(PHASE, 0, 2, 3, 5)
+    run.meter.next_peak = 80
+    run.tick()
+    run.meter.next_peak = 0
+    run.position.phase_tensor_bytes = 60
+    run.end_phase(PHASE, 3, 5, cache_bytes=11)
+    (record,) = run.position.phases
+    assert dataclasses.replace(record, seconds=0.0) == PhaseRecord(
+        "network", ("a", "b"), 2, 100, 80, 60, 3.0, 0.0, 3, 5, 11
+    )
+    assert 0 < record.seconds == run.position.seconds
+    assert events[0] == PhaseStarted("network", 0, 2, ("a", "b"), 2, 3, 5, 100)
+    assert events[1] == PhaseDone("network", 100, 80, record.seconds)
+
+
+def test_the_next_phase_begins_its_own_accounts(tmp_path):
+    run = make_run(tmp_path)
+    for peak in (80, 30):
+        run.start_phase(PHASE, 0, 2, 1, 1)
+        run.meter.next_peak = peak
+        run.position.epoch, run.position.step = 1, 2
+        run.end_phase(PHASE, 1, 1)
+    assert [record.measured_peak_bytes for record in run.position.phases] == [80, 30]
+    assert run.position.peak_bytes == 80
+    position = run.position
+    assert (position.phase, position.epoch, position.step, position.phase_peak_bytes) == (2, 0, 0, 0)
+    assert position.seconds == pytest.approx(sum(record.seconds for record in position.phases))
+
+
+def test_saved_and_taken_up_again(tmp_path):
+    run = make_run(tmp_path)
+    assert not run.resume()
+    run.position.epoch, run.position.step, run.position.notes["x"] = 1, 2, [3]
+    run.save({"model": {"w": torch.arange(3.0)}})
+    again = make_run(tmp_path)
+    assert not again.resumed
+    assert again.resume() and again.resumed
+    assert again.position == run.position
+    assert again.resumed_tensors("model")["w"].tolist() == [0, 1, 2]
+    with pytest.raises(CheckpointError, match="no tensors 'other'"):
+        again.resumed_tensors("other")
+
+
+def test_at_the_start_of_a_phase_there_is_nothing_to_take_up(tmp_path):
+    run = make_run(tmp_path)
+    run.position.phase = 1
+    run.save({})
+    again = make_run(tmp_path)
+    assert again.resume() and not again.resumed and again.position.phase == 1
+
+
+def test_without_a_checkpoint_there_are_no_tensors(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        make_run(tmp_path).resumed_tensors("model")
+
+
+def test_seconds_go_on_where_they_stopped(tmp_path):
+    run = make_run(tmp_path)
+    run.position.seconds = 100.0
+    run.save({})
+    again = make_run(tmp_path)
+    again.resume()
+    again.tick()
+    assert 100 <= again.position.seconds < 110
+
+
+def test_overheads_add_up_by_kind(tmp_path):
+    run = make_run(tmp_path)
+    for kind, seconds in (("caching", 1.0), ("exit_selection", 4.0), ("caching", 2.5)):
+        run.add_overhead(kind, seconds)
+    assert run.position.overheads == {"caching": 3.5, "exit_selection": 4.0}
+
+
+def test_everyone_is_told_in_order(tmp_path):
+    told = []
+    run = make_run(tmp_path, [lambda e: told.append(("first", e)), lambda e: told.append(("second", e))])
+    run.emit(Notice("x"))
+    assert told == [("first", Notice("x")), ("second", Notice("x"))]
+
+
+def test_finite_losses_pass(tmp_path):
+    run = make_run(tmp_path)
+    run.require_finite(1e30, "here")
+    with pytest.raises(DivergedError, match="nan in here, epoch 1, step 1"):
+        run.require_finite(float("nan"), "here")
