@@ -7,6 +7,7 @@ import pytest
 
 from snugfit.core.profile import ProbeLine
 from snugfit.profiling import Probe, measure_probe, measure_probes
+from snugfit.profiling.probe import FIRST_GROWTH, PROBE_GROWTH
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +185,8 @@ def test_several_probes_make_a_profile():
     profile = measure_probes([fits, refused], machine, machine, lambda *event: told.append(event))
     assert set(profile.lines) == {"p"} and isinstance(profile.lines["p"], ProbeLine)
     assert profile.floors == {"p": 1, "q": 1} and profile.kept == {"p": 70, "q": 0}
-    assert profile.base_bytes == 1000 and profile.units == ()
+    grown = FIRST_GROWTH + 2 * PROBE_GROWTH
+    assert profile.base_bytes == 1000 + grown and profile.units == ()
     assert told == [("p", 1, 2), ("q", 2, 2)]
 
 
