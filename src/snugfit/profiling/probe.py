@@ -13,9 +13,9 @@ from snugfit.core.profile import ProbeLine, ProbePoint, Profile
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory
 
 FIRST_BATCHES = (2, 8)
-FIRST_GROWTH, PROBE_GROWTH = 3_000_000, 800_000
-"""What profiling leaves in memory (torch's caches, kernels), in all and for each probe: the base of a budget that holds
-the probes which this one refuses."""
+FIRST_GROWTH, PROBE_GROWTH, LAYER_GROWTH = 3_000_000, 800_000, 80_000
+"""What profiling leaves in memory (torch's caches, kernels), in all, for each probe and for each of its layers after
+the first: the base of a budget that holds the probes which this one refuses."""
 Step = Callable[[int], object]
 
 
@@ -31,6 +31,7 @@ class Probe:
         batch_limit: largest batch size of interest.
         kept_bytes: bytes that it holds between two steps: weights, buffers and optimizer state.
         sizes: batch sizes that may be chosen; any up to the limit when empty.
+        layers: convolutions and linear layers in it, each of which leaves kernels behind.
     """
 
     name: str
@@ -39,6 +40,12 @@ class Probe:
     batch_limit: int
     kept_bytes: int = 0
     sizes: tuple[int, ...] = ()
+    layers: int = 1
+
+    @property
+    def growth_bytes(self) -> int:
+        """What measuring it leaves in memory, as a rule."""
+        return PROBE_GROWTH + (self.layers - 1) * LAYER_GROWTH
 
 
 def measure_probes(
@@ -70,7 +77,7 @@ def measure_probes(
         on_measured(probe.name, index, len(probes))
     release_memory()
     meter.restart()
-    grown = 0 if len(lines) == len(probes) else before + FIRST_GROWTH + len(probes) * PROBE_GROWTH
+    grown = 0 if len(lines) == len(probes) else before + FIRST_GROWTH + sum(probe.growth_bytes for probe in probes)
     return Profile(
         units=(),
         lines=lines,

@@ -87,7 +87,8 @@ def _whole_probe(
 
     limit = min(workload.batch_size, workload.train_count)
     sizes = divisors(workload.batch_size) if hold else ()
-    return Probe(held(name) if hold else name, build, floor, limit, sizes=sizes)
+    layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())
+    return Probe(held(name) if hold else name, build, floor, limit, sizes=sizes, layers=layers)
 
 
 def largest_batch(profile: Profile, probe: str, budget: Budget, limit: int) -> int:

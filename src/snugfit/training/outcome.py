@@ -10,8 +10,9 @@ from torch import Tensor
 
 from snugfit.core.record import Record
 from snugfit.core.serial import to_data
-from snugfit.training.events import RunDone
-from snugfit.training.loop import count_correct
+from snugfit.memory import is_out_of_memory, release_memory
+from snugfit.training.events import Notice, RunDone
+from snugfit.training.loop import BatchSource, count_correct
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 
@@ -20,7 +21,7 @@ from snugfit.training.split import TrainingData
 class FinalEvaluation:
     """Accuracies in [0, 1] of the finished model; the confusion matrix is that of the test split where there is one."""
 
-    val: float
+    val: float | None
     test: float | None
     test_top5: float | None
     confusion: list[list[int]]
@@ -35,17 +36,28 @@ def evaluate_model(
         forward: images (B, C, H, W) to logits (B, classes), in evaluation mode.
         data: the splits.
         run: the run, for its device and workload.
-        batch_size: images in memory at once.
+        batch_size: images in memory at once; fewer where the budget refuses them.
     """
-    classes = run.workload.classes
-    with run.limit.room_for_kernels():
-        confusion, _ = count_correct(forward, data.val.in_order(batch_size), classes, run.device)
-    val = _accuracy(confusion)
+    confusion, _ = _count(forward, data.val, run, batch_size)
+    val = _accuracy(confusion) if len(data.val) else None
     if data.test is None:
         return FinalEvaluation(val, None, None, confusion.tolist())
-    with run.limit.room_for_kernels():
-        confusion, among_five = count_correct(forward, data.test.in_order(batch_size), classes, run.device)
+    confusion, among_five = _count(forward, data.test, run, batch_size)
     return FinalEvaluation(val, _accuracy(confusion), among_five / max(len(data.test), 1), confusion.tolist())
+
+
+def _count(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, size: int) -> tuple[Tensor, int]:
+    """:func:`count_correct` within the budget; where memory is refused, it begins anew with half as many images."""
+    while True:
+        try:
+            with run.limit.room_for_kernels():
+                return count_correct(forward, source.in_order(size), run.workload.classes, run.device)
+        except (RuntimeError, MemoryError) as error:
+            if size == 1 or not is_out_of_memory(error):
+                raise
+        release_memory()
+        run.emit(Notice(f"evaluation: {size} images at once were refused memory; going on with {size // 2}"))
+        size //= 2
 
 
 def _accuracy(confusion: Tensor) -> float:

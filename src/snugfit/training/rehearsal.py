@@ -76,8 +76,9 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
                 trainable = make(size)
                 _step(trainable, *batch(size))
             inputs, labels = batch(size)
+            state = [tensor for group in trainable.state().values() for tensor in group.values()]
             peak = tensor_peak_bytes(
-                lambda: trainable.step(inputs, labels, 1.0, True), [*trainable.modules, inputs, labels]
+                lambda: trainable.step(inputs, labels, 1.0, True), [*trainable.modules, *state, inputs, labels]
             )
     except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):

@@ -132,8 +132,7 @@ def test_every_image_counts_however_the_batch_is_cut():
     gradient, images = torch.randn(7, 2, 2, 2, dtype=torch.float64), torch.randn(7, 3, 4, 4, dtype=torch.float64)
     whole = tapped_weight_gradient(gradient, images, (3, 3), (1, 1), (0, 0), (1, 1))
     one_by_one = sum(
-        tapped_weight_gradient(gradient[i : i + 1], images[i : i + 1], (3, 3), (1, 1), (0, 0), (1, 1))
-        for i in range(7)
+        tapped_weight_gradient(gradient[i : i + 1], images[i : i + 1], (3, 3), (1, 1), (0, 0), (1, 1)) for i in range(7)
     )
     torch.testing.assert_close(whole, one_by_one, rtol=1e-12, atol=1e-12)
 

@@ -5,7 +5,7 @@ import torch
 from training_samples import PHASE, Source, make_run
 
 from snugfit.core.record import Record
-from snugfit.training.events import RunDone
+from snugfit.training.events import Notice, RunDone
 from snugfit.training.outcome import FinalEvaluation, evaluate_model, make_record
 from snugfit.training.split import TrainingData
 
@@ -28,6 +28,34 @@ def test_without_a_test_split_the_confusion_is_that_of_validation(tmp_path):
     assert evaluate_model(always_even, data(test=False), make_run(tmp_path), 3) == FinalEvaluation(
         0.5, None, None, [[2, 0], [2, 0]]
     )
+
+
+def test_a_refused_batch_is_halved_and_counted_once(tmp_path):
+    events, sizes = [], []
+
+    def two_at_most(inputs):
+        sizes.append(len(inputs))
+        if len(inputs) > 2:
+            raise RuntimeError("can't allocate memory")
+        return always_even(inputs)
+
+    found = evaluate_model(two_at_most, data(), make_run(tmp_path, [events.append]), 4)
+    assert found == FinalEvaluation(0.5, pytest.approx(2 / 3), 1.0, [[2, 0], [1, 0]])
+    assert sizes == [4, 2, 2, 3, 2, 1]
+    assert events[0] == Notice("evaluation: 4 images at once were refused memory; going on with 2")
+
+
+def test_one_image_that_is_refused_is_an_error(tmp_path):
+    def refusing(inputs):
+        raise RuntimeError("can't allocate memory")
+
+    with pytest.raises(RuntimeError, match="memory"):
+        evaluate_model(refusing, data(), make_run(tmp_path), 2)
+
+
+def test_without_validation_images_there_is_no_accuracy(tmp_path):
+    nothing = TrainingData(Source(10), Source(0), Source(3), ("even", "odd"))
+    assert evaluate_model(always_even, nothing, make_run(tmp_path), 2).val is None
 
 
 def test_the_record_puts_prediction_beside_measurement(tmp_path):

@@ -11,7 +11,7 @@ from snugfit.chain import Chain
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Cost, Phase
 from snugfit.core.hardware import Hardware
-from snugfit.core.profile import Profile
+from snugfit.core.profile import ProbeLine, Profile, UnitFacts
 from snugfit.core.record import Record
 from snugfit.core.request import CacheDtype
 from snugfit.core.workload import Workload
@@ -153,9 +153,10 @@ class Blockwise:
         kept = {name: profile.kept[unit_probe_name(name)] if self.residency == "all" else 0 for name in names}
         floors = {name: profile.floors[unit_probe_name(name)] + sum(kept.values()) - kept[name] for name in names}
         hungriest = max(floors, key=lambda name: floors[name])
-        smallest = smallest_budget(profile, floors[hungriest])
-        smallest = max(smallest, (budget.memory_bytes or 0) + 1_000_000)
-        return (f"unit {hungriest} needs {smallest / 1e6:.0f} MB for one sample",), smallest
+        smallest = max(smallest_budget(profile, floors[hungriest]), (budget.memory_bytes or 0) + 1_000_000)
+        reason = f"unit {hungriest} needs {smallest / 1e6:.0f} MB for one sample"
+        tested = smallest_budget(profile, LEFT_BY_BLOCKS + sum(unit.weight_bytes for unit in profile.units))
+        return (reason,), max(smallest, tested)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train block after block."""
@@ -169,7 +170,20 @@ def _test_batch(profile: Profile, room_bytes: float, limit: int) -> int:
 
 
 def _test_bytes(profile: Profile) -> tuple[int, int]:
-    """Bytes of all weights, and of one image's largest maps while the network is tested."""
-    return sum(unit.weight_bytes for unit in profile.units), max(
-        max(unit.saved_bytes, 3 * unit.output_bytes) for unit in profile.units
-    )
+    """Bytes of all weights, and of one image's largest maps while an exit is tested: at most those of training."""
+    maps = [max(unit.saved_bytes, 3 * unit.output_bytes) for unit in profile.units]
+    steps = [_map_bytes(line, profile.kept[unit_probe_name(unit.name)]) for unit, line in _unit_lines(profile)]
+    return sum(unit.weight_bytes for unit in profile.units), max(maps + steps)
+
+
+def _unit_lines(profile: Profile) -> Iterator[tuple[UnitFacts, ProbeLine]]:
+    for unit in profile.units[:-1]:
+        line = profile.lines.get(unit_probe_name(unit.name))
+        if line is not None:
+            yield unit, line
+
+
+def _map_bytes(line: ProbeLine, kept_bytes: int) -> int:
+    """Bytes of a step for each image: the line's slope, or less where a single point says nothing of what is fixed."""
+    point = line.points[-1]
+    return int(min(line.sample_bytes, max(point.peak_bytes - kept_bytes, 0) / point.batch))
