@@ -16,6 +16,8 @@ FIRST_BATCHES = (2, 8)
 FIRST_GROWTH, PROBE_GROWTH, LAYER_GROWTH = 3_000_000, 800_000, 80_000
 """What profiling leaves in memory (torch's caches, kernels), in all, for each probe and for each of its layers after
 the first: the base of a budget that holds the probes which this one refuses."""
+LONG_STEP_SECONDS = 0.3
+"""A step that takes longer is not run twice: generating its kernels is a small part of it."""
 Step = Callable[[int], object]
 
 
@@ -71,7 +73,7 @@ def measure_probes(
         smallest, floors[probe.name] = _smallest(probe)
         if on_measured is None:
             continue
-        line = measure_probe(probe, meter, limit, smallest)
+        line = measure_probe(probe, meter, limit, smallest, floors[probe.name])
         if line is not None:
             lines[probe.name] = line
         on_measured(probe.name, index, len(probes))
@@ -96,8 +98,17 @@ def _smallest(probe: Probe) -> tuple[int, int]:
         return 2, probe.floor(2)
 
 
-def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, smallest_batch: int = 1) -> ProbeLine | None:
+def measure_probe(
+    probe: Probe, meter: PeakMeter, limit: MemoryLimit, smallest_batch: int = 1, floor_bytes: int | None = None
+) -> ProbeLine | None:
     """Measure one probe at two small batch sizes and at the largest that the budget is then expected to hold.
+
+    Args:
+        probe: what to measure.
+        meter: memory above the baseline.
+        limit: the memory budget, in force.
+        smallest_batch: fewest samples that it can train on.
+        floor_bytes: its floor at them, where that is known.
 
     Returns:
         The fitted line, or None when not even the smallest batch fits.
@@ -105,7 +116,7 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, smallest_b
     release_memory()
     meter.restart()
     available = float("inf") if limit.budget_bytes is None else float(limit.budget_bytes - meter.current_bytes)
-    if probe.floor(smallest_batch) > available:
+    if (probe.floor(smallest_batch) if floor_bytes is None else floor_bytes) > available:
         return None
     attempt = _Attempt(probe, meter, limit, available, smallest_batch)
     attempt.run()
@@ -150,7 +161,7 @@ class _Attempt:
         limit = self.probe.batch_limit
         sizes = [batch for batch in FIRST_BATCHES if self.smallest_batch <= batch < limit] or [limit]
         for batch in sizes:
-            if self.probe.floor(batch) > self.available or not self._measure(batch):
+            if not self._measure(batch):
                 break
         if not self.measured:
             self._measure(self.smallest_batch)
@@ -169,17 +180,20 @@ class _Attempt:
         return max((size for size in self.probe.sizes if size <= batch), default=batch)
 
     def _measure(self, batch: int) -> bool:
-        """Run a warm-up step (the first one on a new shape generates kernels), then a measured one."""
+        """Run a step with its peak, and where it was a short one another for its seconds.
+
+        The first step on a new shape generates kernels, which takes some hundredths of a second.
+        """
         step = self.step
         if step is None:
             return False
+        self.meter.restart()
         try:
             with self.limit.room_for_kernels():
-                step(batch)
-            self.meter.restart()
-            started = time.perf_counter()
-            step(batch)
-            seconds = time.perf_counter() - started
+                seconds = _timed(step, batch)
+            if seconds < LONG_STEP_SECONDS:
+                self.meter.restart()
+                seconds = _timed(step, batch)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -188,3 +202,9 @@ class _Attempt:
             return False
         self.measured.append((batch, self.meter.mark(), seconds))
         return True
+
+
+def _timed(step: Step, batch: int) -> float:
+    started = time.perf_counter()
+    step(batch)
+    return time.perf_counter() - started

@@ -15,16 +15,22 @@ from snugfit.training.loop import Trainable
 SAFETY = 0.02
 """Share of a peak added for what no probe sees: Python objects, file buffers, the allocator's slack."""
 
-SAFETY_BYTES = 5_000_000
+SAFETY_BYTES = 5_500_000
 """Added beside it: kernels of new shapes, the heap's fragments, and a real run's reading, augmenting and saving, which
 probes do not have; real phases were up to 6 MB above their probes."""
 
-HELD_BYTES = 1_500_000
+HELD_BYTES = 1_000_000
 """What a budget must have beyond the predicted peak, since a rehearsal holds back room for kernels (4.2 MB) and for
-what only the real phase holds (1 MB), and new shapes leave up to 1 MB of kernels behind; the safety covers 5 MB."""
+what only the real phase holds (1 MB), and new shapes leave up to 1 MB of kernels behind; the safety covers 5.5 MB."""
+
+DRIFT_BYTES = 2_000_000
+"""How far the memory in use before training differs between two processes: a named budget must do in the next one."""
 
 TENSOR_TO_PROCESS = 1.12
 """Process peak over tensor peak, at most: measured 2-9 % (DESIGN section 5), and workspace of the first layers."""
+
+MADE_UP_SAMPLES = 8
+"""Different samples in a made-up batch, which repeats them: drawing them takes longer than copying."""
 
 MB = 10**6
 
@@ -43,7 +49,7 @@ def room_for_step(budget: Budget, resident_bytes: float) -> float:
 
 def smallest_budget(profile: Profile, floor_bytes: int) -> int:
     """Smallest memory budget that holds a step of ``floor_bytes`` of tensors, rounded up to the next MB."""
-    needed = with_safety(profile.base_bytes, int(floor_bytes * TENSOR_TO_PROCESS)) + HELD_BYTES
+    needed = with_safety(profile.base_bytes, int(floor_bytes * TENSOR_TO_PROCESS)) + HELD_BYTES + DRIFT_BYTES
     return -(-needed // MB) * MB
 
 
@@ -61,7 +67,9 @@ def random_batch(shape: tuple[int, ...], classes: int, batch: int, device: str) 
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(batch, dtype=torch.int64, device=device)
     if device != "meta":
-        inputs.normal_()
+        few = torch.randn((min(batch, MADE_UP_SAMPLES), *shape), device=device)
+        for start in range(0, batch, len(few)):
+            inputs[start : start + len(few)] = few[: batch - start]
         labels.random_(0, classes)
     return inputs, labels
 
