@@ -65,9 +65,9 @@ def main(
 
     Args:
         model: model to train.
-        budgets: memory budgets in MB.
+        budgets: memory budgets in MB; 0 for none.
         arms: what to compare; blockwise is what ratios refer to.
-        tightest: arms whose tightest budget is looked for and added to the budgets; --empty-tightest for none.
+        tightest: arms whose tightest budget is looked for and added to the budgets; "none" for none.
         resolution: to how many MB a tightest budget is found.
         max_train: training images.
         max_val: validation (and test) images.
@@ -78,8 +78,8 @@ def main(
     """
     results = ResultFile("speed", options)
     shared = options.settings(model=model, max_train=max_train, max_val=max_val, epochs=epochs, seed=seed)
-    found = [tightest_budget(arm, shared, results, resolution) for arm in tightest]
-    wanted = sorted({*budgets, *(budget for budget in found if budget is not None)})
+    found = [tightest_budget(arm, shared, results, resolution) for arm in tightest if arm != "none"]
+    wanted = sorted({*(budget for budget in budgets if budget), *(budget for budget in found if budget is not None)})
     cells = [(budget, arm) for budget in wanted for arm in arms]
     for repeat, (budget, arm) in alternate(cells, repeats):
         measure(arm, {**shared, "memory": f"{budget}MB"}, results, repeat)

@@ -120,7 +120,8 @@ class Blockwise:
         if blocks:
             found = tuple((block.first, block.last, block.batch_size) for block in blocks)
             largest = max(residency.bytes_of(block) for block in blocks)
-            yield replace(self, blocks=found, test_batch=_test_batch(profile, largest, limit))
+            room = min(largest, room_for_step(budget, profile.base_bytes + LEFT_BY_BLOCKS))
+            yield replace(self, blocks=found, test_batch=_test_batch(profile, room, limit))
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
         room = room_for_step(budget, profile.base_bytes)
