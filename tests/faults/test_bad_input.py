@@ -65,3 +65,10 @@ def test_a_diverging_run_says_so(tmp_path: Path) -> None:
     options = ["--model", "vgg8", "--strategy", "backprop", "--lr", "1e30", "--batch-size", "16", *SMALL]
     code, said = snug("train", *options, cwd=tmp_path)
     assert code == 7 and "--lr" in said
+
+
+def test_a_model_for_other_channels_is_refused(tmp_path: Path) -> None:
+    networks = Path(__file__).parents[1] / "conformance" / "tiny_nets.py"
+    (tmp_path / "tiny_nets.py").write_text(networks.read_text())
+    code, said = snug("train", "--model", "tiny_nets:three_channels", *SMALL, cwd=tmp_path)
+    assert code == 4 and "channel" in said

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,15 @@ def tiny_network() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 4, 10))
 
 
-def train(folder: Path, **options: object) -> dict[str, Tensor]:
-    snugfit.plan(tiny_network(), "digits", **{**OPTIONS, **options}).run((), out=folder)
+def one_unit_network() -> nn.Module:
+    """A single conv unit, and a head."""
+    torch.manual_seed(0)
+    unit = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4)]
+    return nn.Sequential(*unit, nn.Flatten(), nn.Linear(8 * 16, 10))
+
+
+def train(folder: Path, network: Callable[[], nn.Module] = tiny_network, **options: object) -> dict[str, Tensor]:
+    snugfit.plan(network(), "digits", **{**OPTIONS, **options}).run((), out=folder)
     return load_file(folder / "model.safetensors")
 
 
@@ -49,6 +57,14 @@ def test_checkpoint_is_backprop(tmp_path: Path) -> None:
     recomputed = train(tmp_path / "b", strategy="checkpoint")
     assert int(plain["1.num_batches_tracked"]) == 6
     assert_same(plain, recomputed, tolerance=1e-6)
+
+
+def test_one_block_with_the_networks_own_loss_is_backprop(tmp_path: Path) -> None:
+    """The last unit's local loss is the network's own, so a network of one unit trains by it alone."""
+    plain = train(tmp_path / "a", one_unit_network, strategy="backprop")
+    local = train(tmp_path / "b", one_unit_network, strategy="blockwise", batch_limit=32)
+    assert int(plain["1.num_batches_tracked"]) == 6
+    assert_same(plain, local, tolerance=1e-6)
 
 
 def test_backprop_is_the_loop_anyone_would_write(tmp_path: Path) -> None:

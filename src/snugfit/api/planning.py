@@ -81,7 +81,8 @@ def plan(
     """Say which ways of training fit a budget, and what each costs.
 
     Args:
-        model: a name, a module, or a function that makes a module (its memory then counts to the budget).
+        model: a name, a module, or a function that makes a module. A module is emptied when the plan runs: its weights
+            move to disk, or they would count to the budget all the time; the trained one is the record's ``model``.
         data: a name, ``folder:PATH``, :class:`snugfit.data.Splits`, a ``Dataset`` of (image, label), or a pair or
             triple of them: training, validation and test.
         budget: what may be used; unlimited by default.

@@ -24,7 +24,12 @@ _prepared: list[Baseline] = []
 
 def prepare_process(threads: int | None = None) -> None:
     """Bring this process to rest and take the baseline that budgets count from; once, before model and data exist."""
-    _prepared[:] = [take_baseline(threads or len(os.sched_getaffinity(0)))]
+    _prepared[:] = [take_baseline(threads or _cores())]
+
+
+def _cores() -> int:
+    """Cores that this process may use; all of them where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def baseline(threads: int | None = None) -> Baseline:

@@ -6,6 +6,8 @@ import ctypes
 import gc
 import sys
 
+import torch
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 MMAP_THRESHOLD_BYTES = 64 * 1024
 
@@ -31,7 +33,13 @@ def tighten_allocator() -> bool:
 
 
 def release_memory() -> None:
-    """Collect garbage (without it nothing is freed after an out-of-memory error) and trim the heap."""
+    """Collect garbage (without it nothing is freed after an out-of-memory error) and trim the heap.
+
+    Call it after the ``except`` clause of an error, which keeps the error alive. Autograd keeps the last error of a
+    backward pass, and through its traceback parameters and gradients, until another pass succeeds: so one is run.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.zeros(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
     gc.collect()
     libc = _libc()
     if libc is not None:

@@ -16,6 +16,8 @@ FIRST_BATCHES = (2, 8)
 FIRST_GROWTH, PROBE_GROWTH, LAYER_GROWTH = 3_000_000, 800_000, 80_000
 """What profiling leaves in memory (torch's caches, kernels), in all, for each probe and for each of its layers after
 the first: the base of a budget that holds the probes which this one refuses."""
+ABOVE_FLOOR = 1.05
+"""Process peak over tensor peak, at the least: measured 2-9 %."""
 LONG_STEP_SECONDS = 0.3
 """A step that takes longer is not run twice: generating its kernels is a small part of it."""
 Step = Callable[[int], object]
@@ -129,7 +131,13 @@ def measure_probe(
 
 
 def _fit(probe: Probe, points: list[ProbePoint], smallest_batch: int) -> ProbeLine:
-    """Fit the line; where only small batches could be run, it must not promise less than the largest one's tensors."""
+    """Fit the line; where only small batches could be run, it must not promise less than the largest one's tensors.
+
+    A single point says nothing of smaller batches, which are then not offered: a single sample is not measured beside
+    two, since kernels for one sample may take more memory, and keep it.
+    """
+    points = sorted(points, key=lambda point: point.batch)
+    smallest_batch = max(smallest_batch, points[0].batch) if len(points) == 1 else smallest_batch
     line, limit = fit_line(probe.name, points, smallest_batch), probe.batch_limit
     if points[-1].batch < limit and line.bytes_at(limit) < (floor := probe.floor(limit)):
         made_up = ProbePoint(limit, floor, line.seconds_at(limit))
@@ -161,12 +169,18 @@ class _Attempt:
         limit = self.probe.batch_limit
         sizes = [batch for batch in FIRST_BATCHES if self.smallest_batch <= batch < limit] or [limit]
         for batch in sizes:
-            if not self._measure(batch):
+            if self._is_hopeless(batch, before) or not self._measure(batch):
                 break
         if not self.measured:
             self._measure(self.smallest_batch)
         elif len(self.measured) == len(sizes):
             self._measure_largest(before)
+
+    def _is_hopeless(self, batch: int, before: int) -> bool:
+        """Whether a batch is not worth trying: a refused step leaves memory behind, which the next ones lack."""
+        if not self.measured or 2 * (self.measured[-1][1] - before) < self.available:
+            return False
+        return self.probe.floor(batch) * ABOVE_FLOOR + self.limit.kernel_bytes > self.available
 
     def _measure_largest(self, before: int) -> None:
         line = fit_line(self.probe.name, [ProbePoint(b, peak - before, s) for b, peak, s in self.measured])
@@ -180,9 +194,10 @@ class _Attempt:
         return max((size for size in self.probe.sizes if size <= batch), default=batch)
 
     def _measure(self, batch: int) -> bool:
-        """Run a step with its peak, and where it was a short one another for its seconds.
+        """Run one step and, where that was the first of all or a short one, another that counts.
 
-        The first step on a new shape generates kernels, which takes some hundredths of a second.
+        The first step of all has no optimizer state yet; the first on a new shape generates kernels, which takes some
+        hundredths of a second.
         """
         step = self.step
         if step is None:
@@ -191,17 +206,17 @@ class _Attempt:
         try:
             with self.limit.room_for_kernels():
                 seconds = _timed(step, batch)
-            if seconds < LONG_STEP_SECONDS:
+            if not self.measured or seconds < LONG_STEP_SECONDS:
                 self.meter.restart()
                 seconds = _timed(step, batch)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            del error
-            release_memory()
-            return False
-        self.measured.append((batch, self.meter.mark(), seconds))
-        return True
+        else:
+            self.measured.append((batch, self.meter.mark(), seconds))
+            return True
+        release_memory()
+        return False
 
 
 def _timed(step: Step, batch: int) -> float:

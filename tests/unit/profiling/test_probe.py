@@ -128,6 +128,32 @@ def test_only_one_sample_fits():
     assert [(point.batch, point.peak_bytes) for point in line.points] == [(1, 510)]
 
 
+def test_a_single_point_says_nothing_of_smaller_batches():
+    """The line through it would promise half of the fixed bytes at one sample."""
+    machine = Machine(budget=2600)
+    made, _ = probe(machine, fixed=1000, sample=200, floor=lambda batch: 150 * batch)
+    line = measure_probe(made, machine, machine)
+    assert [point.batch for point in line.points] == [2] and line.bytes_at(2) >= 1400
+    assert line.smallest_batch == 2 and line.largest_batch(1399, 64) == 0
+
+
+@pytest.mark.parametrize("long_step", [0.0, 1e9])
+def test_optimizer_state_that_the_first_step_makes_counts(long_step, monkeypatch):
+    """However long the first step takes, another one is run: only then is there optimizer state."""
+    monkeypatch.setattr("snugfit.profiling.probe.LONG_STEP_SECONDS", long_step)
+    machine = Machine()
+
+    class Step:
+        state = 0
+
+        def __call__(self, batch):
+            machine.take(self.state + 10 * batch)
+            self.state = 700
+
+    line = measure_probe(Probe("p", Step, lambda batch: 10 * batch, 64), machine, machine)
+    assert line.points[0].peak_bytes == 720
+
+
 def test_a_probe_that_is_refused_at_one_sample_has_no_line():
     machine = Machine(budget=1500)
     made, ran = probe(machine, fixed=500, sample=10)

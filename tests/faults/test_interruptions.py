@@ -1,0 +1,161 @@
+"""Signals, full disks and damaged files in the middle of a run: one clear error, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+def options(**changed: str) -> list[str]:
+    """A short run on small digits, with some options changed."""
+    chosen = {
+        "model": "vgg8", "data": "digits", "image_size": "16", "epochs": "2", "batch_size": "16", "max_train": "96",
+        "max_val": "40", **changed,
+    }  # fmt: skip
+    return [part for name, value in chosen.items() for part in (f"--{name.replace('_', '-')}", value)]
+
+
+class Command:
+    """A `snugfit` command in a process of its own, its stderr in a file."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.errors = folder / f"stderr{len(list(folder.glob('stderr*')))}"
+        with self.errors.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "snugfit", *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr
+            )
+
+    def when(self, condition: Callable[[], bool], seconds: float = 90.0) -> Command:
+        """Wait until something holds, while the command runs."""
+        started = time.monotonic()
+        while not condition():
+            assert self.process.poll() is None, f"it ended first: {self.said}"
+            assert time.monotonic() - started < seconds, f"it never happened: {self.said}"
+            time.sleep(0.002)
+        return self
+
+    def ends(self) -> int:
+        """Its exit code."""
+        code = self.process.wait(timeout=120)
+        assert "Traceback" not in self.said
+        return code
+
+    @property
+    def said(self) -> str:
+        return self.errors.read_text()
+
+
+def has_checkpoint(run: Path) -> bool:
+    return any((run / "checkpoint").glob("*"))
+
+
+MOMENTS: dict[str, Callable[[Command, Path], bool]] = {
+    "while it measures": lambda command, run: "measuring" in command.said,
+    "before the first epoch ends": lambda command, run: (run / "metrics.csv").exists(),
+    "while a cache is written": lambda command, run: any(run.rglob("block0-train*")),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, number: int, moment: str) -> None:
+    run = tmp_path / "run"
+    command = Command(tmp_path, "train", *options(strategy="blockwise", out=str(run)))
+    command.when(lambda: MOMENTS[moment](command, run)).process.send_signal(number)
+    assert command.ends() == 130, command.said
+    if (run / "plan.json").exists():
+        assert "--resume" in command.said.splitlines()[-1]
+        resumed = Command(tmp_path, "train", "--resume", str(run))
+        assert resumed.ends() == 0, resumed.said
+        assert (run / "model.safetensors").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 80 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)]
+    if mount is None or os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Take what is free on a file system."""
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        free = shutil.disk_usage(disk).free
+        while free > 0:
+            try:
+                os.posix_fallocate(file.fileno(), 0, free)
+                break
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+                free -= 1 << 20
+    return filler
+
+
+def test_a_disk_that_fills_up_in_mid_write_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
+    """The cache is checked against the free space before it is written; here the space goes while it is."""
+    run = tmp_path / "run"
+    command = Command(tmp_path, "train", *options(
+        strategy="blockwise", epochs="1", batch_limit="64", rho="0", cache_dtype="float32", image_size="32",
+        max_train="256", max_val="16", out=str(run), cache_dir=str(small_disk),
+    ))  # fmt: skip
+    command.when(lambda: any(small_disk.rglob("block0-train*")))
+    filler = fill(small_disk)
+    assert command.ends() == 6, command.said
+    assert str(small_disk) in command.said.splitlines()[-1]
+    filler.unlink()
+    resumed = Command(tmp_path, "train", "--resume", str(run))
+    assert resumed.ends() == 0, resumed.said
+
+
+def stopped_run(folder: Path, name: str, model: str = "vgg8") -> Path:
+    run = folder / name
+    command = Command(folder, "train", *options(model=model, strategy="backprop", epochs="3", out=str(run)))
+    command.when(lambda: has_checkpoint(run) and (run / "metrics.csv").exists())
+    command.process.send_signal(signal.SIGINT)
+    assert command.ends() == 130, command.said
+    return run
+
+
+def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
+    ours, other = stopped_run(tmp_path, "ours"), stopped_run(tmp_path, "other", "mobilenet_v2")
+    files = [file for file in sorted((ours / "checkpoint").rglob("*")) if file.is_file()]
+    tensors = max(files, key=lambda file: file.stat().st_size)
+    whole = tensors.read_bytes()
+    tensors.write_bytes(whole[: len(whole) // 2])
+    command = Command(tmp_path, "train", "--resume", str(ours))
+    assert command.ends() == 4 and "checkpoint" in command.said.splitlines()[-1].lower(), command.said
+    tensors.write_bytes(whole)
+    kept = tmp_path / "kept"
+    shutil.move(ours / "checkpoint", kept)
+    shutil.copytree(other / "checkpoint", ours / "checkpoint")
+    command = Command(tmp_path, "train", "--resume", str(ours))
+    assert command.ends() == 4, command.said
+    shutil.rmtree(ours / "checkpoint")
+    shutil.move(kept, ours / "checkpoint")
+    command = Command(tmp_path, "train", "--resume", str(ours))
+    assert command.ends() == 0, command.said
+
+
+def test_a_damaged_model_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert Command(tmp_path, "train", *options(strategy="backprop", epochs="1", out=str(run))).ends() == 0
+    weights = run / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    command = Command(tmp_path, "evaluate", str(run))
+    assert command.ends() == 4 and "model.safetensors" in command.said.splitlines()[-1]
