@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +18,8 @@ from snugfit.core.registry import STRATEGIES, strategy_class
 from snugfit.core.request import Request
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import OptimizerSettings, Workload
-from snugfit.data import Batches, Splits, Transform
-from snugfit.errors import CheckpointError, ModelError
+from snugfit.data import Batches, Splits, Transform, from_dataset
+from snugfit.errors import CheckpointError, ModelError, UsageError
 from snugfit.training.seeding import derive_seed
 from snugfit.training.split import TrainingData
 
@@ -54,7 +55,8 @@ class Assembly:
     def training_data(self) -> TrainingData:
         """The splits as batches."""
         splits, seed = self.splits, self.workload.seed
-        transform = Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip)
+        erase = self.request.training.erase
+        transform = Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip, erase)
         return TrainingData(
             train=Batches(splits.train, transform, seed=seed, augment=self.workload.augment),
             val=Batches(splits.val, transform, seed=seed),
@@ -73,6 +75,8 @@ class Assembly:
         """
         name, path = self.request.model.model, self.request.model.weights
         if self.module is not None:
+            if any(parameter.is_meta for parameter in self.module.parameters()):
+                raise UsageError("the module given was emptied by an earlier run; give a new one, or a function.")
             spill_module(Chain.from_module(self.module, self.splits.image_shape, name), store)
         elif name in models.names():
             for index, unit in enumerate(self.chain.all_units):
@@ -149,6 +153,31 @@ def load_splits(request: Request) -> Splits:
     )
 
 
+def own_splits(data: Any, request: Request) -> Splits | None:
+    """Splits of data passed from Python: Splits, a Dataset, or a tuple of them; None for a name.
+
+    Raises:
+        UsageError: it is none of these.
+        DataError: an image or label cannot be used.
+    """
+    if isinstance(data, (str, Path)):
+        return None
+    if isinstance(data, Splits):
+        return data
+    parts = data if isinstance(data, tuple) else (data,)
+    if not 1 <= len(parts) <= 3:
+        raise UsageError("data must be a name, a Dataset, or a tuple of two or three: training, validation, test.")
+    options = request.data
+    return from_dataset(
+        *parts,
+        image_size=request.model.image_size,
+        classes=options.classes,
+        max_train=options.max_train,
+        max_val=options.max_val,
+        seed=request.training.seed,
+    )
+
+
 def assemble(
     request: Request, splits: Splits | None = None, module: nn.Module | Callable[[], nn.Module] | None = None
 ) -> Assembly:
@@ -180,6 +209,8 @@ def assemble(
 
 def _workload(request: Request, splits: Splits) -> Workload:
     training = request.training
+    if not 0 <= training.erase <= 1:
+        raise UsageError(f"--erase is a probability between 0 and 1, not {training.erase}.")
     return Workload(
         model=request.model.model,
         data=splits.name,
@@ -190,10 +221,10 @@ def _workload(request: Request, splits: Splits) -> Workload:
         test_count=0 if splits.test is None else len(splits.test),
         epochs=training.epochs,
         batch_size=training.batch_size,
-        batch_limit=training.batch_limit or training.batch_size,
+        batch_limit=training.batch_size if training.batch_limit is None else training.batch_limit,
         optimizer=OptimizerSettings(
             name=training.optimizer,
-            lr=training.lr or _DEFAULT_LR[training.optimizer],
+            lr=_DEFAULT_LR[training.optimizer] if training.lr is None else training.lr,
             weight_decay=training.weight_decay,
             schedule=training.schedule,
         ),

@@ -11,7 +11,8 @@ from torch import nn
 
 from snugfit import data as datasets
 from snugfit.api.loading import Architecture, load, read_data
-from snugfit.core.request import Request
+from snugfit.core.record import Record
+from snugfit.core.request import OWN, Request
 from snugfit.data import Batches, Decoder, Transform
 from snugfit.errors import DataError, UsageError
 from snugfit.training.loop import count_correct
@@ -46,6 +47,8 @@ def evaluate(
     if split not in ("train", "val", "test"):
         raise UsageError(f"'{split}' is not a split; use train, val or test.")
     options = request.data
+    if (data or options.data) == OWN:
+        raise UsageError("this run trained on data of your own; name a data set or folder:PATH with --data.")
     splits = datasets.load(
         data or options.data,
         data_dir=data_dir or options.data_dir,
@@ -62,7 +65,7 @@ def evaluate(
         raise DataError(f"{splits.name} has no {split} split.")
     transform = Transform(architecture.mean, architecture.std, architecture.input_shape[-1], splits.flip)
     classes = len(architecture.class_names)
-    batches = Batches(images, transform).in_order(_BATCH)
+    batches = Batches(images, transform).in_order(_test_batch(folder))
     confusion, among_five = count_correct(load(folder, model), batches, classes, torch.device("cpu"))
     totals = confusion.sum(1).clamp(min=1)
     return {
@@ -92,7 +95,7 @@ def predict(
         Path, class name and probability; ``top`` rows per image.
 
     Raises:
-        DataError: there are no images, or one cannot be decoded.
+        DataError: there are no images; or, once all others are classified, some cannot be decoded.
     """
     folder = Path(run)
     architecture = Architecture.read(folder)
@@ -101,9 +104,12 @@ def predict(
     channels, size = architecture.input_shape[0], architecture.input_shape[-1]
     decoder = Decoder(size, channels)
     transform = Transform(architecture.mean, architecture.std, size, flip=False)
+    batch, broken = _test_batch(folder), list[DataError]()
     try:
-        for start in range(0, len(paths), _BATCH):
-            chunk = paths[start : start + _BATCH]
+        for start in range(0, len(paths), batch):
+            chunk = _readable(paths[start : start + batch], decoder, broken)
+            if not chunk:
+                continue
             probabilities = network(transform(decoder(chunk))).softmax(1)
             values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
             for path, row, indices in zip(chunk, values.tolist(), classes.tolist(), strict=True):
@@ -111,6 +117,32 @@ def predict(
                     yield str(path), architecture.class_names[index], value
     finally:
         decoder.close()
+    if broken:
+        raise DataError(f"{len(broken)} of {len(paths)} images were left out. {broken[0]}")
+
+
+def _readable(paths: list[Path], decoder: Decoder, broken: list[DataError]) -> list[Path]:
+    """The images of a batch that can be decoded; the errors of the others are added to ``broken``."""
+    try:
+        decoder(paths)
+        return paths
+    except DataError:
+        pass
+    readable = []
+    for path in paths:
+        try:
+            decoder([path])
+            readable.append(path)
+        except DataError as error:
+            broken.append(error)
+    return readable
+
+
+def _test_batch(folder: Path) -> int:
+    """Images at once: no more than were tested at once when the model was trained."""
+    record = folder / "record.json"
+    phases = read_data(Record, record).phases if record.exists() else ()
+    return min(_BATCH, phases[-1].batch_size) if phases else _BATCH
 
 
 def _image_paths(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from torch import nn
 from snugfit import models
 from snugfit.chain import Chain
 from snugfit.core.record import Record
+from snugfit.core.request import OWN
 from snugfit.core.serial import from_data, to_data
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.local.layout import Layout
@@ -65,7 +66,7 @@ class Architecture:
         Raises:
             ModelError: the model was passed from Python and has no name to build it by.
         """
-        if self.model == "python":
+        if self.model == OWN:
             raise ModelError("this run trained a module of your own; pass it again: snugfit.load(run, model=...).")
         with torch.device("meta"):
             return models.build(self.model, len(self.class_names), self.input_shape[-1], self.input_shape[0])

@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import nn
 
-from snugfit.api.assembling import Assembly, assemble, make_strategies
+from snugfit.api.assembling import Assembly, assemble, make_strategies, own_splits
 from snugfit.api.process import baseline, choose_device, describe_hardware
 from snugfit.api.result import TrainedRecord
-from snugfit.api.running import execute
+from snugfit.api.running import execute, require_new
 from snugfit.core.budget import Budget
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
-from snugfit.core.request import BudgetOptions, Request
+from snugfit.core.request import OWN, BudgetOptions, Request
 from snugfit.core.serial import to_data
-from snugfit.data import Splits, from_dataset
+from snugfit.data import Splits
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local import LOCAL_LOSSES
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
@@ -66,7 +66,9 @@ class RunnablePlan:
 
 
 def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> RunnablePlan:
-    """Plan what a request asks for."""
+    """Plan what a request asks for, once it is known that its run folder can be made."""
+    if request.machine.out is not None:
+        require_new(Path(request.machine.out))
     return _plan(request, None, None, subscribers)
 
 
@@ -85,7 +87,8 @@ def plan(
             move to disk, or they would count to the budget all the time; the trained one is the record's ``model``.
         data: a name, ``folder:PATH``, :class:`snugfit.data.Splits`, a ``Dataset`` of (image, label), or a pair or
             triple of them: training, validation and test.
-        budget: what may be used; unlimited by default.
+        budget: what may be used; unlimited by default. The options ``memory``, ``storage`` and ``time_ratio`` say the
+            same.
         subscribers: told of every measured probe.
         **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``.
 
@@ -94,16 +97,18 @@ def plan(
         DataError, ModelError: data or model cannot be used.
     """
     request = _request(options)
-    splits, module = _splits(data, request), None
+    splits, module = own_splits(data, request), None
     if isinstance(model, str):
         request = replace(request, model=replace(request.model, model=model))
     else:
         module = model
-        request = replace(request, model=replace(request.model, model="python"))
-    if splits is None:
-        request = replace(request, data=replace(request.data, data=str(data)))
-    budget = budget or Budget()
-    request = replace(request, budget=_budget_options(budget))
+        request = replace(request, model=replace(request.model, model=OWN))
+    name = str(data) if splits is None else OWN
+    request = replace(request, data=replace(request.data, data=name))
+    if budget is not None:
+        if request.budget != BudgetOptions():
+            raise UsageError("give the budget once: as snugfit.Budget(...), or as memory=, storage= and time_ratio=.")
+        request = replace(request, budget=_budget_options(budget))
     return _plan(request, splits, module, subscribers)
 
 
@@ -168,21 +173,3 @@ def _budget_options(budget: Budget) -> BudgetOptions:
         return None if count is None else str(count)
 
     return BudgetOptions(text(budget.memory_bytes), text(budget.storage_bytes), budget.time_ratio)
-
-
-def _splits(data: Any, request: Request) -> Splits | None:
-    if isinstance(data, (str, Path)):
-        return None
-    if isinstance(data, Splits):
-        return data
-    parts = data if isinstance(data, tuple) else (data,)
-    if not 1 <= len(parts) <= 3:
-        raise UsageError("data must be a name, a Dataset, or a tuple of two or three: training, validation, test.")
-    options = request.data
-    return from_dataset(
-        *parts,
-        image_size=request.model.image_size,
-        max_train=options.max_train,
-        max_val=options.max_val,
-        seed=request.training.seed,
-    )

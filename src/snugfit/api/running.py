@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from snugfit.api.assembling import Assembly, assemble
+from snugfit.api.assembling import Assembly, assemble, own_splits
 from snugfit.api.loading import read_data
 from snugfit.api.process import baseline, choose_device
 from snugfit.api.result import TrainedRecord
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.registry import strategy_class
-from snugfit.core.request import Request
+from snugfit.core.request import OWN, Request
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.strategy import Strategy
-from snugfit.data import Splits
 from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
 from snugfit.memory import Baseline, MemoryLimit, make_meter
 from snugfit.planner import infeasible_error
@@ -42,25 +45,41 @@ def execute(
 ) -> TrainedRecord:
     """Train the chosen candidate of a plan in a new run folder."""
     folder = _new_folder(out or assembly.request.machine.out, plan)
-    write_json_atomic(folder / "request.json", assembly.request.to_json())
+    write_json_atomic(folder / "request.json", _from_anywhere(assembly.request).to_json())
     write_json_atomic(folder / "profile.json", to_data(profile))
     assembly.architecture.write(folder)
     write_json_atomic(folder / "plan.json", plan.to_json())
     return _fit(folder, plan, profile, assembly, resting, subscribers)
 
 
+def _from_anywhere(request: Request) -> Request:
+    """The request with absolute paths, so that the run can be taken up from any folder."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).absolute())
+
+    data, model, strategy = request.data, request.model, request.strategy
+    name = f"folder:{absolute(data.data.removeprefix('folder:'))}" if data.data.startswith("folder:") else data.data
+    return replace(
+        request,
+        data=replace(data, data=name, data_dir=absolute(data.data_dir)),
+        model=replace(model, weights=absolute(model.weights)),
+        strategy=replace(strategy, cache_dir=absolute(strategy.cache_dir)),
+    )
+
+
 def resume(
     run: str | Path,
     subscribers: Sequence[Subscriber] | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
-    splits: Splits | None = None,
+    data: Any = None,
 ) -> TrainedRecord:
     """Continue an interrupted run; it ends with the weights of an uninterrupted one (same seed, same machine).
 
     Args:
         run: run folder.
         subscribers: told of every event; progress bars on stderr by default.
-        model, splits: what was passed from Python, if anything was.
+        model, data: what was passed from Python, if anything was.
 
     Raises:
         CheckpointError: the folder is no run folder, or damaged.
@@ -73,12 +92,14 @@ def resume(
         raise infeasible_error(plan)
     if (folder / "record.json").exists():
         raise UsageError(f"the run in {folder} is finished; see {folder / 'report.html'} or start a new one.")
-    if request.model.model == "python" and model is None:
+    if request.model.model == OWN and model is None:
         raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
+    if request.data.data == OWN and data is None:
+        raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
     resting = baseline(request.machine.threads)
     with MemoryLimit(plan.budget.memory_bytes, resting, choose_device(request.machine.device)):
-        assembly = assemble(request, splits, model)
-    if assembly.workload != plan.workload:
+        assembly = assemble(request, None if data is None else own_splits(data, request), model)
+    if replace(assembly.workload, data=plan.workload.data) != plan.workload:
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
     shown = (ConsoleProgress(),) if subscribers is None else subscribers
     return _fit(folder, plan, profile, assembly, resting, shown)
@@ -110,7 +131,7 @@ def _fit(
             limit=limit,
             subscribers=(*subscribers, *tensorboard_subscribers()),
             stop=stop,
-            cache_dir=Path(options.cache_dir) / folder.name if options.cache_dir else None,
+            cache_dir=_cache_folder(options.cache_dir, folder),
         )
         resumed = run.resume()
         if not resumed:
@@ -120,6 +141,14 @@ def _fit(
     write_json_atomic(folder / "record.json", record.to_json())
     _verify(record.measured["peak_bytes"], plan)
     return TrainedRecord(record, assembly.module)
+
+
+def _cache_folder(cache_dir: str | None, folder: Path) -> Path | None:
+    """A folder of the run's own below ``--cache-dir``, where runs of the same name may meet."""
+    if cache_dir is None:
+        return None
+    where = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+    return Path(cache_dir) / f"{folder.name}-{where}"
 
 
 def _started(run: Run, plan: Plan, strategy: str, *, resumed: bool) -> RunStarted:
@@ -154,7 +183,19 @@ def _new_folder(out: str | Path | None, plan: Plan) -> Path:
             number += 1
         out = _RUNS / f"{stem}-{number}"
     folder = Path(out)
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty; choose another --out, or continue it with --resume {folder}.")
+    require_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def require_new(folder: Path) -> None:
+    """Check that a run folder can be made, before anything is measured for it.
+
+    Raises:
+        UsageError: it holds something, or cannot be written.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty; choose another --out, or continue it with --resume {folder}.")
+    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UsageError(f"cannot make {folder}: {nearest} is not a folder that can be written. Choose another --out.")

@@ -11,7 +11,7 @@ from typing import Any
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, print_json
-from snugfit.errors import UsageError
+from snugfit.errors import DataError, UsageError
 
 COLUMNS = ("path", "class", "probability")
 
@@ -72,14 +72,21 @@ def _write_rows(job: dict[str, Any], file: Any) -> int:
 
 
 def _to_file(job: dict[str, Any], out: str) -> int:
-    """Write the CSV beside its place and move it there when it is complete."""
+    """Write the CSV beside its place and move it there when it is complete, but for images that cannot be read."""
     unfinished = Path(f"{out}.part")
     try:
         with unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            count = _write_rows(job, file)
+            try:
+                count, left_out = _write_rows(job, file), None
+            except DataError as error:
+                if not file.tell():
+                    raise
+                count, left_out = 0, error
         os.replace(unfinished, out)  # noqa: PTH105
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; give another --out.") from error
     finally:
         unfinished.unlink(missing_ok=True)
+    if left_out is not None:
+        raise left_out
     return count

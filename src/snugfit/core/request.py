@@ -62,6 +62,10 @@ class BudgetOptions:
     time_ratio: float | None = None
 
 
+OWN = "python"
+"""Stands for a model or data that was passed from Python, and must be passed again to go on."""
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     """How to train.
@@ -76,6 +80,7 @@ class TrainingOptions:
         schedule: cosine or constant.
         precision: float32, or bfloat16 through autocast.
         augment: augment training images (crop, flip); digits are never flipped.
+        erase: probability that a rectangle of an augmented training image is erased.
         seed: seed of everything random.
     """
 
@@ -88,6 +93,7 @@ class TrainingOptions:
     schedule: ScheduleName = "cosine"
     precision: Precision = "float32"
     augment: bool = True
+    erase: float = 0.0
     seed: int = 0
 
 

@@ -56,7 +56,7 @@ class Batches:
             yield self._batch(order[first : first + batch_size], (self.seed, _EPOCH, epoch), first, self.augment)
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Every image once, in stored order; augmented if ``view`` is given, always alike for the same view.
+        """Every image once, in stored order; augmented where ``view`` is given, if at all; always alike for a view.
 
         Yields:
             images, float32 (B, C, H, W) channels-last, and labels, (B,) int64; the last batch may be smaller.
@@ -64,7 +64,7 @@ class Batches:
         _check(batch_size, 0)
         for first in range(0, len(self), batch_size):
             indices = np.arange(first, min(first + batch_size, len(self)))
-            yield self._batch(indices, (self.seed, _VIEW, view or 0), first, view is not None)
+            yield self._batch(indices, (self.seed, _VIEW, view or 0), first, self.augment and view is not None)
 
     def _batch(
         self, indices: np.ndarray, seed: tuple[int, ...], start: int, augment: bool

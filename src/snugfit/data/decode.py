@@ -96,7 +96,7 @@ def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:
         with Image.open(path, formats=_FORMATS) as image:
             return use(image)
     except _UNREADABLE as error:
-        if "memory" in str(error):
+        if "memory" in str(error).replace(str(path), ""):
             raise MemoryError(f"no memory to decode {path}") from error
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error) or "corrupt"
         raise DataError(f"cannot read the image {path}: {reason}. Replace or remove it.") from error

@@ -14,6 +14,7 @@ from snugfit.data.sets import Parts
 from snugfit.errors import DataError
 
 _VALIDATION = ("val", "valid", "validation")
+_SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _CHECKED_FILES = 20_000
 
 
@@ -63,6 +64,8 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
     parts = {part: folder for part in ("train", "val", "test") if (folder := _part(root, part))}
     if "train" not in parts:
         names = class_folders(root)
+        if all(name.lower() in _SPLIT_NAMES for name in names):
+            raise DataError(f"{root} holds {' and '.join(names)}, not classes. Name its splits train, val and test.")
         return Parts(names, class_images(root, names, decoder), resources=(decoder,))
     names = class_folders(parts["train"])
     for folder in parts.values():
@@ -116,7 +119,12 @@ def _image_files(folder: Path) -> Iterator[Path]:
 
 def _part(root: Path, part: str) -> Path | None:
     names = _VALIDATION if part == "val" else (part,)
-    return next((root / name for name in names if (root / name).is_dir()), None)
+    return next((root / name for name in names if _holds_folders(root / name)), None)
+
+
+def _holds_folders(folder: Path) -> bool:
+    """Whether it is a split, with a folder for each class; a class may be called train."""
+    return folder.is_dir() and any(entry.is_dir() and _visible(entry) for entry in folder.iterdir())
 
 
 def _check_same_classes(folder: Path, names: tuple[str, ...], train: Path) -> None:

@@ -207,8 +207,8 @@ def _exit_figures(record: Record, frontier: list[ExitRecord], chosen: int | None
     best = max(points, key=lambda e: e.val_accuracy)
     mine = next((e for e in points if e.index == chosen), best)
     last = max(points, key=lambda e: e.index)
-    of = last.index + 1
-    if mine.index == last.index:
+    of = record.exit["of"] if record.exit else last.index + 1
+    if mine.index == of - 1:
         title = f"The whole network is the best exit: {percent(mine.val_accuracy)} on validation"
     else:
         gap = 100 * (best.val_accuracy - mine.val_accuracy)

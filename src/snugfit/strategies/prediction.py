@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from snugfit.core.budget import Budget
 from snugfit.core.profile import Profile
+from snugfit.core.request import CacheDtype
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.training.loop import Trainable
+from snugfit.training.rows import RowFormat
 
 SAFETY = 0.02
 """Share of a peak added for what no probe sees: Python objects, file buffers, the allocator's slack."""
@@ -74,9 +74,9 @@ def random_batch(shape: tuple[int, ...], classes: int, batch: int, device: str) 
     return inputs, labels
 
 
-def stored_batches(shape: tuple[int, ...], batch: int, value_bytes: int) -> Tensor:
+def stored_batches(shape: tuple[int, ...], batch: int, dtype: CacheDtype) -> Tensor:
     """Memory of two batches in a cache's type, the one in use and the one being read: (2, batch, bytes), uint8."""
-    return torch.ones((2, batch, math.prod(shape) * value_bytes), dtype=torch.uint8)
+    return torch.ones((2, batch, RowFormat(shape, dtype).row_bytes), dtype=torch.uint8)
 
 
 def fill_made_up(module: nn.Module) -> None:

@@ -28,7 +28,7 @@ from snugfit.training.artifact import save_model
 from snugfit.training.loop import count_correct, train_phase
 from snugfit.training.network import Forward, NetworkTrainer
 from snugfit.training.outcome import evaluate_model, make_record
-from snugfit.training.rehearsal import rehearse
+from snugfit.training.rehearsal import falling, rehearse
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 
@@ -86,7 +86,7 @@ def _whole_probe(
         return step_floor(make("meta"), inputs, labels)
 
     limit = min(workload.batch_size, workload.train_count)
-    sizes = divisors(workload.batch_size) if hold else ()
+    sizes = divisors(limit) if hold else ()
     layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())
     return Probe(held(name) if hold else name, build, floor, limit, sizes=sizes, layers=layers)
 
@@ -113,10 +113,10 @@ def batch_settings(
     if accumulate and whole < limit:
         most, line = largest_batch(profile, held(probe), budget, limit), profile.lines.get(held(probe))
         fewest = line.smallest_batch if line else 1
-        sizes = [size for size in divisors(workload.batch_size)[:-1] if fewest <= size <= most]
+        sizes = [size for size in divisors(limit)[:-1] if fewest <= size <= most]
         micro = max(sizes, default=0)
         if micro:
-            return {"micro_batch": micro, "micro_batches": workload.batch_size // micro, "accumulate": True}
+            return {"micro_batch": micro, "micro_batches": limit // micro, "accumulate": True}
     return {"micro_batch": whole, "micro_batches": 1, "accumulate": False} if whole else None
 
 
@@ -156,16 +156,25 @@ def fit_whole(
     """Train the whole network, evaluate it, save it, and return the record."""
     shape, classes, phase = chain.input_shape, run.workload.classes, run.predicted.phases[0]
     batch_size = phase.batch_size * micro_batches
-    sizes = reversed(divisors(batch_size)) if micro_batches > 1 else range(phase.batch_size - 1, 0, -1)
+    accumulates = bool(settings.get("accumulate")) or _may_accumulate(run, phase.batch_size)
+
+    def parts(size: int) -> int:
+        return batch_size // size if accumulates else 1
+
     phase = rehearse(
         phase,
-        [size for size in sizes if size < phase.batch_size],
-        lambda size: _load(chain, run, forward, micro_batches),
+        _fallbacks(run.profile, phase.batch_size, batch_size, accumulates=accumulates),
+        lambda size: _load(chain, run, forward, parts(size)),
         lambda size: random_batch(shape, classes, size, str(run.device)),
         run,
     )
-    if micro_batches > 1:
-        micro_batches = batch_size // phase.batch_size
+    micro_batches = parts(phase.batch_size)
+    settings = {
+        **settings,
+        "micro_batch": phase.batch_size,
+        "micro_batches": micro_batches,
+        "accumulate": micro_batches > 1,
+    }
     trainer = _load(chain, run, forward, micro_batches)
     module = trainer.module
     if run.resumed:
@@ -181,6 +190,20 @@ def fit_whole(
     return make_record(
         run, strategy=strategy, settings=settings, evaluation=evaluation, parameters=parameters, data=data
     )
+
+
+def _may_accumulate(run: Run, batch: int) -> bool:
+    """Whether a whole effective batch may be cut into micro-batches: that was measured, since the user allows it."""
+    whole = batch == min(run.workload.batch_size, run.workload.train_count)
+    return whole and any(name == held(name.removesuffix(held(""))) for name in run.profile.lines)
+
+
+def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: bool) -> list[int]:
+    """Batch sizes to try after ``size`` was refused: those that accumulate to the whole batch, where it may."""
+    smallest = min((line.smallest_batch for line in profile.lines.values()), default=1)
+    if not accumulates:
+        return falling(size, smallest)
+    return [part for part in reversed(divisors(batch_size)) if smallest <= part < size]
 
 
 def _load(chain: Chain, run: Run, forward: MakeForward, micro_batches: int) -> NetworkTrainer:

@@ -25,12 +25,13 @@ from snugfit.training.rows import RowFormat
 FORMAT = 1
 """Version of the layout on disk."""
 
-_LABEL_BYTES = 8
+LABEL_BYTES = 8
+"""Bytes of a row's label."""
 
 
 def cache_bytes(rows: int, row_shape: tuple[int, ...], dtype: CacheDtype) -> int:
     """Bytes on disk of a cache of ``rows`` samples, labels included."""
-    return rows * (RowFormat(row_shape, dtype).row_bytes + _LABEL_BYTES)
+    return rows * (RowFormat(row_shape, dtype).row_bytes + LABEL_BYTES)
 
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path]:

@@ -86,8 +86,9 @@ class CachedBatches:
         )
 
     def close(self) -> None:
-        """End the reading thread; the cache stays open."""
+        """End the reading thread and close the cache, without which its disk space stays taken once it is deleted."""
         self._reader.shutdown(wait=True)
+        self.cache.close()
 
     def _batches(
         self, rows_from: Callable[[int], np.ndarray], batch_size: int, start_step: int, steps: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from snugfit.errors import CheckpointError
+from snugfit.memory import is_out_of_memory
 from snugfit.training.files import storage_errors, sync_folder, write_json_atomic
 from snugfit.training.tensorfile import file_digest, read_tensors, write_tensors
 
@@ -21,6 +23,24 @@ FORMAT = 1
 """Version of the layout on disk."""
 
 _POSITION = "position.json"
+
+
+@contextmanager
+def foreign_state() -> Iterator[None]:
+    """Context for loading a checkpoint's tensors into modules.
+
+    Raises:
+        CheckpointError: names or shapes are not those of the modules.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        first = next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))
+        raise CheckpointError(
+            f"the checkpoint is of another model ({first[:120]}). Resume the run it belongs to."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,7 @@ def _train_step(
     trainable.set_lr_factor(factor)
     loss, correct, samples = 0.0, 0, 0
     for index in range(group):
-        inputs, labels = next(batches)
-        inputs, labels = inputs.to(run.device), labels.to(run.device)
-        result = _step_within_budget(trainable, inputs, labels, run, share=1 / group, update=index == group - 1)
+        result, labels = _step_within_budget(trainable, batches, run, share=1 / group, update=index == group - 1)
         loss, correct, samples = loss + result.loss / group, correct + result.correct, samples + len(labels)
     run.require_finite(loss, phase.name)
     run.tick()
@@ -130,10 +128,12 @@ def _train_step(
 
 
 def _step_within_budget(
-    trainable: Trainable, inputs: Tensor, labels: Tensor, run: Run, *, share: float, update: bool
-) -> StepResult:
+    trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], run: Run, *, share: float, update: bool
+) -> tuple[StepResult, Tensor]:
+    """Read a batch and train on it; the result and the labels."""
     try:
-        return trainable.step(inputs, labels, share, update)
+        inputs, labels = next(batches)
+        return trainable.step(inputs.to(run.device), labels.to(run.device), share, update), labels
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

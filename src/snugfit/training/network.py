@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from snugfit.core.workload import Workload
 from snugfit.lean import use_lean_convolutions
+from snugfit.training.checkpoint import foreign_state
 from snugfit.training.optimizers import ParameterOptimizers
 from snugfit.training.step import StepResult, precision_context
 
@@ -55,5 +56,6 @@ class NetworkTrainer:
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Take up a state, one group in memory at a time."""
-        self.module.load_state_dict(load("model"))
+        with foreign_state():
+            self.module.load_state_dict(load("model"))
         self.optimizers.load_state(load("optimizer"))

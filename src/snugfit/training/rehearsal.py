@@ -27,6 +27,15 @@ SPARE_BYTES = 1_000_000
 MakeBatch = Callable[[int], tuple[Tensor, Tensor]]
 
 
+def falling(batch: int, smallest: int = 1) -> list[int]:
+    """Batch sizes to fall back to: a quarter less each time, which frees more than the kernels of a new size take."""
+    sizes = []
+    while batch > smallest:
+        batch = max(min(batch - 1, int(batch * 0.75)), smallest)
+        sizes.append(batch)
+    return sizes
+
+
 def rehearse(
     phase: Phase, smaller: Iterable[int], make: Callable[[int], Trainable], batch: MakeBatch, run: Run
 ) -> Phase:
@@ -55,6 +64,7 @@ def rehearse(
         run.meter.restart()
         tensor_bytes = _attempt(make, size, batch, run)
         release_memory()
+        run.tick()
         if tensor_bytes is not None:
             run.position.phase_tensor_bytes = max(run.position.phase_tensor_bytes, tensor_bytes)
             found[phase.name] = size
@@ -84,7 +94,6 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
         if not is_out_of_memory(error):
             raise
         return None
-    run.tick()
     return peak
 
 

@@ -160,10 +160,9 @@ class Run:
         self.position.peak_bytes = max(self.position.peak_bytes, peak)
 
     def start_phase(self, phase: Phase, index: int, count: int, epochs: int, steps: int) -> None:
-        """Begin (or take up) a phase; its first step has the room that is left now."""
+        """Begin (or take up) a phase, whose weights are in memory; its first step has the room that is left now."""
+        self.tick()
         self.meter.restart()
-        self.limit.refresh()
-        self._clock = time.perf_counter()
         self.emit(
             PhaseStarted(phase.name, index, count, phase.units, phase.batch_size, epochs, steps, phase.peak_bytes)
         )

@@ -6,8 +6,8 @@ from torch.utils.data import TensorDataset
 
 import snugfit
 from snugfit.api import process
-from snugfit.api.assembling import make_strategies
-from snugfit.api.planning import _budget_options, _request, _splits
+from snugfit.api.assembling import make_strategies, own_splits
+from snugfit.api.planning import _budget_options, _request
 from snugfit.api.process import choose_device, describe_hardware
 from snugfit.api.running import _new_folder, _verify, resume
 from snugfit.core.budget import Budget
@@ -61,21 +61,21 @@ def images(count=12):
 
 def test_data_may_be_one_two_or_three_sets():
     for given in (images(), (images(),), (images(), images(4)), (images(), images(4), images(4))):
-        splits = _splits(given, Request())
+        splits = own_splits(given, Request())
         assert splits.image_shape == (1, 8, 8) and len(splits.class_names) == 2
     assert len(splits.test) == 4 and len(splits.val) == 4
-    assert _splits("digits", Request()) is None
-    assert _splits(splits, Request()) is splits
+    assert own_splits("digits", Request()) is None
+    assert own_splits(splits, Request()) is splits
 
 
 @pytest.mark.parametrize("count", [0, 4])
 def test_other_numbers_of_sets_are_refused(count):
     with pytest.raises(UsageError, match="two or three"):
-        _splits((images(),) * count, Request())
+        own_splits((images(),) * count, Request())
 
 
 def test_a_limit_on_images_holds_for_the_callers_own():
-    splits = _splits((images(), images(6)), _request({"max_train": 5, "max_val": 2}))
+    splits = own_splits((images(), images(6)), _request({"max_train": 5, "max_val": 2}))
     assert (len(splits.train), len(splits.val)) == (5, 2)
 
 

@@ -67,11 +67,13 @@ def test_in_order_shows_everything_once_without_augmentation():
 
 def test_views_are_augmented_repeatable_and_independent_of_batch_size():
     def view(number, batch_size):
-        return torch.cat([images for images, _ in batches(augment=False).in_order(batch_size, number)])
+        return torch.cat([images for images, _ in batches(augment=True).in_order(batch_size, number)])
 
     assert torch.equal(view(1, 5), view(1, 23))
     assert not torch.equal(view(1, 5), view(2, 5))
     assert not torch.equal(view(0, 5), torch.cat([images for images, _ in batches().in_order(5)]))
+    plain = [torch.cat([images for images, _ in batches(augment=False).in_order(5, view)]) for view in (None, 1, 2)]
+    assert torch.equal(plain[0], plain[1]) and torch.equal(plain[0], plain[2]), "nothing was asked for"
 
 
 def test_bad_numbers():

@@ -26,14 +26,14 @@ def step_bytes(cache_dtype, index=1, batch=5):
     return tensor_peak_bytes(lambda: step(batch))
 
 
-@pytest.mark.parametrize(("cache_dtype", "extra"), [("float32", 2), ("bfloat16", 0), ("uint8", -1)])
+@pytest.mark.parametrize(("cache_dtype", "extra"), [("float32", 512), ("bfloat16", 0), ("uint8", 4 * 8 - 256)])
 def test_two_stored_batches_in_the_caches_type_lie_beside_the_step(cache_dtype, extra):
-    values = 5 * 4 * 64
-    assert step_bytes(cache_dtype) - step_bytes("float16") == 2 * values * extra
+    """Maps of (4, 8, 8); uint8 rows have two floats beside each channel."""
+    assert step_bytes(cache_dtype) - step_bytes("float16") == 2 * 5 * extra
 
 
 def test_stored_batches():
-    stored = stored_batches((3, 4, 4), 7, 2)
+    stored = stored_batches((3, 4, 4), 7, "float16")
     assert stored.nbytes == 2 * 7 * 3 * 16 * 2 and stored.dtype == torch.uint8
 
 

@@ -50,6 +50,7 @@ def test_a_phase_is_recorded_with_what_was_measured_in_it(tmp_path):
 def test_the_next_phase_begins_its_own_accounts(tmp_path):
     run = make_run(tmp_path)
     for peak in (80, 30):
+        run.meter.next_peak = 0
         run.start_phase(PHASE, 0, 2, 1, 1)
         run.meter.next_peak = peak
         run.position.epoch, run.position.step = 1, 2

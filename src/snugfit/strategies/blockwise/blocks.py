@@ -9,8 +9,8 @@ from snugfit.core.cost import Cost, Phase
 from snugfit.core.workload import Workload
 from snugfit.local.partition import Block, partition, repair, shrunk
 from snugfit.strategies.prediction import with_safety
+from snugfit.training.cache import LABEL_BYTES
 
-CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 EVALUATION_SHARE = 0.35
 """Seconds of a unit's forward pass, exit included, over those of its training step."""
 RECOMPUTED_CHUNK = 8
@@ -172,7 +172,7 @@ def estimate_blocks(
     for index, (block, seconds) in enumerate(zip(blocks, seconds_per_sample, strict=True)):
         names = tuple(residency.needs[i].name for i in block.units)
         last = index == len(blocks) - 1
-        cache = 0 if last or residency.recompute else rows * residency.needs[block.last].output_bytes
+        cache = 0 if last or residency.recompute else rows * (residency.needs[block.last].output_bytes + LABEL_BYTES)
         step = sum(seconds)
         train = (step + (EVALUATION_SHARE * trunk if residency.recompute else 0)) * workload.train_count
         trunk += step

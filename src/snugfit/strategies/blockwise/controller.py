@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -13,23 +14,24 @@ from torch import Tensor, nn
 from snugfit.chain import load_into, release
 from snugfit.core.cost import Phase
 from snugfit.core.record import ExitRecord, Record
-from snugfit.errors import CheckpointError
 from snugfit.local import LocalLoss
 from snugfit.local.exits import choose_exit, saturated
 from snugfit.local.layout import HeadLoss, Layout
 from snugfit.local.partition import Block
-from snugfit.strategies.blockwise.blocks import CACHE_BYTES, RECOMPUTED_CHUNK
+from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
+from snugfit.strategies.blockwise.caches import BlockCaches
+from snugfit.strategies.blockwise.probes import unit_probe_name
 from snugfit.strategies.blockwise.units import initialise_loss
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.prediction import random_batch, stored_batches
 from snugfit.training.artifact import save_model
-from snugfit.training.cache import ActivationCache, CacheWriter
+from snugfit.training.cache import CacheWriter
 from snugfit.training.cached_batches import THREAD_BYTES, CachedBatches
 from snugfit.training.events import CacheProgress, ExitMeasured, Notice
 from snugfit.training.loop import BatchSource, stop_if_asked, train_phase
 from snugfit.training.outcome import evaluate_model, make_record
 from snugfit.training.recomputed import RecomputedBatches
-from snugfit.training.rehearsal import rehearse
+from snugfit.training.rehearsal import falling, rehearse
 from snugfit.training.run import Run
 from snugfit.training.seeding import derive_seed
 from snugfit.training.split import TrainingData
@@ -51,6 +53,7 @@ class Controller:
     def __init__(self, strategy: Blockwise, layout: Layout, data: TrainingData, run: Run) -> None:
         self.strategy, self.layout, self.data, self.run = strategy, layout, data, run
         self.blocks = [Block(*block) for block in strategy.blocks]
+        self.caches = BlockCaches(run, strategy.cache_dtype)
         self.residents: dict[int, LocalUnit] = {}
         self._stored: Tensor | None = None
 
@@ -63,25 +66,24 @@ class Controller:
 
     def _run_block(self, index: int) -> None:
         run = self.run
+        self.caches.keep_only(index - 1)
         block, phase = self._rehearse(index)
         trainer = BlockTrainer(self._load_units(block))
         if run.resumed:
             trainer.load_state(run.resumed_tensors)
-        train, val = self._sources(index)
-        steps = train.steps(block.batch_size)
-        run.start_phase(phase, index, len(self.blocks), run.workload.epochs, steps)
-        train_phase(trainer, train, phase, run, lambda: None)
-        trainer.release_optimizers()
-        trainer.evaluate()
-        self._store_units(block, trainer)
-        written = self._pass_outputs(index, block, trainer, train, val)
+        with ExitStack() as opened:
+            train, val = self._sources(index, opened)
+            steps = train.steps(block.batch_size)
+            run.start_phase(phase, index, len(self.blocks), run.workload.epochs, steps)
+            train_phase(trainer, train, phase, run, lambda: None)
+            trainer.release_optimizers()
+            trainer.evaluate()
+            self._store_units(block, trainer)
+            written = self._pass_outputs(index, block, trainer, train, val)
         self._release_units()
-        for source in (train, val):
-            if isinstance(source, CachedBatches):
-                source.close()
         run.end_phase(phase, run.workload.epochs, steps, written)
         run.save({})
-        self._delete_caches(index - 1)
+        self.caches.keep_only(index)
         stop_if_asked(run)
 
     def _rehearse(self, index: int) -> tuple[Block, Phase]:
@@ -90,8 +92,8 @@ class Controller:
         shape = self.layout.chain.units[block.first].input_shape
         phase = rehearse(
             phase,
-            _falling(block.batch_size),
-            lambda size: BlockTrainer(self._load_units(block)),
+            falling(block.batch_size, self._smallest_batch(block)),
+            lambda size: self._rehearsed(block),
             lambda size: self._made_up_batch(tuple(shape), size),
             run,
         )
@@ -101,10 +103,22 @@ class Controller:
             release(unit)
         return replace(block, batch_size=phase.batch_size), phase
 
+    def _smallest_batch(self, block: Block) -> int:
+        """Fewest samples that every unit of a block can train on."""
+        lines = self.run.profile.lines
+        names = [unit_probe_name(self.layout.chain.units[index].name) for index in block.units]
+        return max((lines[name].smallest_batch for name in names if name in lines), default=1)
+
+    def _rehearsed(self, block: Block) -> BlockTrainer:
+        """The block, with the units before it where they recompute its input."""
+        if self.strategy.cache == "never" and block.first > 0:
+            self._load_trunk(block.first)
+        return BlockTrainer(self._load_units(block))
+
     def _made_up_batch(self, shape: tuple[int, ...], size: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels, with the two batches of stored activations beside them that real training holds."""
         self._stored = None
-        self._stored = stored_batches(shape, size, CACHE_BYTES[self.strategy.cache_dtype])
+        self._stored = stored_batches(shape, size, self.strategy.cache_dtype)
         return random_batch(shape, self.run.workload.classes, size, str(self.run.device))
 
     def _load_units(self, block: Block) -> list[LocalUnit]:
@@ -138,8 +152,11 @@ class Controller:
             for unit in self.layout.chain.all_units:
                 release(unit)
 
-    def _sources(self, index: int) -> tuple[BatchSource, BatchSource]:
-        """Training and validation inputs of a block: the data set, or what the block before wrote or would write."""
+    def _sources(self, index: int, opened: ExitStack) -> tuple[BatchSource, BatchSource]:
+        """Training and validation inputs of a block: the data set, or what the block before wrote or would write.
+
+        Shuffled alike wherever they come from: a cache and the trained units say the same.
+        """
         if index == 0:
             return self.data.train, self.data.val
         if self.strategy.cache == "never":
@@ -149,12 +166,14 @@ class Controller:
                 for source in (self.data.train, self.data.val)
             )
             return train, val
-        seed, views = derive_seed(self.run.workload.seed, "block", index), self.strategy.views
+        seed, views = self.run.workload.seed, {"train": self.strategy.views, "val": 1}
+        sources = []
         with self.run.limit.loosened(2 * THREAD_BYTES):
-            return (
-                CachedBatches(self._open(index - 1, "train"), seed=seed, views=views),
-                CachedBatches(self._open(index - 1, "val"), seed=seed),
-            )
+            for split in ("train", "val"):
+                source = CachedBatches(self.caches.open(index - 1, split), seed=seed, views=views[split])
+                opened.callback(source.close)
+                sources.append(source)
+        return sources[0], sources[1]
 
     def _load_trunk(self, stop: int) -> Callable[[Tensor], Tensor]:
         """Bring the trained units before ``stop`` into memory, in evaluation mode."""
@@ -174,58 +193,33 @@ class Controller:
 
         return forward
 
-    def _open(self, index: int, split: str) -> ActivationCache:
-        cache = ActivationCache.open(self.run.cache_dir, f"block{index}-{split}")
-        if cache is None:
-            raise CheckpointError(
-                f"the activation cache of block {index + 1} ({split}) is missing from {self.run.cache_dir}. "
-                "Start the run anew, and keep its cache folder."
-            )
-        return cache
-
-    def _delete_caches(self, index: int) -> None:
-        for split in ("train", "val"):
-            cache = ActivationCache.open(self.run.cache_dir, f"block{index}-{split}")
-            if cache is not None:
-                cache.delete()
-
     def _pass_outputs(
         self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource, val: BatchSource
     ) -> int:
         """Measure the block's exits, then write its outputs for the next block; returns the bytes written."""
-        run = self.run
+        run, shape = self.run, tuple(self.layout.chain.units[block.last].output_shape)
         last = index == len(self.blocks) - 1 or self.strategy.cache == "never"
+        with ExitStack() as opened:
+            started = time.perf_counter()
+            writer = None if last else opened.enter_context(self.caches.writer(index, "val", len(val), shape))
+            self._measure_exits(block, trainer, val, writer)
+            run.add_overhead("exit_selection", time.perf_counter() - started)
+            if self.strategy.saturation_stop and saturated(run.position.exits, list(block.units), len(self.data.val)):
+                run.position.notes["saturated"] = True
+                run.emit(Notice(f"block {index + 1} no longer improves validation accuracy; deeper blocks stay closed"))
+            if writer is None or run.position.notes.get("saturated"):
+                return 0
+            writer.close().close()
         started = time.perf_counter()
-        writer = None if last else self._writer(index, "val", block, len(val))
-        self._measure_exits(block, trainer, val, writer)
-        run.add_overhead("exit_selection", time.perf_counter() - started)
-        if self.strategy.saturation_stop and saturated(run.position.exits, list(block.units), len(self.data.val)):
-            run.position.notes["saturated"] = True
-            run.emit(Notice(f"block {index + 1} no longer improves validation accuracy; deeper blocks stay closed"))
-        if writer is None:
-            return 0
-        val_cache = writer.close()
-        if run.position.notes.get("saturated"):
-            val_cache.delete()
-            return 0
-        started = time.perf_counter()
-        written = val_cache.bytes + self._write_train_cache(index, block, trainer, train).bytes
+        rows = len(self.data.train) * self.strategy.views
+        with self.caches.writer(index, "train", rows, shape) as train_writer:
+            self._write_train_cache(index, block, trainer, train, train_writer)
+            train_writer.close().close()
         run.add_overhead("caching", time.perf_counter() - started)
+        written = writer.bytes + train_writer.bytes
         stored = written + (run.position.phases[-1].cache_bytes if run.position.phases else 0)
         run.position.storage_bytes = max(run.position.storage_bytes, stored)
         return written
-
-    def _writer(self, index: int, split: str, block: Block, rows: int) -> CacheWriter:
-        budget = self.run.budget.storage_bytes
-        used = sum(file.stat().st_size for file in self.run.cache_dir.glob("*")) if self.run.cache_dir.exists() else 0
-        return CacheWriter(
-            self.run.cache_dir,
-            f"block{index}-{split}",
-            rows,
-            tuple(self.layout.chain.units[block.last].output_shape),
-            dtype=self.strategy.cache_dtype,
-            storage_left=None if budget is None else max(budget - used, 0),
-        )
 
     @torch.no_grad()
     def _measure_exits(self, block: Block, trainer: BlockTrainer, val: BatchSource, writer: CacheWriter | None) -> None:
@@ -249,12 +243,9 @@ class Controller:
 
     @torch.no_grad()
     def _write_train_cache(
-        self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource
-    ) -> ActivationCache:
-        run = self.run
-        rows = len(self.data.train) * self.strategy.views
-        writer = self._writer(index, "train", block, rows)
-        row_bytes = 0
+        self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource, writer: CacheWriter
+    ) -> None:
+        run, row_bytes = self.run, 0
         for inputs, labels in self._training_inputs(train, block.batch_size):
             features = inputs.to(run.device)
             with run.limit.room_for_kernels():
@@ -264,9 +255,8 @@ class Controller:
             row_bytes += features.nbytes
             run.tick()
             phase = run.predicted.phases[index].name
-            run.emit(CacheProgress(phase, writer.written, rows, row_bytes))
+            run.emit(CacheProgress(phase, writer.written, writer.rows, row_bytes))
             stop_if_asked(run)
-        return writer.close()
 
     def _training_inputs(self, train: BatchSource, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Every training input once per view; with a single view the first block's inputs are not augmented."""
@@ -285,7 +275,7 @@ class Controller:
         evaluation = evaluate_model(model.eval(), self.data, run, phase.batch_size)
         save_model(run.folder, model.state_dict())
         run.end_phase(phase, 0, 0)
-        self._delete_caches(len(self.blocks) - 2)
+        self.caches.keep_only(None)
         return make_record(
             run,
             strategy=self.strategy.name,
@@ -311,12 +301,3 @@ class Controller:
             loss.load_state_dict(run.exits.load(index), assign=True)
         model = self.layout.exit_model(index, loss)
         return model.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-def _falling(batch: int) -> list[int]:
-    """Batch sizes to fall back to: a quarter less each time, which frees more than the kernels of a new size take."""
-    sizes = []
-    while batch > 1:
-        batch = min(batch - 1, int(batch * 0.75))
-        sizes.append(batch)
-    return sizes

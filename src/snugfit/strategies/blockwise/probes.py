@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from snugfit.core.hardware import Hardware
+from snugfit.core.request import CacheDtype
 from snugfit.core.workload import Workload
 from snugfit.local.layout import Layout
 from snugfit.profiling import Probe
@@ -20,12 +21,12 @@ def unit_probe_name(unit_name: str) -> str:
     return f"unit:{unit_name}"
 
 
-def unit_probes(layout: Layout, workload: Workload, hardware: Hardware, value_bytes: int) -> list[Probe]:
-    """One probe per unit; ``value_bytes`` are those of a stored activation."""
-    return [_unit_probe(layout, index, workload, hardware.device, value_bytes) for index in range(len(layout))]
+def unit_probes(layout: Layout, workload: Workload, hardware: Hardware, dtype: CacheDtype) -> list[Probe]:
+    """One probe per unit; ``dtype`` is that of stored activations."""
+    return [_unit_probe(layout, index, workload, hardware.device, dtype) for index in range(len(layout))]
 
 
-def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, value_bytes: int) -> Probe:
+def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dtype: CacheDtype) -> Probe:
     unit = layout.chain.units[index]
 
     def make(where: str) -> BlockTrainer:
@@ -39,7 +40,7 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, val
         trainer = make(device)
 
         def step(batch: int) -> None:
-            stored = stored_batches(unit.input_shape, batch, value_bytes)
+            stored = stored_batches(unit.input_shape, batch, dtype)
             inputs, labels = random_batch(unit.input_shape, workload.classes, batch, device)
             trainer.step(inputs, labels)
             del stored

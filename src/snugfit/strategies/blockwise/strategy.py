@@ -19,7 +19,6 @@ from snugfit.local.layout import Layout
 from snugfit.local.partition import Block
 from snugfit.profiling import Probe
 from snugfit.strategies.blockwise.blocks import (
-    CACHE_BYTES,
     EVALUATION_SHARE,
     Residency,
     UnitNeeds,
@@ -29,6 +28,7 @@ from snugfit.strategies.blockwise.blocks import (
 from snugfit.strategies.blockwise.controller import Controller
 from snugfit.strategies.blockwise.probes import unit_probe_name, unit_probes
 from snugfit.strategies.prediction import room_for_step, smallest_budget, with_safety
+from snugfit.training.rows import RowFormat
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 
@@ -77,29 +77,29 @@ class Blockwise:
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """Every unit with its local loss."""
         layout = Layout.of(chain, self.local_loss, workload.classes)
-        return unit_probes(layout, workload, hardware, CACHE_BYTES[self.cache_dtype])
+        return unit_probes(layout, workload, hardware, self.cache_dtype)
 
     def _needs(self, workload: Workload, profile: Profile) -> tuple[UnitNeeds, ...]:
         """What each unit needs; a unit that does not fit at one sample needs infinitely much."""
-        size, inputs, needs = CACHE_BYTES[self.cache_dtype], math.prod(workload.input_shape), []
+        shape, needs = tuple(workload.input_shape), []
         for facts in profile.units[:-1]:
             probe = unit_probe_name(facts.name)
-            line, outputs = profile.lines.get(probe), math.prod(facts.output_shape)
+            line, outputs = profile.lines.get(probe), tuple(facts.output_shape)
             needs.append(
                 UnitNeeds(
                     name=facts.name,
                     kept_bytes=profile.kept[probe],
                     fixed_bytes=line.fixed_bytes + line.residual_bytes if line else math.inf,
                     sample_bytes=line.sample_bytes if line else math.inf,
-                    input_elements=inputs,
-                    input_bytes=size * inputs,
-                    output_bytes=size * outputs,
+                    input_elements=math.prod(shape),
+                    input_bytes=RowFormat(shape, self.cache_dtype).row_bytes,
+                    output_bytes=RowFormat(outputs, self.cache_dtype).row_bytes,
                     smallest_batch=line.smallest_batch if line else 1,
                     weight_bytes=facts.weight_bytes,
                     saved_bytes=facts.saved_bytes + facts.output_bytes,
                 )
             )
-            inputs = outputs
+            shape = outputs
         return tuple(needs)
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Blockwise]:

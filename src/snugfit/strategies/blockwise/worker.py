@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from snugfit.core.workload import Workload
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
+from snugfit.training.checkpoint import foreign_state
 from snugfit.training.optimizers import ParameterOptimizers
 from snugfit.training.step import StepResult, precision_context
 
@@ -53,8 +54,9 @@ class LocalUnit:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take up :meth:`state`."""
-        self.unit.load_state_dict(_under("unit/", state))
-        self.loss.load_state_dict(_under("loss/", state))
+        with foreign_state():
+            self.unit.load_state_dict(_under("unit/", state))
+            self.loss.load_state_dict(_under("loss/", state))
         self.optimizers.load_state(_under("optimizer/", state))
 
 

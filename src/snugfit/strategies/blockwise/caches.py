@@ -1,0 +1,59 @@
+"""The activation caches of a blockwise run: two per block, of which only those of neighbouring blocks exist."""
+
+from __future__ import annotations
+
+from snugfit.core.request import CacheDtype
+from snugfit.errors import CheckpointError
+from snugfit.training.cache import ActivationCache, CacheWriter
+from snugfit.training.run import Run
+
+
+class BlockCaches:
+    """Names, opens, writes and removes caches in a run's cache folder, which holds nothing else.
+
+    Args:
+        run: the run, for its cache folder and storage budget.
+        dtype: stored type of activations.
+    """
+
+    def __init__(self, run: Run, dtype: CacheDtype) -> None:
+        self.run, self.folder, self.dtype = run, run.cache_dir, dtype
+
+    def open(self, block: int, split: str) -> ActivationCache:
+        """Open what a block has written for a split.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        cache = ActivationCache.open(self.folder, _name(block, split))
+        if cache is None:
+            raise CheckpointError(
+                f"the activation cache of block {block + 1} ({split}) is missing from {self.folder}. "
+                "Start the run anew, and keep its cache folder."
+            )
+        return cache
+
+    def writer(self, block: int, split: str, rows: int, row_shape: tuple[int, ...]) -> CacheWriter:
+        """Begin a cache of a block.
+
+        Raises:
+            OutOfStorageError: it would not fit the storage budget or the disk.
+        """
+        budget = self.run.budget.storage_bytes
+        left = None if budget is None else max(budget - self._used_bytes(), 0)
+        return CacheWriter(self.folder, _name(block, split), rows, row_shape, dtype=self.dtype, storage_left=left)
+
+    def keep_only(self, block: int | None) -> None:
+        """Remove every file but the caches of one block: what came before it, and what an interruption left behind."""
+        if not self.folder.is_dir():
+            return
+        for file in self.folder.iterdir():
+            if block is None or not file.name.startswith(_name(block, "")):
+                file.unlink()
+
+    def _used_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.iterdir()) if self.folder.is_dir() else 0
+
+
+def _name(block: int, split: str) -> str:
+    return f"block{block}-{split}"
