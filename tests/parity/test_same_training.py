@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import snugfit
+from snugfit.api import RunnablePlan
+from snugfit.core.serial import from_data, to_data
 from snugfit.errors import InterruptedRunError
-from snugfit.training.events import Event, StepDone
+from snugfit.strategies.blockwise import Blockwise
+from snugfit.training.events import CacheProgress, Event, PhaseDone, StepDone
 
 OPTIONS = {"epochs": 2, "max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "augment": True}
 
@@ -36,6 +40,30 @@ def one_unit_network() -> nn.Module:
     torch.manual_seed(0)
     unit = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4)]
     return nn.Sequential(*unit, nn.Flatten(), nn.Linear(8 * 16, 10))
+
+
+def in_blocks(plan: RunnablePlan, *blocks: tuple[int, int, int]) -> RunnablePlan:
+    """The plan with given blocks (first unit, last unit, batch): without a tight budget there would be only one."""
+    (candidate,) = plan.plan.candidates
+    strategy = replace(from_data(Blockwise, candidate.settings), blocks=blocks)
+    cost = strategy.estimate(plan.plan.workload, plan.profile, plan.plan.hardware)
+    candidate = replace(candidate, settings=to_data(strategy), predicted=cost)
+    return replace(plan, plan=replace(plan.plan, candidates=(candidate,)))
+
+
+THREE_BLOCKS = ((0, 0, 16), (1, 1, 32), (2, 2, 24))
+
+
+def train_in_blocks(folder: Path, **options: object) -> tuple[dict[str, Tensor], snugfit.Record]:
+    """Weights of every unit and every exit, not only those of the exit that was chosen, and the record."""
+    settings = {**OPTIONS, "strategy": "blockwise", **options}
+    record = in_blocks(snugfit.plan(tiny_network(), "digits", **settings), *THREE_BLOCKS).run((), out=folder)
+    return all_weights(folder), record
+
+
+def all_weights(run: Path) -> dict[str, Tensor]:
+    files = sorted([*(run / "weights").glob("*.safetensors"), *(run / "exits").glob("*.safetensors")])
+    return {f"{file.parent.name}/{file.stem}/{key}": value for file in files for key, value in load_file(file).items()}
 
 
 def train(folder: Path, network: Callable[[], nn.Module] = tiny_network, **options: object) -> dict[str, Tensor]:
@@ -92,29 +120,68 @@ def test_backprop_is_the_loop_anyone_would_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{"cache_dtype": "float32"}, {"cache_dtype": "float32", "views": 2}])
 def test_cached_activations_are_the_recomputed_ones(tmp_path: Path, settings: dict[str, object]) -> None:
     """Without augmentation a cache and the trained units say the same; so do the blocks trained on them."""
-    options = {"strategy": "blockwise", "rho": 0.0, "augment": False, "batch_limit": 16, "exit_tolerance": 0.0}
-    cached = train(tmp_path / "a", cache="always", **options, **settings)
-    recomputed = train(tmp_path / "b", cache="never", **options)
-    assert_same(cached, recomputed, tolerance=1e-6)
+    cached, record = train_in_blocks(tmp_path / "a", cache="always", augment=False, **settings)
+    assert [phase.cache_bytes > 0 for phase in record.phases] == [True, True, False, False]
+    assert record.measured["storage_bytes"] > 0 and not list((tmp_path / "a" / "cache").glob("*"))
+    recomputed, record = train_in_blocks(tmp_path / "b", cache="never", augment=False)
+    assert record.measured["storage_bytes"] == 0
+    assert_same(cached, recomputed, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["backprop", "blockwise"])
-@pytest.mark.parametrize("stop_at", [4])
-def test_resumed_is_uninterrupted(tmp_path: Path, strategy: str, stop_at: int) -> None:
-    whole = train(tmp_path / "whole", strategy=strategy)
-    plan = snugfit.plan(tiny_network(), "digits", strategy=strategy, **OPTIONS)
+def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
+    """A subscriber that interrupts the process at an event."""
     seen = 0
 
     def stop(event: Event) -> None:
         nonlocal seen
-        seen += isinstance(event, StepDone)
-        if isinstance(event, StepDone) and seen == stop_at:
+        seen += isinstance(event, kind)
+        if isinstance(event, kind) and seen == count:
             os.kill(os.getpid(), signal.SIGINT)
 
+    return stop
+
+
+def test_resumed_backprop_is_uninterrupted(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", strategy="backprop")
+    plan = snugfit.plan(tiny_network(), "digits", strategy="backprop", **OPTIONS)
     with pytest.raises(InterruptedRunError):
-        plan.run((stop,), out=tmp_path / "stopped")
+        plan.run((stopped_after(StepDone, 4),), out=tmp_path / "stopped")
     snugfit.resume(tmp_path / "stopped", (), model=tiny_network())
     assert_same(whole, load_file(tmp_path / "stopped" / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [(StepDone, 3), (StepDone, 14), (CacheProgress, 2), (CacheProgress, 8), (PhaseDone, 1), (PhaseDone, 2)],
+)
+def test_resumed_blocks_are_uninterrupted(tmp_path: Path, kind: type[Event], count: int) -> None:
+    """Stopped within a block, while its outputs are written, and between two blocks."""
+    whole, _ = train_in_blocks(tmp_path / "whole", views=2)
+    plan = snugfit.plan(tiny_network(), "digits", strategy="blockwise", views=2, **OPTIONS)
+    with pytest.raises(InterruptedRunError):
+        in_blocks(plan, *THREE_BLOCKS).run((stopped_after(kind, count),), out=tmp_path / "stopped")
+    snugfit.resume(tmp_path / "stopped", (), model=tiny_network())
+    assert_same(whole, all_weights(tmp_path / "stopped"))
+    assert not list((tmp_path / "stopped" / "cache").glob("*"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "uint8"])
+def test_smaller_cache_types_train_nearly_alike(tmp_path: Path, dtype: str) -> None:
+    exact, _ = train_in_blocks(tmp_path / "a", cache_dtype="float32")
+    rounded, _ = train_in_blocks(tmp_path / "b", cache_dtype=dtype)
+    first = [name for name in exact if name.startswith(("weights/unit_000", "exits/unit_000"))]
+    assert first and all(torch.equal(exact[name], rounded[name]) for name in first), "its inputs are the images"
+    deeper = [name for name in exact if name.endswith("weight") and name not in first]
+    assert deeper and any(not torch.equal(exact[name], rounded[name]) for name in deeper)
+    for name in deeper:
+        torch.testing.assert_close(rounded[name], exact[name], rtol=0.2, atol=0.2)
+
+
+def test_the_saturation_stop_opens_no_deeper_block(tmp_path: Path) -> None:
+    """With a learning rate that changes nothing, no block is better than the first."""
+    _, record = train_in_blocks(tmp_path, saturation_stop=True, lr=1e-12)
+    assert [phase.name.partition(":")[0] for phase in record.phases] == ["block 1", "block 2", "exit"]
+    assert len(record.exits) == 2 and record.exit is not None and record.exit["of"] == 3
 
 
 def snug(*arguments: str, **options: object) -> subprocess.Popen[str]:
