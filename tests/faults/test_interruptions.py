@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-
 BLOCKS = {"strategy": "blockwise", "memory": "80MB", "batch_limit": "96", "rho": "0"}
 """A budget so tight that vgg8 trains in several blocks, each with a batch of its own."""
 
