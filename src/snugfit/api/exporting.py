@@ -21,11 +21,11 @@ TOLERANCE = 1e-3
 def export(
     run: str | Path,
     out: str | Path | None = None,
-    format: str = "onnx",
+    format: str = "both",
     check: bool = True,
     model: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """Export the trained model of a run.
+    """Export the trained model of a run, with its class names and normalisation (``architecture.json``) beside it.
 
     Args:
         run: run folder.
@@ -45,16 +45,21 @@ def export(
         raise UsageError(f"'{format}' is not a format; use safetensors, onnx or both.")
     folder = Path(run)
     target = Path(out) if out is not None else folder
-    target.mkdir(parents=True, exist_ok=True)
+    module, architecture = load(folder, model), Architecture.read(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {target}: {error.strerror}. Choose another --out.") from error
     files, difference = [], None
-    module = load(folder, model)
+    if target.resolve() != folder.resolve():
+        architecture.write(target)
     if format != "onnx":
         destination = target / MODEL_FILE
         if destination.resolve() != (folder / MODEL_FILE).resolve():
             shutil.copyfile(folder / MODEL_FILE, destination)
         files.append(str(destination))
     if format != "safetensors":
-        shape = Architecture.read(folder).input_shape
+        shape = architecture.input_shape
         path = target / "model.onnx"
         _write_onnx(module, shape, path)
         files.append(str(path))

@@ -52,6 +52,6 @@ class TrainedRecord:
         """Draw the run's page, ``report.html`` in its folder."""
         return write_report(Path(self.record.run_dir))
 
-    def export(self, out: str | Path | None = None, format: str = "onnx") -> dict[str, Any]:
+    def export(self, out: str | Path | None = None, format: str = "both") -> dict[str, Any]:
         """Write the model for other runtimes; see :func:`snugfit.export`."""
         return export(self.record.run_dir, out, format=format, model=self.module)

@@ -15,18 +15,18 @@ def export(
     run: str,
     /,
     *,
-    format: Format = "safetensors",
+    format: Format = "both",
     out: str | None = None,
     check: bool = True,
     threads: int | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
-    """Write a finished run's model as safetensors or ONNX, and print the paths of the files.
+    """Write a finished run's model as safetensors and ONNX, and print the paths of the files.
 
     For example:
 
     ```
-    snugfit export runs/first --format onnx --out deploy/
+    snugfit export runs/first --out deploy/
     ```
 
     Args:
