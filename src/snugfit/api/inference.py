@@ -107,10 +107,10 @@ def predict(
     batch, broken = _test_batch(folder), list[DataError]()
     try:
         for start in range(0, len(paths), batch):
-            chunk = _readable(paths[start : start + batch], decoder, broken)
-            if not chunk:
+            chunk, decoded = _decode(paths[start : start + batch], decoder, broken)
+            if decoded is None:
                 continue
-            probabilities = network(transform(decoder(chunk))).softmax(1)
+            probabilities = network(transform(decoded)).softmax(1)
             values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
             for path, row, indices in zip(chunk, values.tolist(), classes.tolist(), strict=True):
                 for value, index in zip(row, indices, strict=True):
@@ -121,21 +121,21 @@ def predict(
         raise DataError(f"{len(broken)} of {len(paths)} images were left out. {broken[0]}")
 
 
-def _readable(paths: list[Path], decoder: Decoder, broken: list[DataError]) -> list[Path]:
-    """The images of a batch that can be decoded; the errors of the others are added to ``broken``."""
+def _decode(
+    paths: list[Path], decoder: Callable[[list[Path]], torch.Tensor], broken: list[DataError]
+) -> tuple[list[Path], torch.Tensor | None]:
+    """The images of a batch that can be decoded, (B, C, H, W); the errors of the others are added to ``broken``."""
     try:
-        decoder(paths)
-        return paths
+        return paths, decoder(paths)
     except DataError:
-        pass
-    readable = []
+        readable, images = [], []  # one by one below, to find out which
     for path in paths:
         try:
-            decoder([path])
+            images.append(decoder([path]))
             readable.append(path)
         except DataError as error:
             broken.append(error)
-    return readable
+    return readable, torch.cat(images) if images else None
 
 
 def _test_batch(folder: Path) -> int:

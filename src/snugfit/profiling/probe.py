@@ -136,7 +136,6 @@ def _fit(probe: Probe, points: list[ProbePoint], smallest_batch: int) -> ProbeLi
     A single point says nothing of smaller batches, which are then not offered: a single sample is not measured beside
     two, since kernels for one sample may take more memory, and keep it.
     """
-    points = sorted(points, key=lambda point: point.batch)
     smallest_batch = max(smallest_batch, points[0].batch) if len(points) == 1 else smallest_batch
     line, limit = fit_line(probe.name, points, smallest_batch), probe.batch_limit
     if points[-1].batch < limit and line.bytes_at(limit) < (floor := probe.floor(limit)):
