@@ -114,10 +114,12 @@ def test_predict_prints_nothing_when_it_fails_at_once(snugfit):
     assert (outcome.code, outcome.out) == (4, "")
 
 
-def test_predict_leaves_no_half_written_file(snugfit, tmp_path):
+def test_predict_keeps_the_rows_of_readable_images(snugfit, tmp_path):
     outcome = snugfit("predict", "run", "broken", "--out", "classes.csv")
     assert outcome.code == 4 and "cannot be decoded" in outcome.err
-    assert list(tmp_path.iterdir()) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["classes.csv"]
+    assert len((tmp_path / "classes.csv").read_text().splitlines()) == 2, "head and the image before the broken one"
+    assert snugfit("predict", "run", "empty", "--out", "none.csv").code == 4 and not (tmp_path / "none.csv").exists()
     assert snugfit("predict", "run", "dir", "--out", "no/such/folder.csv").code == 2
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from snugfit.cli.failures import FailedError
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, print_json
@@ -78,8 +79,8 @@ def _to_file(job: dict[str, Any], out: str) -> int:
         with unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             try:
                 count, left_out = _write_rows(job, file), None
-            except DataError as error:
-                if not file.tell():
+            except FailedError as error:
+                if error.kind != DataError.__name__ or not file.tell():
                     raise
                 count, left_out = 0, error
         os.replace(unfinished, out)  # noqa: PTH105
