@@ -193,10 +193,6 @@ def snug(*arguments: str, **options: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    reason="under a tight budget a rehearsal right after profiling may be refused a batch that a resumed process is "
-    "granted, so that a block trains at another batch than in the uninterrupted run"
-)
 def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     """SIGKILL at ten moments of a run; the weights are those of a run that was left alone."""
     options = [

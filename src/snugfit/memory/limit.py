@@ -11,7 +11,10 @@ from types import TracebackType
 
 import torch
 
+from torch.utils.hooks import RemovableHandle
+
 from snugfit.memory.baseline import Baseline
+from snugfit.memory.batchnorm import give_batch_norm_room
 from snugfit.memory.kernels import KERNEL_BYTES, RoomForKernels
 from snugfit.memory.status import MemoryStatus, read_status
 
@@ -59,6 +62,7 @@ class MemoryLimit:
         self.enforced = budget_bytes is not None and can_enforce(device)
         self.spare_bytes = 0
         self._previous: tuple[int, int] | None = None
+        self._hook: RemovableHandle | None = None
 
     @contextmanager
     def tightened(self, spare_bytes: int) -> Iterator[None]:
@@ -77,6 +81,7 @@ class MemoryLimit:
             torch.cuda.set_per_process_memory_fraction(min(self.budget_bytes / total, 1.0), self.device)
         elif self.enforced:
             self._previous = resource.getrlimit(resource.RLIMIT_DATA)
+            self._hook = give_batch_norm_room(self)
             self.refresh()
         return self
 
@@ -138,8 +143,10 @@ class MemoryLimit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._hook is not None:
+            self._hook.remove()
         if self._previous is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._previous)
-            self._previous = None
+            self._previous = self._hook = None
         elif self.enforced and self.device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(1.0, self.device)

@@ -88,7 +88,7 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
             inputs, labels = batch(size)
             state = [tensor for group in trainable.state().values() for tensor in group.values()]
             peak = tensor_peak_bytes(
-                lambda: trainable.step(inputs, labels, 1.0, True), [*trainable.modules, *state, inputs, labels]
+                lambda: _step(trainable, inputs, labels), [*trainable.modules, *state, inputs, labels]
             )
     except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):

@@ -1,0 +1,44 @@
+"""Address space for BatchNorm's backward pass, which reserves its result twice and touches one of the two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from snugfit.memory.limit import MemoryLimit
+
+
+def give_batch_norm_room(limit: MemoryLimit) -> RemovableHandle:
+    """Let the backward pass of every BatchNorm layer reserve what it never touches.
+
+    On the processor torch allocates the gradient of the input, then allocates it again for contiguous maps before it
+    frees the first. ``RLIMIT_DATA`` counts both, although only one becomes resident: without room for the other, a step
+    would be refused that the budget holds. The room is given only where the budget has enough left for the one that
+    is touched, so that the budget still holds.
+
+    Returns:
+        The handle of the hook, which acts on all modules of the process.
+    """
+
+    def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return
+        node = output.grad_fn if isinstance(output, Tensor) else None
+        if node is None:
+            return
+        needed = output.nbytes
+
+        def before_backward(gradients: Any) -> None:
+            limit.refresh(needed if limit.left_bytes >= needed else 0)
+
+        def after_backward(gradients: Any, outputs: Any) -> None:
+            limit.refresh()
+
+        node.register_prehook(before_backward)
+        node.register_hook(after_backward)
+
+    return register_module_forward_hook(after_forward)
