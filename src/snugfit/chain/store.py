@@ -1,7 +1,8 @@
 """Weights of units on disk, one safetensors file each.
 
 Files are written here tensor by tensor, since ``safetensors.torch.save_file`` wants every tensor contiguous at once,
-which would double a channels_last unit; they are read with safetensors' ``pread`` backend, into private memory.
+which would double a channels_last unit. They are read with safetensors' ``pread`` backend, into private memory; or
+mapped, read-only, which the library's own mapping is not: a writable private one counts to ``RLIMIT_DATA``.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
+import mmap
 import os
 import re
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +30,7 @@ _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_TYPES = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 class UnitStore:
@@ -63,18 +68,59 @@ class UnitStore:
         Raises:
             CheckpointError: nothing is stored, or the file is truncated or corrupt.
         """
+        path = self._path(index)
+        with _damaged(path), safe_open(path, framework="pt", device="cpu", backend="pread") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    def map(self, index: int) -> dict[str, torch.Tensor]:
+        """A unit's weights as read-only maps of the file, which the system may drop: no private memory at all.
+
+        For forward passes only; writing to such a tensor ends the process.
+
+        Raises:
+            CheckpointError: nothing is stored, or the file is truncated or corrupt.
+        """
+        path = self._path(index)
+        with _damaged(path):
+            return _map_tensors(path)
+
+    def _path(self, index: int) -> Path:
         path = self._find(index)
         if path is None:
             raise CheckpointError(f"no weights of unit {index} in {self.folder}; the run folder is incomplete.")
-        try:
-            with safe_open(path, framework="pt", device="cpu", backend="pread") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged ({error}); delete it and restore or retrain the unit.") from error
+        return path
 
     def _find(self, index: int) -> Path | None:
         pattern = re.compile(rf"unit_{index:03d}(_.*)?\.safetensors")
         return next((path for path in sorted(self.folder.iterdir()) if pattern.fullmatch(path.name)), None)
+
+
+@contextlib.contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); delete it and restore or retrain the unit.") from error
+
+
+def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = 8 + int.from_bytes(mapped[:8], "little")
+    header = json.loads(mapped[8:start])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return {name: _mapped_tensor(mapped, entry, start) for name, entry in header.items() if name != "__metadata__"}
+
+
+def _mapped_tensor(mapped: mmap.mmap, entry: Mapping[str, Any], start: int) -> torch.Tensor:
+    dtype, (first, last) = _TYPES[entry["dtype"]], entry["data_offsets"]
+    count = math.prod(entry["shape"])
+    if last - first != count * dtype.itemsize:
+        raise ValueError("sizes in its header disagree")
+    if not count:
+        return torch.empty(entry["shape"], dtype=dtype)
+    return torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + first).reshape(entry["shape"])
 
 
 def write_tensors(path: Path, state: Mapping[str, torch.Tensor]) -> None:

@@ -39,7 +39,9 @@ class Strategy(Protocol):
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Strategy]:
         """Filled-in instances that fit the budget, best first."""
 
-    def shortfall(self, workload: Workload, profile: Profile, budget: Budget) -> tuple[tuple[str, ...], int]:
+    def shortfall(
+        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+    ) -> tuple[tuple[str, ...], int]:
         """Why nothing was proposed, and the smallest memory budget that would do, in bytes."""
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from types import TracebackType
 
 import torch
-
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.memory.baseline import Baseline

@@ -81,7 +81,7 @@ def _candidates(
             )
         )
     if not candidates:
-        reasons, smallest = strategy.shortfall(workload, profile, budget)
+        reasons, smallest = strategy.shortfall(workload, profile, hardware, budget)
         candidates.append(
             Candidate(strategy.name, False, to_data(strategy), None, reasons, smallest, exact=strategy.exact)
         )

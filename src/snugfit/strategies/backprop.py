@@ -70,7 +70,9 @@ class Backprop:
         """Cost from the measured lines."""
         return whole_cost(profile, "network", workload, self.micro_batch, self.micro_batches)
 
-    def shortfall(self, workload: Workload, profile: Profile, budget: Budget) -> tuple[tuple[str, ...], int]:
+    def shortfall(
+        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+    ) -> tuple[tuple[str, ...], int]:
         """Why nothing was proposed, and the smallest memory budget that would do, in bytes."""
         return whole_reasons(profile, "network", budget)
 

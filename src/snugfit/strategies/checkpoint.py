@@ -154,7 +154,9 @@ class Checkpoint:
         """Cost from the measured lines."""
         return whole_cost(profile, "checkpoint", workload, self.micro_batch, self.micro_batches)
 
-    def shortfall(self, workload: Workload, profile: Profile, budget: Budget) -> tuple[tuple[str, ...], int]:
+    def shortfall(
+        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+    ) -> tuple[tuple[str, ...], int]:
         """Why nothing was proposed, and the smallest memory budget that would do, in bytes."""
         return whole_reasons(profile, "checkpoint", budget)
 

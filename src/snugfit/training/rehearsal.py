@@ -69,6 +69,8 @@ def rehearse(
             run.position.phase_tensor_bytes = max(run.position.phase_tensor_bytes, tensor_bytes)
             found[phase.name] = size
             if size != phase.batch_size:
+                if known is None:
+                    run.save({})  # a process that takes the run up must train at the same batch
                 run.emit(Notice(f"{phase.name}: batch {phase.batch_size} was refused memory; training at {size}"))
             return replace(phase, batch_size=size)
     budget = format_bytes(run.budget.memory_bytes or 0)

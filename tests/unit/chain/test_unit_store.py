@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from snugfit.chain import Chain, UnitStore, load_into, release
 from snugfit.errors import CheckpointError, OutOfStorageError
+from snugfit.memory import read_status
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_file_is_what_safetensors_reads(store, dtype):
     }
     path = store.save(4, state)
     assert path.name == "unit_004.safetensors"
-    for read in (load_file(path), store.load(4)):
+    for read in (load_file(path), store.load(4), store.map(4)):
         assert read.keys() == state.keys()
         for name, tensor in state.items():
             assert read[name].dtype == tensor.dtype
@@ -93,8 +95,28 @@ def test_has_and_missing(store):
 def test_truncated_or_corrupt_file(store, damage):
     path = store.save(0, {"w": torch.randn(64)})
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(CheckpointError, match="damaged"):
-        store.load(0)
+    for read in (store.load, store.map):
+        with pytest.raises(CheckpointError, match="damaged"):
+            read(0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_mapped_weights_take_no_private_memory(store):
+    store.save(0, {"w": torch.ones(64, 1024, 64)})  # 16.8 MB
+    before = read_status()
+    mapped = store.map(0)["w"]
+    assert mapped.sum() == 64 * 1024 * 64
+    after = read_status()
+    assert after.anon - before.anon < 2e6 and after.data - before.data < 2e6
+    assert after.file - before.file > 15e6
+
+
+def test_maps_outlive_the_file(store):
+    """Saving again replaces the file; a map shows what was stored before."""
+    store.save(0, {"w": torch.zeros(4)})
+    mapped = store.map(0)["w"]
+    store.save(0, {"w": torch.ones(4)})
+    assert torch.equal(mapped, torch.zeros(4)) and torch.equal(store.map(0)["w"], torch.ones(4))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
             peak, seconds, storage = costs[self.setting]
             return Cost(peak, seconds / 10, seconds, storage)
 
-        def shortfall(self, workload, profile, budget):
+        def shortfall(self, workload, profile, hardware, budget):
             return tuple(reasons), smallest
 
     Strategy.name, Strategy.exact = name, exact

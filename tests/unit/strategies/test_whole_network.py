@@ -157,5 +157,7 @@ def test_strategies_propose_what_the_settings_say(kind, probe):
     cost = proposal.estimate(workload(), found, HARDWARE)
     assert cost == whole_cost(found, probe, workload(), 32, 2) and cost.peak_bytes <= budget.memory_bytes
     assert list(kind().propose(workload(), found, HARDWARE, Budget(5 * MB))) == []
-    assert kind().shortfall(workload(), found, Budget(5 * MB))[1] == 10 * MB, "1.12 + 5.5 + 1 + 2 MB, rounded up"
+    assert kind().shortfall(workload(), found, HARDWARE, Budget(5 * MB))[1] == 10 * MB, (
+        "1.12 + 5.5 + 1 + 2 MB, rounded up"
+    )
     assert list(kind().propose(workload(), profile({}, floors={probe: MB}), HARDWARE, budget)) == []

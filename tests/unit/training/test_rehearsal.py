@@ -55,6 +55,12 @@ def rehearsed(run, most, smaller=(6, 4, 2, 1), made=None, **options):
     return rehearse(EIGHT, smaller, make, batch, run)
 
 
+def again(folder):
+    run = make_run(folder)
+    assert run.resume() and not run.resumed
+    return run
+
+
 def test_a_phase_that_fits_is_left_as_it_is(tmp_path):
     events, made = [], []
     run = make_run(tmp_path, [events.append])
@@ -69,6 +75,7 @@ def test_a_refused_one_goes_on_at_the_next_smaller_and_says_so(tmp_path):
     assert rehearsed(run, 5, made=made) == dataclasses.replace(EIGHT, batch_size=4)
     assert [size for size, _ in made] == [8, 6, 4]
     assert events == [Notice("network: batch 8 was refused memory; training at 4")]
+    assert again(tmp_path).position.notes == {"batches": {"network": 4}}, "a process that takes it up does the same"
 
 
 def test_one_that_fits_at_no_batch(tmp_path):
@@ -95,7 +102,7 @@ def test_on_resume_the_batch_is_the_one_found_before(tmp_path):
 def test_both_kinds_of_micro_batch_are_run(tmp_path):
     made = []
     rehearsed(make_run(tmp_path), 8, made=made, micro_batches=4)
-    assert made[0][1].steps == [(8, False), (8, True), (8, True)]
+    assert made[0][1].steps == [(8, False), (8, True)] * 2, "the second time with optimizer state"
 
 
 def test_the_budget_is_tightened_meanwhile_and_loosened_after(tmp_path):

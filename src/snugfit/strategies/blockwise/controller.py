@@ -287,17 +287,20 @@ class Controller:
         )
 
     def _load_exit(self, index: int) -> nn.Module:
-        run, chain = self.run, self.layout.chain
+        """The exit model; on the processor its weights are maps of their files, which the budget does not count."""
+        run, chain, on_cpu = self.run, self.layout.chain, self.run.device.type == "cpu"
         for unit in chain.all_units:
             release(unit)
         self.residents.clear()
+        load = run.weights.map if on_cpu else run.weights.load
         for position, unit in enumerate(chain.units[: index + 1]):
-            load_into(unit, run.weights.load(position))
+            load_into(unit, load(position))
         loss: LocalLoss | None = None
         if self.layout.is_last(index):
-            load_into(chain.head, run.weights.load(len(chain.units)))
+            load_into(chain.head, load(len(chain.units)))
         else:
             loss = self.layout.make_loss(index)
-            loss.load_state_dict(run.exits.load(index), assign=True)
-        model = self.layout.exit_model(index, loss)
-        return model.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+            loss.load_state_dict(run.exits.map(index) if on_cpu else run.exits.load(index), assign=True)
+        first: nn.Module = chain.units[0].module
+        first.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # later maps follow the first
+        return self.layout.exit_model(index, loss).to(run.device)

@@ -105,15 +105,17 @@ class Blockwise:
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Blockwise]:
         """The blocks of Algorithm 1 after residency repair, with a cache; without one where it would not fit."""
         if self.cache != "auto":
-            yield from self._filled_in(workload, profile, budget)
+            yield from self._filled_in(workload, profile, hardware, budget)
             return
-        for cached in replace(self, cache="always")._filled_in(workload, profile, budget):
+        for cached in replace(self, cache="always")._filled_in(workload, profile, hardware, budget):
             yield cached
             storage = cached.estimate(workload, profile, hardware).storage_bytes
             if budget.storage_bytes is not None and storage > budget.storage_bytes:
-                yield from replace(self, cache="never")._filled_in(workload, profile, budget)
+                yield from replace(self, cache="never")._filled_in(workload, profile, hardware, budget)
 
-    def _filled_in(self, workload: Workload, profile: Profile, budget: Budget) -> Iterator[Blockwise]:
+    def _filled_in(
+        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+    ) -> Iterator[Blockwise]:
         limit = min(workload.batch_limit, workload.train_count)
         residency = self._residency(workload, profile, budget)
         blocks = make_blocks(residency, limit, self.rho, adaptive_batch=self.adaptive_batch)
@@ -121,7 +123,7 @@ class Blockwise:
             found = tuple((block.first, block.last, block.batch_size) for block in blocks)
             largest = max(residency.bytes_of(block) for block in blocks)
             room = min(largest, room_for_step(budget, profile.base_bytes + LEFT_BY_BLOCKS))
-            yield replace(self, blocks=found, test_batch=_test_batch(profile, room, limit))
+            yield replace(self, blocks=found, test_batch=_test_batch(profile, room, limit, hardware))
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
         room = room_for_step(budget, profile.base_bytes)
@@ -132,7 +134,7 @@ class Blockwise:
         """Cost from the measured lines; one phase per block and one for the final test."""
         blocks = [Block(*block) for block in self.blocks]
         seconds = [[self._seconds(profile, i, block.batch_size) for i in block.units] for block in blocks]
-        final = self._final_phase(workload, profile, sum(map(sum, seconds)))
+        final = self._final_phase(workload, profile, hardware, sum(map(sum, seconds)))
         return estimate_blocks(
             self._residency(workload, profile, Budget()), blocks, seconds, workload, self.views, final
         )
@@ -141,14 +143,16 @@ class Blockwise:
         line = profile.lines[unit_probe_name(profile.units[index].name)]
         return line.seconds_at(batch) / batch
 
-    def _final_phase(self, workload: Workload, profile: Profile, seconds: float) -> Phase:
+    def _final_phase(self, workload: Workload, profile: Profile, hardware: Hardware, seconds: float) -> Phase:
         """Test of the exit model, at most the whole network."""
-        weights, sample = _test_bytes(profile)
+        weights, sample = _tested_weights(profile, hardware), _tested_sample(profile)
         peak = with_safety(profile.base_bytes + LEFT_BY_BLOCKS, weights + sample * self.test_batch)
         images = workload.test_count + workload.val_count
         return Phase("exit", peak, EVALUATION_SHARE * seconds * images, self.test_batch)
 
-    def shortfall(self, workload: Workload, profile: Profile, budget: Budget) -> tuple[tuple[str, ...], int]:
+    def shortfall(
+        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+    ) -> tuple[tuple[str, ...], int]:
         """Why nothing was proposed: the hungriest unit, and the smallest memory budget that would do, in bytes."""
         names = [facts.name for facts in profile.units[:-1]]
         kept = {name: profile.kept[unit_probe_name(name)] if self.residency == "all" else 0 for name in names}
@@ -156,7 +160,7 @@ class Blockwise:
         hungriest = max(floors, key=lambda name: floors[name])
         smallest = max(smallest_budget(profile, floors[hungriest]), (budget.memory_bytes or 0) + 1_000_000)
         reason = f"unit {hungriest} needs {smallest / 1e6:.0f} MB for one sample"
-        tested = smallest_budget(profile, LEFT_BY_BLOCKS + sum(unit.weight_bytes for unit in profile.units))
+        tested = smallest_budget(profile, LEFT_BY_BLOCKS + _tested_weights(profile, hardware))
         return (reason,), max(smallest, tested)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
@@ -164,17 +168,27 @@ class Blockwise:
         return Controller(self, Layout.of(chain, self.local_loss, run.workload.classes), data, run).fit()
 
 
-def _test_batch(profile: Profile, room_bytes: float, limit: int) -> int:
-    """Images that are tested at once beside the whole network's weights: no more bytes than training took."""
-    weights, sample = _test_bytes(profile)
+def _test_batch(profile: Profile, room_bytes: float, limit: int, hardware: Hardware) -> int:
+    """Images that are tested at once beside an exit's weights: no more bytes than training took."""
+    weights, sample = _tested_weights(profile, hardware), _tested_sample(profile)
     return min(limit, max(1, int((room_bytes - weights) / sample)))
 
 
-def _test_bytes(profile: Profile) -> tuple[int, int]:
-    """Bytes of all weights, and of one image's largest maps while an exit is tested: at most those of training."""
+def _tested_weights(profile: Profile, hardware: Hardware) -> int:
+    """Bytes of weights while an exit is tested, at most the whole network.
+
+    On the processor they are maps of files, which do not count; one layer's are in memory twice while it computes, in
+    the order of its input's memory and in oneDNN's.
+    """
+    sizes = [unit.weight_bytes for unit in profile.units]
+    return 2 * max(sizes) if hardware.device == "cpu" else sum(sizes)
+
+
+def _tested_sample(profile: Profile) -> int:
+    """Bytes of one image's largest maps while an exit is tested: at most those of training."""
     maps = [max(unit.saved_bytes, 3 * unit.output_bytes) for unit in profile.units]
     steps = [_map_bytes(line, profile.kept[unit_probe_name(unit.name)]) for unit, line in _unit_lines(profile)]
-    return sum(unit.weight_bytes for unit in profile.units), max(maps + steps)
+    return max(maps + steps)
 
 
 def _unit_lines(profile: Profile) -> Iterator[tuple[UnitFacts, ProbeLine]]:
