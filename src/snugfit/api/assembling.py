@@ -49,8 +49,9 @@ class Assembly:
         """What is needed to rebuild the model later."""
         splits = self.splits
         return Architecture(
-            self.workload.model, splits.class_names, splits.image_shape, splits.mean, splits.std, splits.name
-        )
+            self.workload.model, splits.class_names, splits.image_shape, splits.mean, splits.std, splits.name,
+            splits.border,
+        )  # fmt: skip
 
     def training_data(self) -> TrainingData:
         """The splits as batches."""

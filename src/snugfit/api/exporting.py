@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,14 @@ import torch
 from torch import nn
 
 from snugfit.api.loading import Architecture, load
+from snugfit.core.serial import to_data
 from snugfit.errors import ModelError, UnusableInputError, UsageError
 from snugfit.training.artifact import MODEL_FILE
 
 TOLERANCE = 1e-3
 """Largest difference of logits between PyTorch and ONNX Runtime, relative to the largest logit."""
+
+_METADATA = ("class_names", "mean", "std", "border", "model", "data")
 
 
 def export(
@@ -25,7 +29,7 @@ def export(
     check: bool = True,
     model: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """Export the trained model of a run, with its class names and normalisation (``architecture.json``) beside it.
+    """Export the trained model of a run, with its class names and normalisation: ``architecture.json``, ONNX metadata.
 
     Args:
         run: run folder.
@@ -61,24 +65,29 @@ def export(
     if format != "safetensors":
         shape = architecture.input_shape
         path = target / "model.onnx"
-        _write_onnx(module, shape, path)
+        _write_onnx(module, architecture, path)
         files.append(str(path))
         difference = onnx_difference(module, shape, path) if check else None
     return {"files": files, "onnx_max_difference": difference}
 
 
-def _write_onnx(module: nn.Module, shape: tuple[int, int, int], path: Path) -> None:
+def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> None:
+    """Write the model, with what is needed to feed it and to name its outputs as metadata (JSON texts)."""
     try:
-        import onnx  # noqa: F401
+        import onnx
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ModelError('ONNX export needs more packages: pip install "snugfit[export]".') from error
-    example = torch.randn(2, *shape)
+    example = torch.randn(2, *architecture.input_shape)
     batch = torch.export.Dim("batch", min=1, max=65536)
     torch.onnx.export(
         module, (example,), path, input_names=["images"], output_names=["logits"],
         dynamic_shapes=({0: batch},), dynamo=True, external_data=False, verbose=False,
     )  # fmt: skip
+    written = onnx.load(path)
+    known = to_data(architecture)
+    onnx.helper.set_model_props(written, {key: json.dumps(known[key]) for key in _METADATA})
+    onnx.save(written, path)
 
 
 @torch.no_grad()

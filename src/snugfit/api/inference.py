@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from snugfit.errors import DataError, UsageError
 from snugfit.training.loop import count_correct
 
 _BATCH = 64
+_SPLITS = ("train", "val", "test")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
@@ -25,7 +27,7 @@ def evaluate(
     run: str | Path,
     data: str | None = None,
     data_dir: str | None = None,
-    split: str = "test",
+    split: str | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> dict[str, Any]:
     """Measure a trained model on a split of its own data set, or of another with the same classes.
@@ -33,20 +35,21 @@ def evaluate(
     Args:
         run: run folder.
         data, data_dir: data set; the one of the run by default.
-        split: ``train``, ``val`` or ``test``.
+        split: ``train``, ``val``, ``test`` or ``all``; ``test``, but ``all`` of another folder than the run's.
         model: the module that was trained, where it was passed from Python.
 
     Returns:
-        ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``.
+        ``split``, ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``.
 
     Raises:
         DataError: the data has no such split, or other classes.
     """
     folder = Path(run)
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
-    if split not in ("train", "val", "test"):
-        raise UsageError(f"'{split}' is not a split; use train, val or test.")
     options = request.data
+    split = split or ("all" if data != options.data and (data or "").startswith("folder:") else "test")
+    if split not in (*_SPLITS, "all"):
+        raise UsageError(f"'{split}' is not a split; use {', '.join(_SPLITS)} or all.")
     if (data or options.data) == OWN:
         raise UsageError("this run trained on data of your own; name a data set or folder:PATH with --data.")
     splits = datasets.load(
@@ -60,20 +63,20 @@ def evaluate(
     )
     if splits.class_names != architecture.class_names:
         raise DataError(f"{splits.name} has other classes than the model of {folder}: {', '.join(splits.class_names)}.")
-    images = getattr(splits, split)
-    if images is None:
+    sets = [getattr(splits, name) for name in (_SPLITS if split == "all" else (split,))]
+    if sets == [None]:
         raise DataError(f"{splits.name} has no {split} split.")
     transform = Transform(architecture.mean, architecture.std, architecture.input_shape[-1], splits.flip)
-    classes = len(architecture.class_names)
-    batches = Batches(images, transform).in_order(_test_batch(folder))
+    classes, size = len(architecture.class_names), _test_batch(folder)
+    batches = chain.from_iterable(Batches(images, transform).in_order(size) for images in sets if images is not None)
     confusion, among_five = count_correct(load(folder, model), batches, classes, torch.device("cpu"))
-    totals = confusion.sum(1).clamp(min=1)
+    totals, count = confusion.sum(1).clamp(min=1), int(confusion.sum())
     return {
         "data": splits.name,
         "split": split,
-        "count": len(images),
-        "accuracy": float(confusion.trace()) / max(len(images), 1),
-        "top5": among_five / max(len(images), 1),
+        "count": count,
+        "accuracy": float(confusion.trace()) / max(count, 1),
+        "top5": among_five / max(count, 1),
         "per_class": dict(zip(architecture.class_names, (confusion.diagonal() / totals).tolist(), strict=True)),
         "confusion": confusion.tolist(),
     }
@@ -102,7 +105,7 @@ def predict(
     network = load(folder, model)
     paths = _image_paths(Path(images))
     channels, size = architecture.input_shape[0], architecture.input_shape[-1]
-    decoder = Decoder(size, channels)
+    decoder = Decoder(size - 2 * architecture.border, channels)
     transform = Transform(architecture.mean, architecture.std, size, flip=False)
     batch, broken = _test_batch(folder), list[DataError]()
     try:
@@ -110,6 +113,7 @@ def predict(
             chunk, decoded = _decode(paths[start : start + batch], decoder, broken)
             if decoded is None:
                 continue
+            decoded = nn.functional.pad(decoded, (architecture.border,) * 4)
             probabilities = network(transform(decoded)).softmax(1)
             values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
             for path, row, indices in zip(chunk, values.tolist(), classes.tolist(), strict=True):

@@ -38,6 +38,8 @@ class Architecture:
         input_shape: channels, height, width.
         mean, std: normalisation of images in [0, 1], per channel.
         data: the data set it was trained on.
+        border: black pixels on every side that images get, inside ``input_shape``; an image is resized (short side) and
+            centre-cropped to what they leave.
     """
 
     model: str
@@ -46,6 +48,7 @@ class Architecture:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     data: str
+    border: int = 0
 
     def write(self, folder: Path) -> None:
         """Store it in a run folder."""

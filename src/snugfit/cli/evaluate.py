@@ -8,7 +8,7 @@ from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, print_json
 
-Split = Literal["train", "val", "test"]
+Split = Literal["train", "val", "test", "all"]
 
 
 def evaluate(
@@ -17,7 +17,7 @@ def evaluate(
     *,
     data: str | None = None,
     data_dir: str | None = None,
-    split: Split = "test",
+    split: Split | None = None,
     threads: int | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
@@ -33,14 +33,14 @@ def evaluate(
         run: folder of a finished run, as printed by `snugfit train`.
         data: a data set's name, or `folder:PATH`; the run's own by default.
         data_dir: where data sets are (`SNUGFIT_DATA` otherwise).
-        split: which images.
+        split: which images; by default the test split, and all images of a folder other than the run's own.
         threads: compute threads; all cores by default.
         output: what is shown.
     """
     job = make_job("evaluate", output, threads, run=run, data=data, data_dir=data_dir, split=split)
     result = run_job(job)
     if output.json:
-        print_json({"schema": SCHEMA, "run_dir": run, "split": split, **result})
+        print_json({"schema": SCHEMA, "run_dir": run, **result})
     else:
         print("\n".join(summary(result)))
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.workload import OptimizerName, Precision, ScheduleName
+from snugfit.errors import UsageError
 
 CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
 
@@ -129,6 +130,12 @@ class StrategyOptions:
     cache_dtype: CacheDtype = "float16"
     views: int = 1
     accumulate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.views < 1:
+            raise UsageError(f"--views must be at least 1, not {self.views}.")
+        if not 0 <= self.rho <= 1:
+            raise UsageError(f"--rho is a threshold between 0 and 1, not {self.rho}.")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Source:
     origin: str = ""
 
 
-_IDX_FILES = ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz")
+_IDX_FILES = ("t10k-labels-idx1-ubyte", "t10k-labels-idx1-ubyte.gz")  # the last of the four to be fetched
 SOURCES: dict[str, Source] = {
     "digits": Source(lambda _, size, workers: digits.read(size), 32, (0.3057,), (0.3235,), False),
     "mnist": Source(
@@ -142,7 +142,7 @@ def ensure(name: str, data_dir: str | Path | None = None) -> Path:
         return found
     _refuse_pickles(name, root)
     archive = Path(ARCHIVES[name][0].url).name
-    if (root / archive).is_file():
+    if (root / archive).is_file() and not can_download():
         raise DataError(f"{root / archive} is there but not unpacked. Unpack it in {root}.")
     reason = ""
     if can_download():

@@ -99,7 +99,10 @@ def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:
         if "memory" in str(error).replace(str(path), ""):
             raise MemoryError(f"no memory to decode {path}") from error
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error) or "corrupt"
-        raise DataError(f"cannot read the image {path}: {reason}. Replace or remove it.") from error
+        raise DataError(
+            f"cannot read the image {path}: {reason}. Replace it (a run that has begun needs as "
+            "many images as then), or remove it."
+        ) from error
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:

@@ -21,6 +21,7 @@ from snugfit.errors import DataError, OutOfStorageError
 DIGITS = tuple(str(digit) for digit in range(10))
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _CHUNK = 1 << 18
+_BORDER = 2
 
 
 class IdxImages:
@@ -39,7 +40,7 @@ class IdxImages:
         """Read images, (B,) -> uint8 (B, 1, H, W)."""
         batch = torch.from_numpy(np.asarray(self._pixels[indices])).unsqueeze(1)
         if batch.shape[-1] == 28 and self._size == 32:
-            return F.pad(batch, (2, 2, 2, 2))
+            return F.pad(batch, (_BORDER,) * 4)
         return resized(batch, self._size)
 
 
@@ -50,7 +51,7 @@ def read(folder: Path, class_names: tuple[str, ...], image_size: int) -> Parts:
         DataError: a file is missing, corrupt or truncated, or a label is out of range.
     """
     train, test = (_read_part(folder, prefix, len(class_names), image_size) for prefix in ("train", "t10k"))
-    return Parts(class_names, train, test=test)
+    return Parts(class_names, train, test=test, border=_BORDER if image_size == 32 else 0)
 
 
 def _read_part(folder: Path, prefix: str, classes: int, image_size: int) -> IdxImages:

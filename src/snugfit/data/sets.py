@@ -65,6 +65,7 @@ class Parts:
         class_names: names of the classes, in the order of their labels.
         train, val, test: the parts.
         resources: what is to be closed with the data set.
+        border: black pixels on every side of every image, part of its size.
     """
 
     class_names: tuple[str, ...]
@@ -72,6 +73,7 @@ class Parts:
     val: ImageSet | None = None
     test: ImageSet | None = None
     resources: tuple[Closeable, ...] = ()
+    border: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Splits:
         mean, std: per-channel statistics that normalise images scaled to [0, 1].
         flip: whether a mirrored image still belongs to its class.
         resources: what :meth:`close` closes.
+        border: black pixels on every side of every image, part of its size.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Splits:
     std: tuple[float, ...]
     flip: bool
     resources: tuple[Closeable, ...] = field(default=(), repr=False)
+    border: int = 0
 
     def close(self) -> None:
         """Stop the decoding threads; reading images afterwards is an error."""

@@ -90,6 +90,7 @@ def assemble(
     return Splits(
         name, parts.class_names, image_shape, _limited(train, max_train, seed), _limited(val, max_val, seed),
         None if test is None else _limited(test, max_val, seed), mean, std, flip, parts.resources,
+        parts.border,
     )  # fmt: skip
 
 

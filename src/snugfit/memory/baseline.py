@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from snugfit.errors import UsageError
 from snugfit.memory.status import read_status
 from snugfit.memory.trim import release_memory, tighten_allocator
 
@@ -39,7 +40,12 @@ def prepare_process(threads: int | None = None) -> Baseline:
 
     Args:
         threads: compute threads; torch's own choice by default.
+
+    Raises:
+        UsageError: that is no number of threads.
     """
+    if threads is not None and threads < 1:
+        raise UsageError(f"the number of threads must be at least 1, not {threads}.")
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS_KEPT))
     os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # else MKL keeps its buffers: 5 MB, at no gain in speed
     tighten_allocator()

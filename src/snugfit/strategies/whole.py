@@ -183,8 +183,8 @@ def fit_whole(
     run.start_phase(phase, 0, 1, run.workload.epochs, steps)
     train_phase(trainer, data.train, phase, run, lambda: _validate(module, data, run, phase.batch_size))
     trainer.optimizers.release()
-    evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
     save_model(run.folder, module.state_dict())
+    evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
     run.end_phase(phase, run.workload.epochs, steps)
     parameters = {"full": chain.parameters, "trained_model": chain.parameters}
     return make_record(

@@ -241,10 +241,3 @@ class ActivationCache:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def delete(self) -> None:
-        """Close the cache and remove it from the disk."""
-        self.close()
-        path, sidecar = _paths(self.folder, self.name)
-        sidecar.unlink(missing_ok=True)
-        path.unlink(missing_ok=True)

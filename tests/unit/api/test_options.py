@@ -39,6 +39,12 @@ def test_an_unknown_local_loss_or_strategy_is_told_before_any_work():
         snugfit.plan("vgg8", "no-such-data", strategy="blockwize")
 
 
+@pytest.mark.parametrize(("option", "value"), [("views", 0), ("rho", -0.1), ("rho", 1.5), ("threads", 0)])
+def test_numbers_that_make_no_sense(option, value):
+    with pytest.raises(UsageError, match=option):
+        snugfit.plan("vgg8", "digits", **{option: value})
+
+
 @pytest.mark.parametrize("budget", [Budget(), Budget("100MB"), Budget("512MiB", "1.5GB", 0.25)])
 def test_a_budget_as_options_is_the_same_budget(budget):
     options = _budget_options(budget)

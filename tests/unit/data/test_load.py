@@ -68,6 +68,29 @@ def test_packed_archive_is_pointed_out(tmp_path):
         load("cifar10", data_dir=tmp_path)
 
 
+def test_an_interrupted_download_is_taken_up_again(write_cifar, tmp_path, monkeypatch):
+    """Part of an archive lies there; torchvision's helper compares its sum and fetches it anew."""
+    root, fetched = tmp_path / "sets", []
+    root.mkdir()
+    (root / "cifar-10-binary.tar.gz").write_bytes(b"half of it")
+    monkeypatch.setattr(catalog, "can_download", lambda: True)
+    monkeypatch.setattr(catalog, "download", lambda name, folder: fetched.append((name, folder, write_cifar())))
+    assert len(load("cifar10", data_dir=root).test) == 20
+    assert fetched[0][:2] == ("cifar10", root)
+
+
+def test_mnist_of_which_the_last_file_is_missing_is_fetched(write_idx, monkeypatch):
+    root, _ = write_idx()
+    last = root / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    kept = last.read_bytes()
+    last.unlink()
+    with pytest.raises(DataError, match=r"mnist is not in .* looked for mnist"):
+        load("mnist", data_dir=root)
+    monkeypatch.setattr(catalog, "can_download", lambda: True)
+    monkeypatch.setattr(catalog, "download", lambda name, folder: last.write_bytes(kept))
+    assert len(load("mnist", data_dir=root).test) == 40
+
+
 def test_pickles_are_refused(tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
     with pytest.raises(DataError, match=r"holds pickles(.|\n)*cifar-10-binary.tar.gz"):

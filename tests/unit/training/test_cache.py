@@ -158,10 +158,3 @@ def test_damaged_caches_are_errors(tmp_path):
         sidecar.write_text(json.dumps(bad))
         with pytest.raises(CheckpointError, match="does not describe a cache"):
             ActivationCache.open(tmp_path, "block0")
-
-
-def test_delete_leaves_nothing(tmp_path):
-    cache = write(tmp_path, *rows_and_labels())
-    cache.delete()
-    assert list(tmp_path.iterdir()) == []
-    assert ActivationCache.open(tmp_path, "block0") is None
