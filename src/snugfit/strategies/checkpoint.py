@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -13,23 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from snugfit.chain import Chain
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import Profile, UnitFacts
-from snugfit.core.record import Record
-from snugfit.core.workload import Workload
-from snugfit.profiling import Probe, unit_facts
-from snugfit.strategies.whole import (
-    batch_settings,
-    fit_whole,
-    whole_cost,
-    whole_probes,
-    whole_reasons,
-)
+from snugfit.core.profile import UnitFacts
+from snugfit.strategies.whole import MakeForward, WholeNetwork
 from snugfit.training.network import Forward
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
 
 
 def segment(units: Sequence[UnitFacts]) -> tuple[tuple[int, ...], ...]:
@@ -115,56 +101,13 @@ def recomputing_forward(chain: Chain, segments: Sequence[Sequence[int]]) -> Forw
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Activation checkpointing over units, with accumulation: the peer that users know.
-
-    Attributes:
-        micro_batch: images in memory at once.
-        micro_batches: micro-batches accumulated to one step.
-        accumulate: whether to accumulate to the effective batch.
-    """
+class Checkpoint(WholeNetwork):
+    """Activation checkpointing over units, with accumulation: the peer that users know."""
 
     name: ClassVar[str] = "checkpoint"
-    exact: ClassVar[bool] = True
+    probe: ClassVar[str] = "checkpoint"
 
-    micro_batch: int = 0
-    micro_batches: int = 1
-    accumulate: bool = True
-
-    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why it cannot serve this model: none."""
-        return []
-
-    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
-        """The recomputing step, with gradients applied at once and with gradients held."""
-        segments = segment(unit_facts(chain))
-
-        def forward(clone: Chain) -> Forward:
-            return recomputing_forward(clone, segments)
-
-        return whole_probes("checkpoint", chain, workload, hardware.device, forward, accumulate=self.accumulate)
-
-    def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Checkpoint]:
-        """The whole batch, else accumulation to it, else the largest batch that fits without accumulation."""
-        settings = batch_settings(workload, profile, budget, "checkpoint", accumulate=self.accumulate)
-        if settings is not None:
-            yield replace(self, **settings)
-
-    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
-        """Cost from the measured lines."""
-        return whole_cost(profile, "checkpoint", workload, self.micro_batch, self.micro_batches)
-
-    def shortfall(
-        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
-    ) -> tuple[tuple[str, ...], int]:
-        """Why nothing was proposed, and the smallest memory budget that would do, in bytes."""
-        return whole_reasons(profile, "checkpoint", budget)
-
-    def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
-        """Train."""
-        segments = segment(run.profile.units)
-        return fit_whole(
-            chain, data, run,
-            strategy=self.name, settings=asdict(self), micro_batches=self.micro_batches,
-            forward=lambda chain: recomputing_forward(chain, segments),
-        )  # fmt: skip
+    def make_forward(self, units: Sequence[UnitFacts]) -> MakeForward:
+        """The forward pass that keeps the maps between the best segments of these units."""
+        segments = segment(units)
+        return lambda chain: recomputing_forward(chain, segments)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -12,10 +14,11 @@ from torch import nn
 from snugfit.chain import Chain, load_into, release
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Cost, Phase
-from snugfit.core.profile import Profile
+from snugfit.core.hardware import Hardware
+from snugfit.core.profile import Profile, UnitFacts
 from snugfit.core.record import Record
 from snugfit.core.workload import Workload
-from snugfit.profiling import Probe
+from snugfit.profiling import Probe, unit_facts
 from snugfit.strategies.prediction import (
     fill_made_up,
     random_batch,
@@ -221,3 +224,63 @@ def _validate(module: nn.Module, data: TrainingData, run: Run, batch: int) -> fl
     with run.limit.room_for_kernels():
         confusion, _ = count_correct(module.eval(), data.val.in_order(batch), run.workload.classes, run.device)
     return float(confusion.trace()) / int(confusion.sum())
+
+
+@dataclass(frozen=True)
+class WholeNetwork(ABC):
+    """A strategy that trains the whole network by its own loss; the forward pass tells one from another.
+
+    Attributes:
+        micro_batch: images in memory at once; filled in by :meth:`propose`.
+        micro_batches: micro-batches accumulated to one step; filled in by :meth:`propose`.
+        accumulate: whether to accumulate to the effective batch; off is the baseline of NeuroFlux's evaluation, one
+            step per batch that fits.
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[bool] = True
+    probe: ClassVar[str]
+    """Key of its line in a profile."""
+
+    micro_batch: int = 0
+    micro_batches: int = 1
+    accumulate: bool = True
+
+    @abstractmethod
+    def make_forward(self, units: Sequence[UnitFacts]) -> MakeForward:
+        """What makes the forward pass from a chain with these units."""
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """Reasons why it cannot serve this model: none."""
+        return []
+
+    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
+        """The whole network's step, with gradients applied at once and with gradients held."""
+        forward = self.make_forward(unit_facts(chain))
+        return whole_probes(self.probe, chain, workload, hardware.device, forward, accumulate=self.accumulate)
+
+    def propose(
+        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+    ) -> Iterator[WholeNetwork]:
+        """The whole batch, else accumulation to it, else the largest batch that fits without accumulation."""
+        settings = batch_settings(workload, profile, budget, self.probe, accumulate=self.accumulate)
+        if settings is not None:
+            yield replace(self, **settings)
+
+    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
+        """Cost from the measured lines."""
+        return whole_cost(profile, self.probe, workload, self.micro_batch, self.micro_batches)
+
+    def shortfall(
+        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+    ) -> tuple[tuple[str, ...], int]:
+        """Why nothing was proposed, and the smallest memory budget that would do, in bytes."""
+        return whole_reasons(profile, self.probe, budget)
+
+    def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
+        """Train."""
+        forward = self.make_forward(run.profile.units)
+        return fit_whole(
+            chain, data, run,
+            strategy=self.name, settings=asdict(self), forward=forward, micro_batches=self.micro_batches,
+        )  # fmt: skip

@@ -50,7 +50,8 @@ def test_a_request_with_every_option_set_survives():
     groups = {}
     for group in dataclasses.fields(request):
         options = getattr(request, group.name)
-        numbers = {f.name: 7 for f in dataclasses.fields(options) if str(f.type) in ("int", "float", "int | None")}
+        kinds = {"int": 7, "int | None": 7, "float": 0.7}
+        numbers = {f.name: kinds[str(f.type)] for f in dataclasses.fields(options) if str(f.type) in kinds}
         texts = {f.name: "text" for f in dataclasses.fields(options) if str(f.type) in ("str", "str | None")}
         groups[group.name] = dataclasses.replace(options, **numbers, **texts)
     filled = Request(**groups)
