@@ -21,6 +21,7 @@ from snugfit.core.registry import strategy_class
 from snugfit.core.request import OWN, Request
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.strategy import Strategy
+from snugfit.data.locate import image_folder
 from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
 from snugfit.memory import Baseline, MemoryLimit, make_meter
 from snugfit.planner import infeasible_error
@@ -59,7 +60,8 @@ def _from_anywhere(request: Request) -> Request:
         return None if path is None else str(Path(path).absolute())
 
     data, model, strategy = request.data, request.model, request.strategy
-    name = f"folder:{absolute(data.data.removeprefix('folder:'))}" if data.data.startswith("folder:") else data.data
+    kind, _, path = data.data.partition(":")
+    name = f"folder:{image_folder(path, data.data_dir).absolute()}" if kind == "folder" else data.data
     return replace(
         request,
         data=replace(data, data=name, data_dir=absolute(data.data_dir)),

@@ -9,7 +9,7 @@ from snugfit.api import process
 from snugfit.api.assembling import make_strategies, own_splits
 from snugfit.api.planning import _budget_options, _request
 from snugfit.api.process import choose_device, describe_hardware
-from snugfit.api.running import _new_folder, _verify, resume
+from snugfit.api.running import _from_anywhere, _new_folder, _verify, resume
 from snugfit.core.budget import Budget
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Plan
@@ -108,6 +108,16 @@ def test_a_prepared_process_keeps_its_baseline(monkeypatch):
     process.prepare_process(4)
     assert process.baseline() == process.baseline(7) == 3
     assert taken == [1, 1, 4]
+
+
+@pytest.mark.parametrize("where", ["working folder", "data folder"])
+def test_a_folder_of_images_is_stored_as_it_was_found(tmp_path, monkeypatch, where):
+    (tmp_path / "sets" / "photos").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "sets" if where == "working folder" else tmp_path)
+    monkeypatch.setenv("SNUGFIT_DATA", str(tmp_path / ("sets" if where == "data folder" else ".")))
+    stored = _from_anywhere(_request({"data": "folder:photos", "weights": "w.safetensors"}))
+    assert stored.data.data == f"folder:{tmp_path / 'sets' / 'photos'}"
+    assert stored.model.weights == str((tmp_path / "sets" if where == "working folder" else tmp_path) / "w.safetensors")
 
 
 HARDWARE = Hardware("cpu", "cpu", 1, 1, "Linux", "2", True)
