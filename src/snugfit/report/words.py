@@ -32,7 +32,7 @@ def shorten(name: str, most: int) -> str:
 
 def phase_label(name: str) -> str:
     """Name of a phase for an axis: the block without its units."""
-    words = name.split()
+    words = name.partition(":")[0].split()
     return " ".join(words[:2]) if words and words[0] == "block" else shorten(name, 22)
 
 

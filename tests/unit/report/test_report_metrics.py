@@ -58,4 +58,5 @@ def test_words():
     assert percent(None) == "\N{EN DASH}"
     assert shorten("features.7-features.14", 11) == "featu\N{HORIZONTAL ELLIPSIS}es.14"
     assert phase_label("block 2/4 features.3") == "block 2/4"
+    assert phase_label("block 2: features.3 to features.5") == "block 2"
     assert phase_label("exit selection") == "exit selection"
