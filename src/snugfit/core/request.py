@@ -106,6 +106,7 @@ class StrategyOptions:
         strategy: auto, backprop, checkpoint or blockwise.
         local_loss: local loss of ``blockwise``: aan, classic or linear.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
+        block_units: most units in a block; 2 with the saturation stop, any number without.
         adaptive_batch: give every block its own batch size (off: the smallest one everywhere).
         residency: keep only the active ``block`` in memory, or ``all`` units as classic local learning does.
         saturation_stop: stop opening deeper blocks once a block no longer improves validation accuracy.
@@ -121,6 +122,7 @@ class StrategyOptions:
     strategy: str = "auto"
     local_loss: str = "aan"
     rho: float = 0.4
+    block_units: int | None = None
     adaptive_batch: bool = True
     residency: Literal["block", "all"] = "block"
     saturation_stop: bool = False
@@ -134,6 +136,8 @@ class StrategyOptions:
     def __post_init__(self) -> None:
         if self.views < 1:
             raise UsageError(f"--views must be at least 1, not {self.views}.")
+        if self.block_units is not None and self.block_units < 1:
+            raise UsageError(f"--block-units must be at least 1, not {self.block_units}.")
         if not 0 <= self.rho <= 1:
             raise UsageError(f"--rho is a threshold between 0 and 1, not {self.rho}.")
 

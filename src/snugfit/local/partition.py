@@ -48,6 +48,18 @@ def partition(batches: Sequence[int], rho: float) -> list[Block]:
     return blocks
 
 
+def cut(blocks: Sequence[Block], batches: Sequence[int], most: int) -> list[Block]:
+    """Cut blocks into stretches of at most ``most`` units, so that training can end sooner after any of them.
+
+    Args:
+        blocks: output of :func:`partition`.
+        batches: largest batch of each unit; a stretch takes the smallest of its own units.
+        most: units in a block.
+    """
+    stretches = [block.units[start : start + most] for block in blocks for start in range(0, len(block.units), most)]
+    return [Block(units[0], units[-1], min(batches[unit] for unit in units)) for units in stretches]
+
+
 def repair(
     blocks: Sequence[Block], batches: Sequence[int], fits: Callable[[Block], bool], *, fixed_batch: bool = False
 ) -> list[Block]:

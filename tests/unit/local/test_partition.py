@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit.local.partition import Block, partition, repair, shrunk
+from snugfit.local.partition import Block, cut, partition, repair, shrunk
 
 batch_lists = st.lists(st.integers(1, 600), min_size=1, max_size=12)
 tenths = st.integers(0, 12)
@@ -46,6 +46,18 @@ def test_properties(batches, rho_tenths):
             assert 10 * abs(batches[unit] - batches[unit - 1]) <= rho_tenths * batches[unit - 1]
     for before, after in pairwise(blocks):
         assert 10 * abs(batches[after.first] - batches[before.last]) > rho_tenths * batches[before.last]
+
+
+@given(batch_lists, tenths, st.integers(1, 4))
+def test_blocks_are_cut_into_stretches_that_keep_their_boundaries(batches, rho_tenths, most):
+    blocks = partition(batches, rho_tenths / 10)
+    pieces = cut(blocks, batches, most)
+    assert [unit for piece in pieces for unit in piece.units] == list(range(len(batches)))
+    assert {block.first for block in blocks} <= {piece.first for piece in pieces}
+    assert all(len(piece.units) <= most for piece in pieces)
+    assert all(piece.batch_size == min(batches[unit] for unit in piece.units) for piece in pieces)
+    if most >= len(batches):
+        assert pieces == blocks
 
 
 def test_each_unit_is_compared_with_the_one_before_it_and_not_with_the_first():

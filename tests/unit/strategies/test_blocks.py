@@ -90,6 +90,8 @@ def test_blocks_that_fit_together_stay_together():
     made = residency(needs, room=660)
     assert made.largest_batches(50) == [50, 50, 50]
     assert make_blocks(made, 50, 0.4, adaptive_batch=True) == [Block(0, 2, 50)]
+    cut = make_blocks(made, 50, 0.4, adaptive_batch=True, most_units=2)
+    assert [block.units for block in cut] == [range(2), range(2, 3)]
 
 
 def test_without_adaptive_batches_the_smallest_is_everywhere():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from snugfit.core.cost import Cost, Phase
 from snugfit.core.workload import Workload
-from snugfit.local.partition import Block, partition, repair, shrunk
+from snugfit.local.partition import Block, cut, partition, repair, shrunk
 from snugfit.strategies.prediction import with_safety
 from snugfit.training.cache import LABEL_BYTES
 
@@ -119,7 +119,9 @@ class Residency:
         return block.batch_size >= max(self.needs[index].smallest_batch for index in block.units)
 
 
-def make_blocks(residency: Residency, limit: int, rho: float, *, adaptive_batch: bool) -> list[Block]:
+def make_blocks(
+    residency: Residency, limit: int, rho: float, *, adaptive_batch: bool, most_units: int | None = None
+) -> list[Block]:
     """Algorithm 1 and residency repair; empty when a unit fits at no batch size.
 
     Where all units stay in memory, splitting a block would free nothing; its batch is lowered instead.
@@ -129,6 +131,7 @@ def make_blocks(residency: Residency, limit: int, rho: float, *, adaptive_batch:
         limit: batch size limit B.
         rho: grouping threshold.
         adaptive_batch: a batch per block; otherwise the smallest everywhere (the paper's AAN-only ablation).
+        most_units: units in a block, at most.
     """
     batches = residency.largest_batches(limit)
     if min(batches) < 1:
@@ -136,6 +139,8 @@ def make_blocks(residency: Residency, limit: int, rho: float, *, adaptive_batch:
     if not adaptive_batch:
         batches = [min(batches)] * len(batches)
     blocks = partition(batches, rho)
+    if most_units is not None:
+        blocks = cut(blocks, batches, most_units)
     if residency.all_units:
         blocks = [shrunk(block, residency.fits) for block in blocks]
     else:

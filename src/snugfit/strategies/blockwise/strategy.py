@@ -36,6 +36,10 @@ LEFT_BY_BLOCKS = 2_000_000
 """What trained blocks leave behind for the final test: kernels of their shapes, file buffers; 1-3 MB were seen."""
 
 
+UNITS_BEFORE_STOP = 2
+"""Units in a block where training may stop between two blocks: the fewer, the sooner it does."""
+
+
 @dataclass(frozen=True)
 class Blockwise:
     """Blocks of units train one after another on local losses; each leaves its outputs on disk for the next.
@@ -43,6 +47,7 @@ class Blockwise:
     Attributes:
         local_loss: name of the local loss.
         rho: grouping threshold of Algorithm 1.
+        block_units: most units in a block; with ``saturation_stop`` 2 unless said otherwise, else any number.
         adaptive_batch: a batch size per block (the paper's AB-LL); otherwise one for all.
         residency: ``block`` keeps the active block in memory, ``all`` every unit (classic local learning).
         saturation_stop: stop once a finished block no longer improves validation accuracy.
@@ -60,6 +65,7 @@ class Blockwise:
 
     local_loss: str = "aan"
     rho: float = 0.4
+    block_units: int | None = None
     adaptive_batch: bool = True
     residency: Literal["block", "all"] = "block"
     saturation_stop: bool = False
@@ -118,7 +124,8 @@ class Blockwise:
     ) -> Iterator[Blockwise]:
         limit = min(workload.batch_limit, workload.train_count)
         residency = self._residency(workload, profile, budget)
-        blocks = make_blocks(residency, limit, self.rho, adaptive_batch=self.adaptive_batch)
+        most = UNITS_BEFORE_STOP if self.block_units is None and self.saturation_stop else self.block_units
+        blocks = make_blocks(residency, limit, self.rho, adaptive_batch=self.adaptive_batch, most_units=most)
         if blocks:
             found = tuple((block.first, block.last, block.batch_size) for block in blocks)
             largest = max(residency.bytes_of(block) for block in blocks)
