@@ -10,19 +10,25 @@ Key = tuple[str, int, str]
 
 
 def render(cells: list[Cell]) -> str:
-    """Times of all arms per model and budget, tightest budgets, and the ratios that have a target."""
+    """Times of all arms per workload and budget, tightest budgets, and the ratios that have a target."""
     runs = [cell for cell in cells if "tightest_mb" not in cell]
     tightest = {
         (cell["settings"]["model"], cell["arm"]): cell["tightest_mb"] for cell in cells if "tightest_mb" in cell
     }
     parts = []
-    for model in dict.fromkeys(cell["settings"]["model"] for cell in runs):
-        own = {arm: budget for (name, arm), budget in tightest.items() if name == model}
-        parts.append(_model_part(model, [cell for cell in runs if cell["settings"]["model"] == model], own))
+    for workload in dict.fromkeys(map(_workload, runs)):
+        own = {arm: budget for (name, arm), budget in tightest.items() if name == workload[0]}
+        parts.append(_workload_part(workload[0], [cell for cell in runs if _workload(cell) == workload], own))
     return "\n\n".join(parts)
 
 
-def _model_part(model: str, cells: list[Cell], tightest: dict[str, int | None]) -> str:
+def _workload(cell: Cell) -> tuple[str, int | None, int]:
+    """What arms must have in common to be compared: model, training images, epochs."""
+    settings = cell["settings"]
+    return settings["model"], settings["max_train"], settings["epochs"]
+
+
+def _workload_part(model: str, cells: list[Cell], tightest: dict[str, int | None]) -> str:
     settings = cells[0]["settings"]
     repeats = 1 + max(cell["repeat"] for cell in cells)
     title = (
@@ -107,10 +113,12 @@ def conclusions(grouped: dict[tuple[int, str], list[Cell]], tightest: dict[str, 
         ("backprop", "blockwise-stop", "over 6.1"),
         ("classic", "blockwise", "at least 3.3"),
     ):
-        budget = tightest.get(arm)
-        found = None if budget is None else ratio(grouped, (budget, arm), (budget, fast))
-        if found is not None:
-            lines.append(f"{arm} / {fast} at {budget} MB, the tightest of {arm}: {number(found)} (target: {target})")
+        for budget in sorted({budget for budget, name in grouped if name == arm}):
+            found, is_tightest = ratio(grouped, (budget, arm), (budget, fast)), budget == tightest.get(arm)
+            if found is not None:
+                where = f"{budget} MB, the tightest of {arm}" if is_tightest else f"{budget} MB"
+                aim = f"target: {target}" if is_tightest else f"target at the tightest budget of {arm}: {target}"
+                lines.append(f"{arm} / {fast} at {where}: {number(found)} ({aim})")
     for budget in sorted({budget for budget, arm in grouped if arm == "checkpoint" and budget < 200}):
         found = ratio(grouped, (budget, "checkpoint"), (budget, REFERENCE))
         if found is not None:

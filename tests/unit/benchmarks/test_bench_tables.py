@@ -53,6 +53,13 @@ def test_speed_gives_ratios_to_blockwise() -> None:
     assert "backprop / blockwise at 100 MB, the tightest of backprop: 3.50" in text
 
 
+def test_speed_compares_only_what_trained_alike() -> None:
+    cells = [finished("blockwise", 10.0), finished("backprop", 35.0), finished("backprop", 90.0, epochs=9)]
+    text = speed_tables.render(cells)
+    assert text.count("| blockwise ") == 1 and text.count("| backprop ") == 2 and "epochs: 9" in text
+    assert "backprop / blockwise at 100 MB: 3.50" in text and "9.00" not in text
+
+
 def test_speed_takes_the_median_of_repetitions() -> None:
     cells = [{**finished("blockwise", seconds), "repeat": index} for index, seconds in enumerate((10.0, 90.0, 12.0))]
     assert row_of(speed_tables.render(cells), "| blockwise ")[2] == "12.0"
