@@ -35,3 +35,12 @@ def test_python_of_a_page(page, tmp_path):
     printed = run("\n".join(code_blocks(ROOT / page, "python")), tmp_path)
     assert printed.splitlines()[-1].endswith("True")
     assert list(tmp_path.glob("runs/*/model.safetensors"))
+
+
+def test_the_strategy_of_the_page_says_what_an_impossible_budget_lacks(tmp_path):
+    page = "\n".join(code_blocks(ROOT / "docs/adding_a_strategy.md", "python"))
+    more = """
+impossible = snugfit.plan("vgg8", "digits", memory="1MB", strategy="head-only", max_train=64)
+print(impossible.plan.choice is None, impossible.plan.candidates[0].smallest_bytes > 1_000_000)
+"""
+    assert run(page + more, tmp_path).splitlines()[-1] == "True True"

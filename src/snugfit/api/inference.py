@@ -13,8 +13,8 @@ from torch import nn
 from snugfit import data as datasets
 from snugfit.api.loading import Architecture, load, read_data
 from snugfit.core.record import Record
-from snugfit.core.request import OWN, Request
-from snugfit.data import Batches, Decoder, Transform
+from snugfit.core.request import OWN, DataOptions, Request
+from snugfit.data import Batches, Decoder, ImageSet, Transform, image_folder
 from snugfit.errors import DataError, UsageError
 from snugfit.training.loop import count_correct
 
@@ -46,33 +46,25 @@ def evaluate(
     """
     folder = Path(run)
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
-    options = request.data
-    split = split or ("all" if data != options.data and (data or "").startswith("folder:") else "test")
+    own = data is None or _is_own(data, data_dir, request.data)
+    split = split or ("test" if own or not str(data).startswith("folder:") else "all")
     if split not in (*_SPLITS, "all"):
         raise UsageError(f"'{split}' is not a split; use {', '.join(_SPLITS)} or all.")
-    if (data or options.data) == OWN:
+    name = data or request.data.data
+    if name == OWN:
         raise UsageError("this run trained on data of your own; name a data set or folder:PATH with --data.")
-    splits = datasets.load(
-        data or options.data,
-        data_dir=data_dir or options.data_dir,
-        image_size=architecture.input_shape[-1],
-        max_train=options.max_train if data is None else None,
-        max_val=options.max_val if data is None else None,
-        seed=request.training.seed,
-        workers=options.workers,
-    )
-    if splits.class_names != architecture.class_names:
-        raise DataError(f"{splits.name} has other classes than the model of {folder}: {', '.join(splits.class_names)}.")
-    sets = [getattr(splits, name) for name in (_SPLITS if split == "all" else (split,))]
-    if sets == [None]:
-        raise DataError(f"{splits.name} has no {split} split.")
-    transform = Transform(architecture.mean, architecture.std, architecture.input_shape[-1], splits.flip)
-    classes, size = len(architecture.class_names), _test_batch(folder)
-    batches = chain.from_iterable(Batches(images, transform).in_order(size) for images in sets if images is not None)
+    class_names, sets = _images(name, data_dir, split, own, architecture, request)
+    if class_names != architecture.class_names:
+        raise DataError(f"{name} has other classes than the model of {folder}: {', '.join(class_names)}.")
+    if not sets:
+        raise DataError(f"{name} has no {split} split.")
+    transform = Transform(architecture.mean, architecture.std, architecture.input_shape[-1], flip=False)
+    classes, size = len(class_names), _test_batch(folder)
+    batches = chain.from_iterable(Batches(images, transform).in_order(size) for images in sets)
     confusion, among_five = count_correct(load(folder, model), batches, classes, torch.device("cpu"))
     totals, count = confusion.sum(1).clamp(min=1), int(confusion.sum())
     return {
-        "data": splits.name,
+        "data": name,
         "split": split,
         "count": count,
         "accuracy": float(confusion.trace()) / max(count, 1),
@@ -80,6 +72,38 @@ def evaluate(
         "per_class": dict(zip(architecture.class_names, (confusion.diagonal() / totals).tolist(), strict=True)),
         "confusion": confusion.tolist(),
     }
+
+
+def _is_own(data: str, data_dir: str | None, options: DataOptions) -> bool:
+    """Whether ``data`` is what a run was trained on, however it is written."""
+    if not data.startswith("folder:") or not options.data.startswith("folder:"):
+        return data == options.data
+    named = image_folder(data.removeprefix("folder:"), data_dir or options.data_dir)
+    return named.resolve() == Path(options.data.removeprefix("folder:")).resolve()
+
+
+def _images(
+    data: str, data_dir: str | None, split: str, own: bool, architecture: Architecture, request: Request
+) -> tuple[tuple[str, ...], list[ImageSet]]:
+    """Class names, and the sets of images to measure; none where there is no such split."""
+    options, shape = request.data, architecture.input_shape
+    data_dir = data_dir or options.data_dir
+    if split == "all" and not own and data.startswith("folder:"):
+        return datasets.read_folder(
+            data.removeprefix("folder:"), image_size=shape[-1], channels=shape[0], border=architecture.border,
+            data_dir=data_dir, workers=options.workers,
+        )  # fmt: skip
+    splits = datasets.load(
+        data,
+        data_dir=data_dir,
+        image_size=shape[-1],
+        max_train=options.max_train if own else None,
+        max_val=options.max_val if own else None,
+        seed=request.training.seed,
+        workers=options.workers,
+    )
+    sets = [getattr(splits, name) for name in (_SPLITS if split == "all" else (split,))]
+    return splits.class_names, [images for images in sets if images is not None]
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ _prepared: list[Baseline] = []
 
 def prepare_process(threads: int | None = None) -> None:
     """Bring this process to rest and take the baseline that budgets count from; once, before model and data exist."""
-    _prepared[:] = [take_baseline(threads or _cores())]
+    _prepared[:] = [take_baseline(_cores() if threads is None else threads)]
 
 
 def _cores() -> int:

@@ -21,7 +21,7 @@ from snugfit.core.registry import strategy_class
 from snugfit.core.request import OWN, Request
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.strategy import Strategy
-from snugfit.data.locate import image_folder
+from snugfit.data import image_folder
 from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
 from snugfit.memory import Baseline, MemoryLimit, make_meter
 from snugfit.planner import infeasible_error
@@ -57,7 +57,7 @@ def _from_anywhere(request: Request) -> Request:
     """The request with absolute paths, so that the run can be taken up from any folder."""
 
     def absolute(path: str | None) -> str | None:
-        return None if path is None else str(Path(path).absolute())
+        return None if path is None else str(Path(path).expanduser().absolute())
 
     data, model, strategy = request.data, request.model, request.strategy
     kind, _, path = data.data.partition(":")

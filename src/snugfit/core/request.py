@@ -136,6 +136,8 @@ class StrategyOptions:
     def __post_init__(self) -> None:
         if self.views < 1:
             raise UsageError(f"--views must be at least 1, not {self.views}.")
+        if self.exit_tolerance is not None and not 0 <= self.exit_tolerance <= 1:
+            raise UsageError(f"--exit-tolerance is an accuracy between 0 and 1, not {self.exit_tolerance}.")
         if self.block_units is not None and self.block_units < 1:
             raise UsageError(f"--block-units must be at least 1, not {self.block_units}.")
         if not 0 <= self.rho <= 1:

@@ -1,10 +1,23 @@
 """Room: data. Data sets by name or folder, their splits, and batches of them."""
 
 from snugfit.data.batches import Batches
-from snugfit.data.catalog import ensure, load, names
+from snugfit.data.catalog import ensure, load, names, read_folder
 from snugfit.data.decode import Decoder
+from snugfit.data.locate import image_folder
 from snugfit.data.sets import ImageSet, Splits
 from snugfit.data.transform import Transform
 from snugfit.data.user import from_dataset
 
-__all__ = ["Batches", "Decoder", "ImageSet", "Splits", "Transform", "ensure", "from_dataset", "load", "names"]
+__all__ = [
+    "Batches",
+    "Decoder",
+    "ImageSet",
+    "Splits",
+    "Transform",
+    "ensure",
+    "from_dataset",
+    "image_folder",
+    "load",
+    "names",
+    "read_folder",
+]

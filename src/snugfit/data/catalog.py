@@ -9,7 +9,7 @@ from pathlib import Path
 from snugfit.data import cifar, digits, folder, idx, imagenet
 from snugfit.data.download import ARCHIVES, can_download, download
 from snugfit.data.locate import data_root, find, image_folder
-from snugfit.data.sets import Parts, Splits
+from snugfit.data.sets import Bordered, ImageSet, Parts, Splits
 from snugfit.data.split import assemble
 from snugfit.errors import DataError, UnknownNameError, UsageError
 
@@ -129,6 +129,32 @@ def load(
         image_shape=(len(source.mean), size, size), mean=source.mean, std=source.std, flip=source.flip,
         classes=classes, max_train=max_train, max_val=max_val, val_fraction=val_fraction, seed=seed,
     )  # fmt: skip
+
+
+def read_folder(
+    path: str,
+    *,
+    image_size: int,
+    channels: int = 3,
+    border: int = 0,
+    data_dir: str | Path | None = None,
+    workers: int = 2,
+) -> tuple[tuple[str, ...], list[ImageSet]]:
+    """Class names and all images of a folder with one sub-folder per class, as sets that nothing was split off from.
+
+    Args:
+        path: the folder.
+        image_size: side of the images in pixels, border included.
+        channels: 3 (RGB) or 1 (grey).
+        border: black pixels on every side.
+        data_dir: where data sets are; ``SNUGFIT_DATA`` otherwise.
+        workers: threads that decode.
+
+    Raises:
+        DataError: the folder is missing, or has no images of two classes.
+    """
+    parts = folder.read(image_folder(path, data_dir), image_size - 2 * border, workers, channels)
+    return parts.class_names, [Bordered(part, border) for part in (parts.train, parts.val, parts.test) if part]
 
 
 def ensure(name: str, data_dir: str | Path | None = None) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +66,24 @@ def download(name: str, root: Path) -> None:
         for archive in ARCHIVES[name]:
             folder = str(root / archive.folder)
             if archive.folder == ".":
-                utils.download_and_extract_archive(archive.url, folder, md5=archive.md5)
+                with _unpacked_whole(root, name) as unpacking:
+                    utils.download_and_extract_archive(archive.url, folder, str(unpacking), md5=archive.md5)
             else:
                 utils.download_url(archive.url, folder, md5=archive.md5)
+
+
+@contextlib.contextmanager
+def _unpacked_whole(root: Path, name: str) -> Iterator[Path]:
+    """A folder to unpack in; its content moves to ``root`` once all is there, so that half of a set is never found."""
+    unpacking = root / f".unpacking-{name}"
+    shutil.rmtree(unpacking, ignore_errors=True)
+    unpacking.mkdir(parents=True)
+    try:
+        yield unpacking
+        for entry in sorted(unpacking.iterdir()):
+            target = root / entry.name
+            if target.is_dir():
+                shutil.rmtree(target)  # what an earlier unpacking left
+            entry.replace(target)
+    finally:
+        shutil.rmtree(unpacking, ignore_errors=True)

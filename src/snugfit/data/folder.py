@@ -46,11 +46,11 @@ class FileImages:
         return len(self.labels)
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
-        """Decode images, (B,) -> uint8 (B, 3, H, W)."""
+        """Decode images, (B,) -> uint8 (B, C, H, W)."""
         return self._decoder([self.files[int(index)] for index in indices])
 
 
-def read(root: Path, image_size: int, workers: int) -> Parts:
+def read(root: Path, image_size: int, workers: int, channels: int = 3) -> Parts:
     """List the images under ``root``; nothing is decoded yet.
 
     ``train`` with ``val`` and ``test`` are used as they are; ``train`` with only one of the two uses that one as
@@ -60,7 +60,7 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
         DataError: a class folder is empty, there are fewer than two classes, the parts' classes differ, or a file
             is no image.
     """
-    decoder = Decoder(image_size, workers=workers)
+    decoder = Decoder(image_size, channels, workers)
     parts = {part: folder for part in ("train", "val", "test") if (folder := _part(root, part))}
     if "train" not in parts:
         names = class_folders(root)

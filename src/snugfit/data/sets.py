@@ -57,6 +57,20 @@ class Subset:
         return self.parent.images(self.indices[indices])
 
 
+class Bordered:
+    """Another set with ``border`` black pixels on every side of its images."""
+
+    def __init__(self, parent: ImageSet, border: int) -> None:
+        self.parent, self.border, self.labels = parent, border, parent.labels
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Read images, (B,) -> uint8 (B, C, H + 2 border, W + 2 border)."""
+        return F.pad(self.parent.images(indices), (self.border,) * 4)
+
+
 @dataclass(frozen=True)
 class Parts:
     """A data set as its distribution divides it; ``val`` and ``test`` may be absent.

@@ -27,7 +27,7 @@ def give_batch_norm_room(limit: MemoryLimit) -> RemovableHandle:
     def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             return
-        node = output.grad_fn if isinstance(output, Tensor) else None
+        node = _batch_norm_node(output.grad_fn) if isinstance(output, Tensor) else None
         if node is None:
             return
         needed = output.nbytes
@@ -42,3 +42,10 @@ def give_batch_norm_room(limit: MemoryLimit) -> RemovableHandle:
         node.register_hook(after_backward)
 
     return register_module_forward_hook(after_forward)
+
+
+def _batch_norm_node(node: Any) -> Any:
+    """The BatchNorm node at or before ``node``, if any: a layer may apply its activation itself, as timm's do."""
+    while node is not None and "BatchNorm" not in node.name():
+        node = node.next_functions[0][0] if node.next_functions else None
+    return node

@@ -42,8 +42,9 @@ class ProcessMeter:
     def mark(self) -> int:
         """Take in everything since the last mark.
 
-        File maps only grow between two marks (they hold library code being touched for the first time), so the
-        high-water mark less the file maps of now never overstates the peak of anonymous memory.
+        The high-water mark less the file maps of now is the peak of anonymous memory, or less where file maps grew
+        since (library code touched for the first time, mapped weights). It is more only where the system dropped maps
+        in between; so a phase that maps its weights marks at every batch.
         """
         status = read_status()
         candidates = [status.anon]

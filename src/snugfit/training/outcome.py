@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +51,20 @@ def _count(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
     while True:
         try:
             with run.limit.room_for_kernels():
-                return count_correct(forward, source.in_order(size), run.workload.classes, run.device)
+                return count_correct(forward, _ticking(source.in_order(size), run), run.workload.classes, run.device)
         except (RuntimeError, MemoryError) as error:
             if size == 1 or not is_out_of_memory(error):
                 raise
         release_memory()
         run.emit(Notice(f"evaluation: {size} images at once were refused memory; going on with {size // 2}"))
         size //= 2
+
+
+def _ticking(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches, with the peak taken in before each: the weights may be file maps, which the system may drop."""
+    for batch in batches:
+        run.tick()
+        yield batch
 
 
 def _accuracy(confusion: Tensor) -> float:

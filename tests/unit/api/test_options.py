@@ -39,9 +39,20 @@ def test_an_unknown_local_loss_or_strategy_is_told_before_any_work():
         snugfit.plan("vgg8", "no-such-data", strategy="blockwize")
 
 
-@pytest.mark.parametrize(("option", "value"), [("views", 0), ("rho", -0.1), ("rho", 1.5), ("threads", 0)])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("views", 0),
+        ("rho", -0.1),
+        ("rho", 1.5),
+        ("threads", 0),
+        ("block_units", 0),
+        ("exit_tolerance", -0.1),
+        ("exit_tolerance", float("nan")),
+    ],
+)
 def test_numbers_that_make_no_sense(option, value):
-    with pytest.raises(UsageError, match=option):
+    with pytest.raises(UsageError, match=option.replace("_", "-")):
         snugfit.plan("vgg8", "digits", **{option: value})
 
 

@@ -83,6 +83,60 @@ def test_all_splits_can_be_measured_together(trained):
         evaluate(run, split="everything", model=tiny)
 
 
+def test_another_folder_is_measured_whole(trained, photos):
+    """Grey images with the border of training, and no class too small to be divided."""
+    run, _, _ = trained
+    whole = evaluate(run, data=f"folder:{photos}", model=tiny)
+    assert (whole["split"], whole["count"]) == ("all", COUNT)
+    assert whole["accuracy"] == evaluate(run, model=tiny)["accuracy"], "they are the images of the test split"
+    for label in range(10):
+        for image in sorted((photos / str(label)).iterdir())[1:]:
+            image.unlink()
+    assert evaluate(run, data=f"folder:{photos}", model=tiny)["count"] == 10
+
+
+def test_the_runs_own_folder_is_not_measured_whole_however_it_is_written(tmp_path, monkeypatch):
+    """Training images would count otherwise."""
+    rng = np.random.default_rng(0)
+    for label in "ab":
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for index in range(10):
+            pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{index}.png")
+    monkeypatch.chdir(tmp_path)
+
+    def make():
+        return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 2))
+
+    plan = snugfit.plan(make, "folder:photos", image_size=32, strategy="backprop", epochs=1, batch_size=8)
+    plan.run((), out=tmp_path / "run")
+    for name in (
+        "folder:photos",
+        "folder:photos/",
+        f"folder:{tmp_path}/photos",
+        "folder:../" + tmp_path.name + "/photos",
+    ):
+        own = evaluate(tmp_path / "run", data=name, model=make)
+        assert (own["split"], own["count"]) == ("test", 2), name
+    (tmp_path / "photos").rename(tmp_path / "others")
+    assert evaluate(tmp_path / "run", data="folder:others", model=make)["count"] == 20
+
+
+def test_a_plan_can_be_run_again(tmp_path, monkeypatch):
+    """The exit of the first run was tested on maps of its weights, which nothing may write to."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "def make(classes):\n"
+        "    parts = [nn.Conv2d(1, 4, 3, stride=4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()]\n"
+        "    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(4 * 4, classes))\n"
+    )
+    options = {"image_size": 16, "max_train": 40, "max_val": 20, "batch_size": 8, "epochs": 1, "strategy": "blockwise"}
+    plan = snugfit.plan("nets:make", "digits", **options)
+    weights = [plan.run((), out=tmp_path / name).model.state_dict() for name in ("first", "second")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 def test_onnx_knows_classes_and_normalisation(trained, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")

@@ -101,10 +101,10 @@ def test_pickles_are_refused(tmp_path):
 def fake_torchvision(monkeypatch):
     utils = types.SimpleNamespace(calls=[], act=lambda root: None)
 
-    def fetch(url, root, md5):
+    def fetch(url, root, extract_root=None, md5=None):
         print("chatter")
         utils.calls.append((url, root, md5))
-        utils.act(Path(root))
+        utils.act(Path(extract_root or root))
 
     utils.download_and_extract_archive = utils.download_url = fetch
     datasets = types.ModuleType("torchvision.datasets")
@@ -125,6 +125,22 @@ def test_download_fetches_the_binary_archive_and_keeps_stdout_clean(fake_torchvi
     ((url, _, md5),) = fake_torchvision.calls
     assert url.endswith("cifar-10-binary.tar.gz") and len(md5) == 32
     assert capsys.readouterr().out == ""
+
+
+def test_an_interrupted_unpacking_leaves_no_half_of_a_data_set(fake_torchvision, tmp_path):
+    def unpack(root):
+        (root / "cifar-10-batches-bin").mkdir()
+        (root / "cifar-10-batches-bin" / "data_batch_1.bin").touch()
+        if len(fake_torchvision.calls) == 1:
+            raise KeyboardInterrupt
+        (root / "cifar-10-batches-bin" / "test_batch.bin").touch()
+
+    fake_torchvision.act = unpack
+    with pytest.raises(KeyboardInterrupt):
+        ensure("cifar10", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert (ensure("cifar10", tmp_path) / "test_batch.bin").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["cifar-10-batches-bin"]
 
 
 def test_failed_download_gives_the_reason_and_the_source(fake_torchvision, tmp_path):

@@ -55,6 +55,23 @@ def test_room_is_given_for_the_backward_pass_where_its_result_fits(left, given):
     assert limit.asked == [given, 0]
 
 
+class Activated(nn.BatchNorm2d):
+    """Applies its activation itself, as timm's do."""
+
+    def forward(self, x):
+        return nn.functional.silu(super().forward(x))
+
+
+def test_a_layer_with_its_own_activation_gets_room_for_its_norm():
+    limit = Recorded(10**9)
+    handle = give_batch_norm_room(limit)
+    try:
+        Activated(3)(torch.randn(MAP, requires_grad=True)).sum().backward()
+    finally:
+        handle.remove()
+    assert limit.asked == [BYTES, 0]
+
+
 def test_nothing_is_hooked_without_gradients_or_after_removal():
     limit, layer = Recorded(10**9), nn.BatchNorm2d(3)
     handle = give_batch_norm_room(limit)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from snugfit.chain import load_into, release
+from snugfit.chain import UnitStore, load_into, release
 from snugfit.core.cost import Phase
 from snugfit.core.record import ExitRecord, Record
 from snugfit.local import LocalLoss
@@ -60,9 +60,12 @@ class Controller:
     def fit(self) -> Record:
         """Train the blocks that are left, then choose, test and save the exit."""
         position = self.run.position
-        while position.phase < len(self.blocks) and not position.notes.get("saturated"):
-            self._run_block(position.phase)
-        return self._finish()
+        try:
+            while position.phase < len(self.blocks) and not position.notes.get("saturated"):
+                self._run_block(position.phase)
+            return self._finish()
+        finally:
+            self._release_all()
 
     def _run_block(self, index: int) -> None:
         run = self.run
@@ -98,9 +101,7 @@ class Controller:
             run,
         )
         self._stored = None
-        self.residents.clear()
-        for unit in self.layout.chain.all_units:
-            release(unit)
+        self._release_all()
         return replace(block, batch_size=phase.batch_size), phase
 
     def _smallest_batch(self, block: Block) -> int:
@@ -149,8 +150,12 @@ class Controller:
 
     def _release_units(self) -> None:
         if self.strategy.residency == "block":
-            for unit in self.layout.chain.all_units:
-                release(unit)
+            self._release_all()
+
+    def _release_all(self) -> None:
+        self.residents.clear()
+        for unit in self.layout.chain.all_units:
+            release(unit)
 
     def _sources(self, index: int, opened: ExitStack) -> tuple[BatchSource, BatchSource]:
         """Training and validation inputs of a block: the data set, or what the block before wrote or would write.
@@ -288,19 +293,23 @@ class Controller:
 
     def _load_exit(self, index: int) -> nn.Module:
         """The exit model; on the processor its weights are maps of their files, which the budget does not count."""
-        run, chain, on_cpu = self.run, self.layout.chain, self.run.device.type == "cpu"
-        for unit in chain.all_units:
-            release(unit)
-        self.residents.clear()
-        load = run.weights.map if on_cpu else run.weights.load
+        run, chain = self.run, self.layout.chain
+        self._release_all()
         for position, unit in enumerate(chain.units[: index + 1]):
-            load_into(unit, load(position))
+            load_into(unit, self._stored_state(run.weights, position, unit.module))
         loss: LocalLoss | None = None
         if self.layout.is_last(index):
-            load_into(chain.head, load(len(chain.units)))
+            load_into(chain.head, self._stored_state(run.weights, len(chain.units), chain.head.module))
         else:
             loss = self.layout.make_loss(index)
-            loss.load_state_dict(run.exits.map(index) if on_cpu else run.exits.load(index), assign=True)
+            loss.load_state_dict(self._stored_state(run.exits, index, loss), assign=True)
         first: nn.Module = chain.units[0].module
         first.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # later maps follow the first
         return self.layout.exit_model(index, loss).to(run.device)
+
+    def _stored_state(self, store: UnitStore, index: int, module: nn.Module) -> dict[str, Tensor]:
+        """Weights for forward passes; only what a module may write even then, its buffers, in private memory."""
+        if self.run.device.type != "cpu":
+            return store.load(index)
+        parameters = {name for name, _ in module.named_parameters()}
+        return {name: t if name in parameters else t.clone() for name, t in store.map(index).items()}
