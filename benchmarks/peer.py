@@ -57,7 +57,7 @@ def main(
     max_val: int | None = None,
     epochs: int = 10,
     batch_size: int = 128,
-    lr: float = 0.05,
+    lr: float = 0.01,
     seed: int = 0,
     device: str | None = None,
     threads: int | None = None,

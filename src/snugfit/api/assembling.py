@@ -23,7 +23,7 @@ from snugfit.errors import CheckpointError, ModelError, UsageError
 from snugfit.training.seeding import derive_seed
 from snugfit.training.split import TrainingData
 
-_DEFAULT_LR = {"sgd": 0.05, "adamw": 0.001}
+_DEFAULT_LR = {"sgd": 0.01, "adamw": 0.001}
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class TrainingOptions:
         batch_size: effective batch size; what does not fit is accumulated to it.
         batch_limit: largest batch of a block; the batch size by default.
         optimizer: sgd or adamw.
-        lr: peak learning rate; 0.05 for sgd and 0.001 for adamw by default.
+        lr: peak learning rate; 0.01 for sgd and 0.001 for adamw by default.
         weight_decay: weight decay.
         schedule: cosine or constant.
         precision: float32, or bfloat16 through autocast.

@@ -25,7 +25,7 @@ class OptimizerSettings:
     """
 
     name: OptimizerName = "sgd"
-    lr: float = 0.05
+    lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 5e-4
     schedule: ScheduleName = "cosine"
