@@ -110,7 +110,7 @@ def test_backprop_is_the_loop_anyone_would_write(tmp_path: Path) -> None:
     )
     source = assemble(request, module=tiny_network()).training_data().train
     network = tiny_network().train()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     for epoch in range(2):
         for images, labels in source.epoch(epoch, 32):
             optimizer.zero_grad()
