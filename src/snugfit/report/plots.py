@@ -85,7 +85,7 @@ def memory_lines(
     top = max(end[1] for end in ends)
     axes.set_ylim(0, 1.06 * (min(top, 2.2 * available / MB) if available else top))
     label_ends(axes, ends, largest)
-    if available is not None:
+    if available is not None and available / MB <= axes.get_ylim()[1]:
         limit_line(axes, available / MB, "budget")
     block_legend(figure, {blocks[unit] for unit in lines if unit in blocks})
     return inline(figure, label)

@@ -17,6 +17,7 @@ import pytest
 from snugfit.core.record import ExitRecord, Record
 from snugfit.errors import CheckpointError
 from snugfit.report.page import render, verdict, write_report
+from snugfit.report.plots import memory_lines
 from snugfit.report.svg import PALETTE
 
 VOID = {"meta", "br", "hr", "img", "link"}
@@ -177,6 +178,14 @@ def test_many_blocks_and_units(tmp_path):
     record = dataclasses.replace(fake_runs.blockwise(tmp_path), phases=phases, exits=exits, exit=None)
     _, page = page_of(tmp_path, record, fake_runs.metrics(record, epochs=1, steps=3))
     assert len(page.labels) == 10
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("available", "shown"), [(10**9, False), (40 * 10**6, True), (None, False)])
+def test_a_budget_far_above_the_lines_is_not_drawn(available, shown):
+    """Its label would stand outside the axes, and leave them no room."""
+    lines = {f"unit{index}": fake_runs.line(index) for index in range(3)}
+    assert (">budget<" in memory_lines(lines, {}, available, 64, "lines")) is shown
 
 
 def test_verdict():
