@@ -121,6 +121,15 @@ def test_signals_reach_a_child_that_does_not_handle_them(number, start, tmp_path
     assert "interrupted" in shown and "Traceback" not in shown
 
 
+@pytest.fixture
+def heard_hang_ups():
+    """A hang-up that the tests were started to ignore, by nohup, would be ignored by what they start too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heard_hang_ups")
 @pytest.mark.parametrize(("number", "received"), [(signal.SIGINT, 2), (signal.SIGTERM, 15), (signal.SIGHUP, 15)])
 def test_a_signal_to_the_whole_group_arrives_once(number, received, start, tmp_path):
     process = start("train", "--model", "stop", "--out", str(tmp_path), "--quiet", start_new_session=True)
