@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from snugfit import models
 from snugfit.api.loading import Architecture, on_meta
 from snugfit.chain import Chain, UnitStore, initialise_by_reset, load_into, release, spill_module
 from snugfit.core.registry import STRATEGIES, strategy_class
-from snugfit.core.request import Request
+from snugfit.core.request import Request, TrainingOptions
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.data import Batches, Splits, Transform, from_dataset
@@ -23,7 +23,11 @@ from snugfit.errors import CheckpointError, ModelError, UsageError
 from snugfit.training.seeding import derive_seed
 from snugfit.training.split import TrainingData
 
-_DEFAULT_LR = {"sgd": 0.01, "adamw": 0.001}
+_DEFAULTS = {
+    "sgd": OptimizerSettings("sgd", lr=0.01),
+    "adamw": OptimizerSettings("adamw", lr=0.001),
+    "schedulefree": OptimizerSettings("schedulefree", lr=0.005, weight_decay=0.0, schedule="constant"),
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,9 @@ class Assembly:
         """The splits as batches."""
         splits, seed = self.splits, self.workload.seed
         erase = self.request.training.erase
-        transform = Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip, erase)
+        transform = Transform(
+            splits.mean, splits.std, splits.image_shape[-1], splits.flip, erase, self.request.training.crop
+        )
         return TrainingData(
             train=Batches(splits.train, transform, seed=seed, augment=self.workload.augment),
             val=Batches(splits.val, transform, seed=seed),
@@ -223,16 +229,18 @@ def _workload(request: Request, splits: Splits) -> Workload:
         epochs=training.epochs,
         batch_size=training.batch_size,
         batch_limit=training.batch_size if training.batch_limit is None else training.batch_limit,
-        optimizer=OptimizerSettings(
-            name=training.optimizer,
-            lr=_DEFAULT_LR[training.optimizer] if training.lr is None else training.lr,
-            weight_decay=training.weight_decay,
-            schedule=training.schedule,
-        ),
+        optimizer=_optimizer(training),
         precision=training.precision,
         augment=training.augment,
         seed=training.seed,
     )
+
+
+def _optimizer(training: TrainingOptions) -> OptimizerSettings:
+    """The optimizer's own defaults, where the request says nothing else."""
+    asked = {"lr": training.lr, "weight_decay": training.weight_decay, "schedule": training.schedule}
+    given = {key: value for key, value in asked.items() if value is not None}
+    return replace(_DEFAULTS[training.optimizer], **given)  # type: ignore[arg-type]
 
 
 def make_strategies(request: Request) -> list[Strategy]:

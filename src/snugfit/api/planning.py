@@ -20,7 +20,7 @@ from snugfit.core.request import OWN, BudgetOptions, Request
 from snugfit.core.serial import to_data
 from snugfit.data import Splits
 from snugfit.errors import UnknownNameError, UsageError
-from snugfit.local import LOCAL_LOSSES
+from snugfit.local import check_local_loss
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 from snugfit.planner import infeasible_error, search
 from snugfit.report.console import ConsoleProgress
@@ -118,8 +118,7 @@ def _plan(
     module: nn.Module | Callable[[], nn.Module] | None,
     subscribers: Sequence[Subscriber],
 ) -> RunnablePlan:
-    if request.strategy.local_loss not in LOCAL_LOSSES:
-        raise UnknownNameError("local loss", request.strategy.local_loss, LOCAL_LOSSES)
+    check_local_loss(request.strategy.local_loss)
     strategies = make_strategies(request)
     budget = Budget(request.budget.memory, request.budget.storage, request.budget.time_ratio)
     device = choose_device(request.machine.device)

@@ -3,6 +3,17 @@
 from snugfit.chain.chain import Chain
 from snugfit.chain.initialise import initialise_by_reset, spill_module
 from snugfit.chain.store import UnitStore, load_into, release
+from snugfit.chain.tails import split_tail
 from snugfit.chain.unit import ConvFact, Unit
 
-__all__ = ["Chain", "ConvFact", "Unit", "UnitStore", "initialise_by_reset", "load_into", "release", "spill_module"]
+__all__ = [
+    "Chain",
+    "ConvFact",
+    "Unit",
+    "UnitStore",
+    "initialise_by_reset",
+    "load_into",
+    "release",
+    "spill_module",
+    "split_tail",
+]

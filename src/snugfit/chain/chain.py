@@ -12,7 +12,7 @@ from torch import fx, nn
 from snugfit.chain.batch_size import localise_batch_size
 from snugfit.chain.cuts import Stretch, cut
 from snugfit.chain.propagation import node_shapes
-from snugfit.chain.tracing import Traced, assemble, trace
+from snugfit.chain.tracing import Traced, assemble, attributes_of, trace
 from snugfit.chain.unit import Unit, does_not_run, make_unit
 from snugfit.errors import ModelError
 
@@ -120,7 +120,7 @@ class Chain:
         for unit in self.all_units:
             placeholder = next(iter(unit.module.graph.nodes))
             value = graph.graph_copy(unit.module.graph, {placeholder: value})
-            attributes.update(_attributes(unit.module))
+            attributes.update(attributes_of(unit.module))
         graph.output(value)
         stored = _stored_names(self.all_units)
         module = assemble(graph, attributes, stored)
@@ -166,17 +166,6 @@ def _wrap(name: str, module: nn.Module) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.call_module(name, (graph.placeholder("x"),)))
     return assemble(graph, {name: module}, set())
-
-
-def _attributes(module: fx.GraphModule) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for node in module.graph.nodes:
-        if node.op == "call_module":
-            found[node.target] = module.get_submodule(node.target)
-        elif node.op == "get_attr":
-            owner, _, name = node.target.rpartition(".")
-            found[node.target] = getattr(module.get_submodule(owner), name)
-    return found
 
 
 def _adopt(module: fx.GraphModule, source: nn.Module, names: set[str]) -> None:

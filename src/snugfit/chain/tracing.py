@@ -100,6 +100,18 @@ def assemble(graph: fx.Graph, attributes: dict[str, Any], persistent: set[str]) 
     return module
 
 
+def attributes_of(module: fx.GraphModule, graph: fx.Graph | None = None) -> dict[str, Any]:
+    """What the targets of a module's graph, or of another made from it, refer to."""
+    found: dict[str, Any] = {}
+    for node in (graph or module.graph).nodes:
+        if node.op == "call_module":
+            found[node.target] = module.get_submodule(node.target)
+        elif node.op == "get_attr":
+            owner, _, name = node.target.rpartition(".")
+            found[node.target] = getattr(module.get_submodule(owner), name)
+    return found
+
+
 def owner_of(node: fx.Node) -> str:
     """Qualified name of the module in whose ``forward`` a node stands (``""`` is the model)."""
     if node.op == "call_module":

@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from snugfit.chain.propagation import run_on_meta
+from snugfit.chain.tails import split_tail
 from snugfit.chain.tracing import is_torch_class
 from snugfit.errors import ModelError
 
@@ -44,6 +45,7 @@ class Unit:
             are the model's own, its parameters are shared with the model.
         input_shape, output_shape: without the batch axis.
         convs: its 2-d convolutions in order of execution.
+        map_shape: like ``output_shape``, before the pools and dropouts that end the unit.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Unit:
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     convs: tuple[ConvFact, ...] = ()
+    map_shape: tuple[int, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -94,7 +97,9 @@ def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -
         raise ModelError(f"unit {name} returns {type(output).__name__}; a unit must return one tensor.")
     if modified or (_differs_in_training(module) and _modifies_input_in_training(module, input_shape)):
         _clone_input(module)
-    return Unit(name, module, tuple(input_shape), tuple(output.shape[1:]), tuple(convs))
+    body, tail = split_tail(module)
+    before = output if isinstance(tail, nn.Identity) else run_on_meta(body, input_shape, training=False)[0]
+    return Unit(name, module, tuple(input_shape), tuple(output.shape[1:]), tuple(convs), tuple(before.shape[1:]))
 
 
 def does_not_run(what: str, input_shape: tuple[int, ...], error: Exception) -> str:

@@ -75,12 +75,13 @@ class TrainingOptions:
         epochs: passes over the training images (of every block in ``blockwise``).
         batch_size: effective batch size; what does not fit is accumulated to it.
         batch_limit: largest batch of a block; the batch size by default.
-        optimizer: sgd or adamw.
-        lr: peak learning rate; 0.01 for sgd and 0.001 for adamw by default.
-        weight_decay: weight decay.
-        schedule: cosine or constant.
+        optimizer: sgd, adamw, or schedulefree (schedule-free AdamW).
+        lr: peak learning rate; 0.01 for sgd, 0.001 for adamw and 0.005 for schedulefree by default.
+        weight_decay: weight decay; 0.0005, but 0 for schedulefree, by default.
+        schedule: cosine or constant; cosine by default, constant for schedulefree.
         precision: float32, or bfloat16 through autocast.
         augment: augment training images (crop, flip); digits are never flipped.
+        crop: whether augmentation crops.
         erase: probability that a rectangle of an augmented training image is erased.
         seed: seed of everything random.
     """
@@ -90,10 +91,11 @@ class TrainingOptions:
     batch_limit: int | None = None
     optimizer: OptimizerName = "sgd"
     lr: float | None = None
-    weight_decay: float = 5e-4
-    schedule: ScheduleName = "cosine"
+    weight_decay: float | None = None
+    schedule: ScheduleName | None = None
     precision: Precision = "float32"
     augment: bool = True
+    crop: bool = True
     erase: float = 0.0
     seed: int = 0
 
@@ -104,7 +106,8 @@ class StrategyOptions:
 
     Attributes:
         strategy: auto, backprop, checkpoint or blockwise.
-        local_loss: local loss of ``blockwise``: aan, classic or linear.
+        local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options of its own if
+            need be, like ``lls:basis=cosine,mode=paper``.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
         block_units: most units in a block; 2 with the saturation stop, any number without.
         adaptive_batch: give every block its own batch size (off: the smallest one everywhere).

@@ -7,7 +7,7 @@ from typing import Literal
 
 from snugfit.errors import UsageError
 
-OptimizerName = Literal["sgd", "adamw"]
+OptimizerName = Literal["sgd", "adamw", "schedulefree"]
 ScheduleName = Literal["cosine", "constant"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -17,11 +17,12 @@ class OptimizerSettings:
     """Optimizer and learning-rate schedule.
 
     Attributes:
-        name: ``sgd`` (momentum 0.9, Nesterov off) or ``adamw``.
+        name: ``sgd`` (momentum 0.9, Nesterov off), ``adamw``, or ``schedulefree`` (schedule-free AdamW, which averages
+            weights instead of lowering the learning rate).
         lr: peak learning rate.
         momentum: momentum of ``sgd``.
-        weight_decay: L2 penalty (``sgd``) or decoupled decay (``adamw``).
-        schedule: ``cosine`` (per step, to zero) or ``constant``.
+        weight_decay: L2 penalty (``sgd``) or decoupled decay (the others).
+        schedule: ``cosine`` (per step, to zero) or ``constant``; ``schedulefree`` takes no other than ``constant``.
     """
 
     name: OptimizerName = "sgd"
@@ -33,11 +34,18 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if self.lr <= 0:
             raise UsageError(f"the learning rate must be positive, not {self.lr}.")
+        if self.averages and self.schedule != "constant":
+            raise UsageError(f"schedulefree has no schedule, so '{self.schedule}' cannot be; leave --schedule out.")
 
     @property
     def state_per_parameter(self) -> int:
         """Tensors of optimizer state that each parameter carries."""
-        return 2 if self.name == "adamw" else int(self.momentum > 0)
+        return int(self.momentum > 0) if self.name == "sgd" else 2
+
+    @property
+    def averages(self) -> bool:
+        """Whether evaluation uses an average of the weights that were trained."""
+        return self.name == "schedulefree"
 
 
 @dataclass(frozen=True)

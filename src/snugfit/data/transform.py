@@ -42,6 +42,7 @@ class Transform:
         image_size: side of the output in pixels.
         flip: whether mirror images keep their class.
         erase: probability of random erasing.
+        crop: whether augmentation crops.
     """
 
     mean: tuple[float, ...]
@@ -49,6 +50,7 @@ class Transform:
     image_size: int
     flip: bool
     erase: float = 0.0
+    crop: bool = True
 
     def __call__(
         self, images: torch.Tensor, train: bool = False, seed: int | Sequence[int] = 0, start: int = 0
@@ -84,8 +86,9 @@ class Transform:
     def _augmented(
         self, images: torch.Tensor, draws: np.ndarray, mean: torch.Tensor, std: torch.Tensor
     ) -> torch.Tensor:
-        crops = padded_crops if images.shape[-1] <= _LARGEST_PADDED else resized_crops
-        images = crops(images, draws[:, 0:4])
+        if self.crop:
+            crops = padded_crops if images.shape[-1] <= _LARGEST_PADDED else resized_crops
+            images = crops(images, draws[:, 0:4])
         if self.flip:
             images = torch.where(torch.from_numpy(draws[:, 4] < 0.5).view(-1, 1, 1, 1), hflip(images), images)
         output = normalize(images.float(), mean, std)

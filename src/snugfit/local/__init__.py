@@ -2,13 +2,20 @@
 
 from snugfit.local.auxiliary import CLASSIC_FILTERS, AuxiliaryNetwork, aan_filters, is_initial
 from snugfit.local.base import LocalLoss, LocalOutput, NetworkFacts, UnitShape
-from snugfit.local.linear import LinearLocalLoss, pool_kernel
-from snugfit.local.registry import LOCAL_LOSSES, build_local_loss
+from snugfit.local.latents import LATENT_LIMIT, Latents, pooled_side
+from snugfit.local.linear import LinearLocalLoss
+from snugfit.local.lls import LLS, LLSM, LLSMxM
+from snugfit.local.registry import LOCAL_LOSSES, build_local_loss, check_local_loss
 
 __all__ = [
     "CLASSIC_FILTERS",
+    "LATENT_LIMIT",
+    "LLS",
+    "LLSM",
     "LOCAL_LOSSES",
     "AuxiliaryNetwork",
+    "LLSMxM",
+    "Latents",
     "LinearLocalLoss",
     "LocalLoss",
     "LocalOutput",
@@ -16,6 +23,7 @@ __all__ = [
     "UnitShape",
     "aan_filters",
     "build_local_loss",
+    "check_local_loss",
     "is_initial",
-    "pool_kernel",
+    "pooled_side",
 ]

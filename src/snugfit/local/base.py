@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,10 +22,12 @@ class UnitShape:
     Attributes:
         output_shape: shape of one sample's output, ``(C, H, W)`` or ``(D,)``.
         initial: whether nothing up to and including its last conv downsamples (:func:`~snugfit.local.is_initial`).
+        before_pool: shape of one sample before the pools and dropouts that end the unit, where there are any.
     """
 
     output_shape: tuple[int, ...]
     initial: bool = False
+    before_pool: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.output_shape) not in (1, 3) or min(self.output_shape) < 1:
@@ -33,6 +35,11 @@ class UnitShape:
                 f"a local loss needs a unit output of shape (C, H, W) or (D,), not {self.output_shape}. "
                 "Cut the model where a feature map or a vector crosses."
             )
+
+    @property
+    def map_shape(self) -> tuple[int, ...]:
+        """Shape of one sample before the pools and dropouts that end the unit."""
+        return self.before_pool or self.output_shape
 
     @property
     def flat(self) -> bool:
@@ -72,7 +79,15 @@ class LocalLoss(nn.Module):
 
     A subclass takes ``(unit: UnitShape, network: NetworkFacts)``, holds whatever it trains as its own parameters and
     defines :meth:`predict`; it overrides :meth:`forward` where its loss is not the cross entropy (NeuroFlux eq. 3).
+
+    Attributes:
+        before_pool: whether it reads the unit's map before the pools and dropouts that end the unit.
+        detached_head: whether it trains the last unit too, beside the network's head, which then learns from detached
+            features; otherwise the head is the last unit's local loss.
     """
+
+    before_pool: ClassVar[bool] = False
+    detached_head: ClassVar[bool] = False
 
     def predict(self, features: Tensor) -> Tensor:
         """Turn a unit's output, (B, C, H, W) or (B, D), into logits of shape (B, K) (NeuroFlux eq. 2)."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from snugfit.chain import split_tail
 from snugfit.local.base import LocalLoss
 
 if TYPE_CHECKING:
@@ -30,7 +31,16 @@ class ExitModel(nn.Module):
         return self.classifier.predict(self.trunk(images))
 
 
-def trunk(chain: Chain, index: int) -> nn.Module:
-    """The units ``0..index`` of a chain as one module; parameters are shared and keep their names."""
-    shortened = replace(chain, units=chain.units[:index], head=chain.units[index])
-    return shortened.to_module()
+def trunk(chain: Chain, index: int, *, before_pool: bool = False) -> nn.Module:
+    """The units ``0..index`` of a chain as one module; parameters are shared and keep their names.
+
+    Args:
+        chain: the chain.
+        index: the last unit.
+        before_pool: leave out the pools and dropouts that end it.
+    """
+    last = chain.units[index]
+    if before_pool:
+        body = split_tail(last.module)[0]
+        last = replace(last, module=body, output_shape=last.map_shape)
+    return replace(chain, units=chain.units[:index], head=last).to_module()

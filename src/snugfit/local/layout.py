@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from snugfit.chain import split_tail
 from snugfit.local.auxiliary import is_initial
-from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
+from snugfit.local.base import LocalLoss, LocalOutput, NetworkFacts, UnitShape
 from snugfit.local.exit_model import ExitModel, trunk
 from snugfit.local.registry import build_local_loss
 
 if TYPE_CHECKING:
     from snugfit.chain import Chain
+
+
+def parts(unit: nn.Module, loss: LocalLoss) -> tuple[nn.Module, nn.Module]:
+    """A unit as what its local loss reads, and what turns that into the unit's output; they share its layers.
+
+    Args:
+        unit: the module of a chain's unit.
+        loss: its local loss, which reads the unit's output, or its map before the pools and dropouts that end it.
+    """
+    if loss.before_pool and isinstance(unit, fx.GraphModule):
+        return split_tail(unit)
+    return unit, nn.Identity()
 
 
 class HeadLoss(LocalLoss):
@@ -28,6 +41,33 @@ class HeadLoss(LocalLoss):
         """Logits (B, classes) of the network."""
         logits: Tensor = self.head(features)
         return logits
+
+
+class DetachedHeadLoss(HeadLoss):
+    """A local loss for the last unit, and beside it the network's head, which learns from detached features.
+
+    The loss is the sum of both; neither sees the other's gradient (NOTES LLS 3).
+
+    Args:
+        head: the network's head.
+        local: the unit's local loss.
+        tail: the pools and dropouts between the unit's map and the head.
+    """
+
+    before_pool: ClassVar[bool] = True
+
+    def __init__(self, head: nn.Module, local: LocalLoss, tail: nn.Module) -> None:
+        super().__init__(head)
+        self.local, self.tail = local, tail
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Logits (B, classes) of the network."""
+        return super().predict(self.tail(features))
+
+    def forward(self, features: Tensor, labels: Tensor) -> LocalOutput:
+        """Sum of the local loss and of the head's cross entropy; the logits are the head's."""
+        of_head = super().forward(features.detach(), labels)
+        return LocalOutput(of_head.loss + self.local(features, labels).loss, of_head.logits)
 
 
 @dataclass(frozen=True)
@@ -58,18 +98,28 @@ class Layout:
         return index == len(self) - 1
 
     def make_loss(self, index: int) -> LocalLoss:
-        """The local loss of a unit, on the meta device; the last unit's wraps the chain's head itself."""
-        if self.is_last(index):
-            return HeadLoss(self.chain.head.module)
+        """The local loss of a unit, on the meta device; the last unit's holds the chain's head itself."""
+        with torch.device("meta"):
+            loss = build_local_loss(self.local_loss, self.unit_shape(index), self.network)
+        if not self.is_last(index):
+            return loss
+        head = self.chain.head.module
+        if not loss.detached_head:
+            return HeadLoss(head)
+        return DetachedHeadLoss(head, loss, parts(self.chain.units[index].module, loss)[1])
+
+    def unit_shape(self, index: int) -> UnitShape:
+        """What a unit's local loss is told of it."""
         units = self.chain.units[: index + 1]
         sizes = [unit.convs[-1].output_size for unit in units if unit.convs]
         height, width = self.chain.input_shape[-2:]
-        shape = UnitShape(tuple(units[-1].output_shape), bool(sizes) and is_initial((height, width), sizes))
-        with torch.device("meta"):
-            return build_local_loss(self.local_loss, shape, self.network)
+        initial = bool(sizes) and is_initial((height, width), sizes)
+        return UnitShape(tuple(units[-1].output_shape), initial, tuple(units[-1].map_shape))
 
     def exit_parameters(self, index: int) -> int:
         """Parameters of the exit model after a unit: all units up to it, and its own classifier."""
+        if self.is_last(index):
+            return self.chain.parameters
         trunk_parameters = sum(unit.parameters for unit in self.chain.units[: index + 1])
         return trunk_parameters + sum(parameter.numel() for parameter in self.make_loss(index).parameters())
 
@@ -82,4 +132,5 @@ class Layout:
         """
         if self.is_last(index):
             return self.chain.to_module()
-        return ExitModel(trunk(self.chain, index), loss or self.make_loss(index))
+        loss = loss or self.make_loss(index)
+        return ExitModel(trunk(self.chain, index, before_pool=loss.before_pool), loss)

@@ -1,48 +1,27 @@
-"""The lightest local loss: average pooling and one linear layer (the prediction head of Nokland and Eidnes, 2019)."""
+"""Local Losses: a trainable linear projection of a unit's latents (Nokland and Eidnes, 2019; LLS, Table 3)."""
 
 from __future__ import annotations
 
-from math import ceil
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
-
-FEATURE_LIMIT = 4096
-"""Most features that the linear layer reads, as long as pooling can bring them down to it."""
-
-
-def pool_kernel(channels: int, height: int, width: int, limit: int = FEATURE_LIMIT) -> tuple[int, int]:
-    """Smallest pooling kernel, doubled in height and width by turns, that leaves at most ``limit`` features.
-
-    Pooling rounds up: a side of 7 pooled by 2 leaves 4. Where even a 1x1 map has more than ``limit`` channels, the
-    kernel pools to 1x1.
-    """
-    kernel = [1, 1]
-    axis = 0
-    while channels * ceil(height / kernel[0]) * ceil(width / kernel[1]) > limit:
-        if kernel[0] >= height and kernel[1] >= width:
-            break
-        kernel[axis] *= 2
-        axis = 1 - axis
-    return kernel[0], kernel[1]
+from snugfit.local.latents import Latents
 
 
 class LinearLocalLoss(LocalLoss):
-    """Average pooling until at most 4096 features are left, one linear layer, cross entropy."""
+    """Average pooling to at most 2048 values and one linear layer without bias: LLS with a basis that is trained."""
+
+    before_pool: ClassVar[bool] = True
+    detached_head: ClassVar[bool] = True
 
     def __init__(self, unit: UnitShape, network: NetworkFacts) -> None:
         super().__init__()
-        self.pool: nn.Module = nn.Identity()
-        features = unit.output_shape[0]
-        if not unit.flat:
-            channels, height, width = unit.output_shape
-            kernel = pool_kernel(channels, height, width)
-            self.pool = nn.AvgPool2d(kernel, ceil_mode=True)
-            features = channels * ceil(height / kernel[0]) * ceil(width / kernel[1])
-        self.linear = nn.Linear(features, network.classes)
+        self.latents = Latents(unit.map_shape)
+        self.linear = nn.Linear(self.latents.length, network.classes, bias=False)
 
     def predict(self, features: Tensor) -> Tensor:
         """Return logits (B, K) of features (B, C, H, W) or (B, D)."""
-        logits: Tensor = self.linear(self.pool(features).flatten(1))
+        logits: Tensor = self.linear(self.latents(features))
         return logits

@@ -2,26 +2,67 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
-from snugfit.errors import UnknownNameError
+from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local.auxiliary import adaptive_auxiliary, classic_auxiliary
 from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
 from snugfit.local.linear import LinearLocalLoss
+from snugfit.local.lls import LLS, LLSM, LLSMxM
 
-LOCAL_LOSSES: dict[str, Callable[[UnitShape, NetworkFacts], LocalLoss]] = {
+LOCAL_LOSSES: dict[str, Callable[..., LocalLoss]] = {
     "aan": adaptive_auxiliary,
     "classic": classic_auxiliary,
     "linear": LinearLocalLoss,
+    "lls": LLS,
+    "lls-m": LLSM,
+    "lls-mxm": LLSMxM,
 }
 
 
-def build_local_loss(name: str, unit: UnitShape, network: NetworkFacts) -> LocalLoss:
-    """Build the local loss ``name`` for one unit, on the current default device.
+def build_local_loss(text: str, unit: UnitShape, network: NetworkFacts) -> LocalLoss:
+    """Build a local loss for one unit, on the current default device.
+
+    Args:
+        text: its name, and options of its own if need be: ``lls``, or ``lls:basis=cosine,mode=paper``.
+        unit, network: what it serves.
 
     Raises:
-        UnknownNameError: there is no local loss of that name.
+        UnknownNameError: there is no local loss of that name, or it has no such option.
+        UsageError: an option cannot be read, or has a value that it cannot have.
     """
+    name, _, rest = text.partition(":")
     if name not in LOCAL_LOSSES:
         raise UnknownNameError("local loss", name, LOCAL_LOSSES)
-    return LOCAL_LOSSES[name](unit, network)
+    make = LOCAL_LOSSES[name]
+    defaults = _options(make)
+    options = {}
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        if key not in defaults:
+            raise UnknownNameError(f"option of the local loss {name}", key, defaults)
+        options[key] = _read(item, value, defaults[key])
+    return make(unit, network, **options)
+
+
+def check_local_loss(text: str) -> None:
+    """Raise what :func:`build_local_loss` would, before there is a network to build it for."""
+    build_local_loss(text, UnitShape((1, 1, 1)), NetworkFacts(1, 1, 2))
+
+
+def _options(make: Callable[..., LocalLoss]) -> dict[str, Any]:
+    """A local loss's options and their defaults: its keyword-only arguments."""
+    parameters = inspect.signature(make).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def _read(item: str, value: str, default: Any) -> Any:
+    """An option's value, of the type of its default."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[value]
+        return type(default)(value)
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"'{item}' cannot be read; write it like {item.partition('=')[0]}={default}.") from error

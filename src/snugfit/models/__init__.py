@@ -8,19 +8,24 @@ from torch import nn
 
 from snugfit.errors import UnknownNameError
 from snugfit.models import external
+from snugfit.models.lls import smallconv, smallconvl, vgg8
 from snugfit.models.mobilenet import mobilenet_v2
+from snugfit.models.mobilenet_v1 import mobilenet_v1
 from snugfit.models.resnet import resnet18, resnet18_projection
-from snugfit.models.vgg import vgg8, vgg11, vgg16, vgg19
+from snugfit.models.vgg import vgg11, vgg16, vgg19
 
 __all__ = ["build", "names"]
 
 _BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
+    "smallconv": smallconv,
+    "smallconvl": smallconvl,
     "vgg8": vgg8,
     "vgg11": vgg11,
     "vgg16": vgg16,
     "vgg19": vgg19,
     "resnet18": resnet18,
     "resnet18_projection": resnet18_projection,
+    "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
 }
 

@@ -1,8 +1,6 @@
-"""VGG in its CIFAR form, and the VGG8 of the LLS paper."""
+"""VGG in its CIFAR form."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -10,7 +8,6 @@ from torch import nn
 _VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
 _VGG16 = (64, 64, "pool", 128, 128, "pool", *(256,) * 3, "pool", *(512,) * 3, "pool", *(512,) * 3, "pool")
 _VGG19 = (64, 64, "pool", 128, 128, "pool", *(256,) * 4, "pool", *(512,) * 4, "pool", *(512,) * 4, "pool")
-_VGG8 = (128, 256, "pool", 256, 256, "pool", 512, "pool", 512)
 
 
 class VGG(nn.Module):
@@ -21,7 +18,7 @@ class VGG(nn.Module):
 
     def __init__(self, layout: tuple[int | str, ...], classes: int, image_size: int, channels: int) -> None:
         super().__init__()
-        self.features = _features(layout, image_size, channels, nn.ReLU)
+        self.features = _features(layout, image_size, channels)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(512, classes)
 
@@ -31,29 +28,7 @@ class VGG(nn.Module):
         return logits
 
 
-class VGG8(nn.Module):
-    """VGG8 of the LLS paper (Table 4, with the max-pool between conv 5 and conv 6 that Table 3's MACs need).
-
-    Six convolutions with BatchNorm and LeakyReLU, adaptive pooling to 2x2, a linear block of 1024 and a linear layer.
-    """
-
-    def __init__(self, classes: int, image_size: int, channels: int) -> None:
-        super().__init__()
-        self.features = _features(_VGG8, image_size, channels, nn.LeakyReLU)
-        self.avgpool = nn.AdaptiveAvgPool2d(2)
-        self.classifier = nn.Sequential(
-            nn.Linear(2048, 1024), nn.BatchNorm1d(1024), nn.LeakyReLU(inplace=True), nn.Linear(1024, classes)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch of images."""
-        logits: torch.Tensor = self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
-        return logits
-
-
-def _features(
-    layout: tuple[int | str, ...], image_size: int, channels: int, activation: Callable[..., nn.Module]
-) -> nn.Sequential:
+def _features(layout: tuple[int | str, ...], image_size: int, channels: int) -> nn.Sequential:
     """Convolution stack; pools round up only where the image cannot be halved so often."""
     round_up = image_size % 2 ** layout.count("pool") != 0
     layers: list[nn.Module] = []
@@ -61,14 +36,9 @@ def _features(
         if isinstance(item, str):
             layers.append(nn.MaxPool2d(2, ceil_mode=round_up))
         else:
-            layers += [nn.Conv2d(channels, item, 3, padding=1), nn.BatchNorm2d(item), activation(inplace=True)]
+            layers += [nn.Conv2d(channels, item, 3, padding=1), nn.BatchNorm2d(item), nn.ReLU(inplace=True)]
             channels = item
     return nn.Sequential(*layers)
-
-
-def vgg8(classes: int, image_size: int, channels: int) -> nn.Module:
-    """VGG8 of the LLS paper."""
-    return VGG8(classes, image_size, channels)
 
 
 def vgg11(classes: int, image_size: int, channels: int) -> nn.Module:

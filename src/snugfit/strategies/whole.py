@@ -184,7 +184,8 @@ def fit_whole(
         trainer.load_state(run.resumed_tensors)
     steps = data.train.steps(phase.batch_size * micro_batches)
     run.start_phase(phase, 0, 1, run.workload.epochs, steps)
-    train_phase(trainer, data.train, phase, run, lambda: _validate(module, data, run, phase.batch_size))
+    train_phase(trainer, data.train, phase, run, lambda: _validate(trainer, data, run, phase.batch_size))
+    trainer.settle(data.train.epoch(run.workload.epochs, phase.batch_size))
     trainer.optimizers.release()
     save_model(run.folder, module.state_dict())
     evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
@@ -218,11 +219,12 @@ def _load(chain: Chain, run: Run, forward: MakeForward, micro_batches: int) -> N
     return NetworkTrainer(module, forward(chain), run.workload, micro_batches)
 
 
-def _validate(module: nn.Module, data: TrainingData, run: Run, batch: int) -> float | None:
+def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, batch: int) -> float | None:
     if len(data.val) == 0:
         return None
     with run.limit.room_for_kernels():
-        confusion, _ = count_correct(module.eval(), data.val.in_order(batch), run.workload.classes, run.device)
+        trainer.settle(data.train.epoch(run.position.epoch, batch))
+        confusion, _ = count_correct(trainer.module.eval(), data.val.in_order(batch), run.workload.classes, run.device)
     return float(confusion.trace()) / int(confusion.sum())
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from snugfit.errors import CheckpointError
 from snugfit.memory import is_out_of_memory
 from snugfit.training.files import storage_errors, sync_folder, write_json_atomic
-from snugfit.training.tensorfile import file_digest, read_tensors, write_tensors
+from snugfit.training.tensorfile import Deferred, file_digest, read_tensors, write_tensors
 
 __all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "write_json_atomic"]
 
@@ -78,7 +78,7 @@ class CheckpointStore:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
 
-    def save(self, tensors: Mapping[str, Mapping[str, Tensor]], position: dict[str, Any]) -> Path:
+    def save(self, tensors: Mapping[str, Mapping[str, Tensor | Deferred]], position: dict[str, Any]) -> Path:
         """Save groups of tensors and a JSON-able position; returns the new checkpoint's folder.
 
         Raises:
@@ -125,7 +125,7 @@ class CheckpointStore:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], position: dict[str, Any]) -> None:
+def _write(folder: Path, tensors: Mapping[str, Mapping[str, Tensor | Deferred]], position: dict[str, Any]) -> None:
     folder.mkdir()
     files = {}
     for group, members in tensors.items():

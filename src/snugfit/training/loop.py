@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ from snugfit.training.optimizers import lr_factor
 from snugfit.training.run import Run
 from snugfit.training.seeding import derive_seed, seed_all
 from snugfit.training.step import StepResult
+from snugfit.training.tensorfile import Deferred
 
 
 class BatchSource(Protocol):
@@ -51,11 +52,14 @@ class Trainable(Protocol):
     def set_lr_factor(self, factor: float) -> None:
         """Scale the peak learning rate."""
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that training changes, by group; references, not copies."""
+    def state(self) -> Mapping[str, Mapping[str, Tensor | Deferred]]:
+        """Everything that training changes, by group; references, not copies. Averaged weights are made when saved."""
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Take up a state, group by group."""
+
+    def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Put the weights to be evaluated in place, with BatchNorm statistics that belong to them."""
 
 
 def train_phase(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
 from snugfit.core.workload import Workload
 from snugfit.lean import use_lean_convolutions
+from snugfit.training.averaging import refresh_norms
 from snugfit.training.checkpoint import foreign_state
 from snugfit.training.optimizers import ParameterOptimizers
 from snugfit.training.step import StepResult, precision_context
+from snugfit.training.tensorfile import Deferred
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -37,6 +39,7 @@ class NetworkTrainer:
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
         """One forward and backward; see :class:`snugfit.training.loop.Trainable`."""
         self.module.train()
+        self.optimizers.train()
         with precision_context(inputs, bfloat16=self._bfloat16):
             logits = self.forward(inputs)
             loss = nn.functional.cross_entropy(logits, labels)
@@ -50,9 +53,18 @@ class NetworkTrainer:
         """Scale the peak learning rate."""
         self.optimizers.set_lr_factor(factor)
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
+    def state(self) -> dict[str, dict[str, Tensor | Deferred]]:
         """Weights and optimizer state; between two steps there are no gradients."""
-        return {"model": dict(self.module.state_dict()), "optimizer": self.optimizers.state()}
+        return {
+            "model": {**self.module.state_dict(), **self.optimizers.averaged()},
+            "optimizer": {**self.optimizers.state()},
+        }
+
+    def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Put averaged weights in place, with BatchNorm statistics of their own; nothing for other optimizers."""
+        if self.optimizers.settings.averages:
+            self.optimizers.average()
+            refresh_norms(self.module, batches, next(self.module.parameters()).device)
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Take up a state, one group in memory at a time."""

@@ -1,7 +1,9 @@
 """One optimizer per parameter, so that each gradient is applied and freed the moment it is complete.
 
-All steps go through torch's fused kernels: the stock loops allocate one (SGD) or two (AdamW) temporaries of the
-parameter's size in every step, the fused kernels none.
+SGD and AdamW go through torch's fused kernels: the stock loops allocate one (SGD) or two (AdamW) temporaries of the
+parameter's size in every step, the fused kernels none. Schedule-free AdamW has no fused kernel and takes one. Its state
+beside the tensors is the same for all parameters that step together, so one optimizer per parameter does what one per
+unit does.
 """
 
 from __future__ import annotations
@@ -9,14 +11,17 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from schedulefree import AdamWScheduleFree
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.core.workload import OptimizerName, OptimizerSettings, ScheduleName
 from snugfit.errors import CheckpointError
+from snugfit.training.tensorfile import Deferred
 
 _Maker = Callable[[nn.Parameter, OptimizerSettings, bool], torch.optim.Optimizer]
 
@@ -42,12 +47,23 @@ def _adamw(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) ->
     return torch.optim.AdamW([parameter], lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
 
 
-_MAKERS: dict[OptimizerName, _Maker] = {"sgd": _sgd, "adamw": _adamw}
+def _schedulefree(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = AdamWScheduleFree(
+        [parameter], lr=settings.lr, weight_decay=settings.weight_decay, foreach=False
+    )
+    return optimizer
+
+
+_MAKERS: dict[OptimizerName, _Maker] = {"sgd": _sgd, "adamw": _adamw, "schedulefree": _schedulefree}
 _FUSED_DEVICES = ("cpu", "cuda")
+_AVERAGING_NUMBERS = ("k", "weight_sum", "lr_max")
+"""What schedule-free AdamW keeps in its parameter group."""
+_LIVE = "y"
+"""Name of the weights that schedule-free AdamW trains, in a state whose weights are the averaged ones."""
 
 
 class ParameterOptimizers:
-    """SGD or AdamW over named parameters, stepped one parameter at a time.
+    """SGD, AdamW or schedule-free AdamW over named parameters, stepped one parameter at a time.
 
     Either call :meth:`apply_in_backward` once, after which every backward pass updates the parameters and leaves no
     gradients behind (one backward per step), or let gradients accumulate and call :meth:`step`. Weight decay applies
@@ -62,6 +78,7 @@ class ParameterOptimizers:
             name: make(p, settings, p.device.type in _FUSED_DEVICES) for name, p in self.parameters.items()
         }
         self._handles: list[RemovableHandle] = []
+        self._averaged = True
 
     def apply_in_backward(self) -> list[RemovableHandle]:
         """Step and free each gradient as soon as backward has accumulated it; returns the hooks' handles.
@@ -99,14 +116,44 @@ class ParameterOptimizers:
         for optimizer in self._optimizers.values():
             optimizer.param_groups[0]["lr"] = self.settings.lr * factor
 
+    def train(self) -> None:
+        """Put the weights that are trained in place; needed before a step after :meth:`average`."""
+        self._switch(to_average=False)
+
+    def average(self) -> None:
+        """Put the averaged weights in place, in optimizers that average; they change no others."""
+        self._switch(to_average=True)
+
+    def _switch(self, *, to_average: bool) -> None:
+        if self.settings.averages and self._averaged != to_average:
+            for optimizer in self._optimizers.values():
+                optimizer.eval() if to_average else optimizer.train()  # type: ignore[attr-defined]
+        self._averaged = to_average
+
+    def averaged(self) -> dict[str, Deferred]:
+        """The averaged weights by parameter name, each made when it is saved; none where those in place are to be."""
+        if not self.settings.averages or self._averaged:
+            return {}
+        return {name: Deferred(p.detach(), partial(self._average_of, name)) for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def _average_of(self, name: str) -> Tensor:
+        parameter, optimizer = self.parameters[name], self._optimizers[name]
+        z = optimizer.state.get(parameter, {}).get("z", parameter)
+        return torch.lerp(parameter, z, 1 - 1 / optimizer.param_groups[0]["betas"][0])
+
     def state(self) -> dict[str, Tensor]:
         """Optimizer state by flat names (``features.0.weight/momentum_buffer``): the live tensors, not copies."""
-        return {
-            f"{name}/{key}": value
-            for name, optimizer in self._optimizers.items()
-            for key, value in optimizer.state.get(self.parameters[name], {}).items()
-            if isinstance(value, Tensor)
-        }
+        found: dict[str, Tensor] = {}
+        for name, optimizer in self._optimizers.items():
+            parameter = self.parameters[name]
+            values = dict(optimizer.state.get(parameter, {}))
+            if self.settings.averages:
+                group = optimizer.param_groups[0]
+                values |= {key: torch.tensor(group[key], dtype=torch.float64) for key in _AVERAGING_NUMBERS}
+                values |= {} if self._averaged else {_LIVE: parameter.detach()}
+            found |= {f"{name}/{key}": value for key, value in values.items() if isinstance(value, Tensor)}
+        return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state from :meth:`state`; the tensors themselves where their layout fits, else copies.
@@ -127,9 +174,24 @@ class ParameterOptimizers:
                 )
             restored[name][key] = _fit(value, parameter) if value.dim() else value.to(parameter.device)
         for name, optimizer in self._optimizers.items():
+            if self.settings.averages:
+                self._restore_average(name, restored[name])
             optimizer.state.clear()
             if restored[name]:
                 optimizer.state[self.parameters[name]] = restored[name]
+
+    @torch.no_grad()
+    def _restore_average(self, name: str, restored: dict[str, Any]) -> None:
+        """Move what is not the optimizer's state of a parameter to its place."""
+        parameter, group = self.parameters[name], self._optimizers[name].param_groups[0]
+        for key in _AVERAGING_NUMBERS:
+            if key in restored:
+                group[key] = type(group[key])(restored.pop(key).item())
+        live = restored.pop(_LIVE, None)
+        if live is not None:
+            parameter.copy_(live)
+        self._averaged = live is None
+        group["train_mode"] = not self._averaged
 
     def release(self) -> None:
         """Drop hooks, gradients and all optimizer state; the object is spent."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from snugfit.core.cost import Phase
@@ -88,7 +89,7 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
                 trainable = make(size)
                 _step(trainable, *batch(size))
             inputs, labels = batch(size)
-            state = [tensor for group in trainable.state().values() for tensor in group.values()]
+            state = [item for group in trainable.state().values() for item in group.values() if torch.is_tensor(item)]
             peak = tensor_peak_bytes(
                 lambda: _step(trainable, inputs, labels), [*trainable.modules, *state, inputs, labels]
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from snugfit.training.checkpoint import Checkpoint, CheckpointStore
 from snugfit.training.events import Event, PhaseDone, PhaseStarted, Subscriber
 from snugfit.training.metrics import MetricsWriter
 from snugfit.training.stopping import StopFlag
+from snugfit.training.tensorfile import Deferred
 
 CHECKPOINT_SECONDS = 120.0
 """Longest time between two checkpoints within an epoch."""
@@ -136,7 +137,7 @@ class Run:
             raise CheckpointError(f"there is no checkpoint to load '{group}' from; start the run anew.")
         return self._resumed.load(group)
 
-    def save(self, tensors: dict[str, dict[str, torch.Tensor]]) -> None:
+    def save(self, tensors: Mapping[str, Mapping[str, torch.Tensor | Deferred]]) -> None:
         """Write a checkpoint of these tensors and the present position."""
         self.tick()
         self.position.metrics_offset = self.metrics.offset()

@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,30 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _CHUNK = 1 << 18
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+@dataclass(frozen=True)
+class Deferred:
+    """A tensor that is made only when it is written, of the shape, type and memory layout of ``like``."""
+
+    like: Tensor
+    make: Callable[[], Tensor]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Deferred]) -> tuple[int, str]:
     """Write a safetensors file, sync it to disk, and return its size in bytes and its digest.
 
     Tensors may be on any device; those that are neither contiguous nor dense are copied one at a time.
     """
-    stored = {name: _along_memory(tensor) for name, tensor in tensors.items()}
+    shown = {name: item.like if isinstance(item, Deferred) else item for name, item in tensors.items()}
+    stored = {name: _along_memory(tensor) for name, tensor in shown.items()}
     header = _header(stored)
     digest = hashlib.blake2b(header, digest_size=16)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         write_exactly(fd, memoryview(header))
-        for tensor, _ in stored.values():
-            data = as_bytes(tensor.contiguous().cpu())
+        for name, (tensor, _) in stored.items():
+            item = tensors[name]
+            made = _along_memory(item.make())[0] if isinstance(item, Deferred) else tensor
+            data = as_bytes(made.contiguous().cpu())
             digest.update(data)
             write_exactly(fd, data)
         os.fsync(fd)

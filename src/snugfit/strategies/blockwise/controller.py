@@ -21,7 +21,7 @@ from snugfit.local.partition import Block
 from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
 from snugfit.strategies.blockwise.caches import BlockCaches
 from snugfit.strategies.blockwise.probes import unit_probe_name
-from snugfit.strategies.blockwise.units import initialise_loss
+from snugfit.strategies.blockwise.units import initialise_loss, own_loss
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.prediction import random_batch, stored_batches
 from snugfit.training.artifact import save_model
@@ -79,6 +79,8 @@ class Controller:
             steps = train.steps(block.batch_size)
             run.start_phase(phase, index, len(self.blocks), run.workload.epochs, steps)
             train_phase(trainer, train, phase, run, lambda: None)
+            with run.limit.room_for_kernels():
+                trainer.settle(train.epoch(run.workload.epochs, block.batch_size))
             trainer.release_optimizers()
             trainer.evaluate()
             self._store_units(block, trainer)
@@ -134,8 +136,8 @@ class Controller:
         loss = self.layout.make_loss(index)
         if isinstance(loss, HeadLoss):
             load_into(self.layout.chain.head, run.weights.load(len(self.layout)))
-        else:
-            initialise_loss(loss, derive_seed(run.workload.seed, "exit", index))
+        if (own := own_loss(loss)) is not None:
+            initialise_loss(own, derive_seed(run.workload.seed, "exit", index))
         for module in (unit.module, loss):
             module.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return LocalUnit(unit.module, loss, run.workload)
@@ -145,8 +147,8 @@ class Controller:
             self.run.weights.save(index, local.unit.state_dict())
             if isinstance(local.loss, HeadLoss):
                 self.run.weights.save(len(self.layout), local.loss.head.state_dict())
-            else:
-                self.run.exits.save(index, local.loss.state_dict())
+            if (own := own_loss(local.loss)) is not None:
+                self.run.exits.save(index, own.state_dict())
 
     def _release_units(self) -> None:
         if self.strategy.residency == "block":
@@ -233,8 +235,9 @@ class Controller:
             features = inputs.to(self.run.device)
             with self.run.limit.room_for_kernels():
                 for offset, local in enumerate(trainer.units):
-                    features = local.unit(features)
-                    correct[offset] += int((local.loss.predict(features).argmax(1).cpu() == labels).sum())
+                    read = local.body(features)
+                    correct[offset] += int((local.loss.predict(read).argmax(1).cpu() == labels).sum())
+                    features = local.tail(read)
             if writer is not None:
                 writer.write(features, labels)
             self.run.tick()

@@ -9,7 +9,7 @@ from torch import nn
 
 from snugfit.core.workload import Workload
 from snugfit.local import LocalLoss
-from snugfit.local.layout import Layout
+from snugfit.local.layout import DetachedHeadLoss, HeadLoss, Layout
 
 
 def clone_unit(layout: Layout, index: int) -> tuple[nn.Module, LocalLoss]:
@@ -23,6 +23,13 @@ def kept_bytes(layout: Layout, index: int, workload: Workload) -> int:
     copies = 1 + workload.optimizer.state_per_parameter
     weights = sum(parameter.nbytes for module in (unit, loss) for parameter in module.parameters())
     return weights * copies + sum(buffer.nbytes for module in (unit, loss) for buffer in module.buffers())
+
+
+def own_loss(loss: LocalLoss) -> LocalLoss | None:
+    """The part of a unit's local loss that is not the network's head; None where there is none."""
+    if isinstance(loss, DetachedHeadLoss):
+        return loss.local
+    return None if isinstance(loss, HeadLoss) else loss
 
 
 def initialise_loss(loss: nn.Module, seed: int) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from snugfit.core.workload import Workload
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
+from snugfit.local.layout import parts
+from snugfit.training.averaging import refresh_norms
 from snugfit.training.checkpoint import foreign_state
 from snugfit.training.optimizers import ParameterOptimizers
 from snugfit.training.step import StepResult, precision_context
+from snugfit.training.tensorfile import Deferred
 
 
 class LocalUnit:
@@ -28,6 +33,7 @@ class LocalUnit:
         self.unit, self.loss = unit, loss
         for module in (unit, loss):
             use_lean_convolutions(module)
+        self.body, self.tail = parts(unit, loss)
         named = [(f"unit/{name}", parameter) for name, parameter in unit.named_parameters()]
         named += [(f"loss/{name}", parameter) for name, parameter in loss.named_parameters()]
         self.optimizers = ParameterOptimizers(named, workload.optimizer)
@@ -38,17 +44,21 @@ class LocalUnit:
         """Train on one batch; returns the features computed before the update, detached (Algorithm 2, lines 3-7)."""
         self.unit.train()
         self.loss.train()
+        self.optimizers.train()
         with precision_context(inputs, bfloat16=self._bfloat16):
-            features = self.unit(inputs)
+            features = self.body(inputs)
             output: LocalOutput = self.loss(features, labels)
         output.loss.backward()  # type: ignore[no-untyped-call]
-        return features.detach().float(), StepResult.of(output.loss, output.logits, labels)
+        with torch.no_grad():
+            outputs: Tensor = self.tail(features.detach())
+        return outputs.float(), StepResult.of(output.loss, output.logits, labels)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor | Deferred]:
         """Weights, buffers and optimizer state."""
         return {
             **{f"unit/{name}": tensor for name, tensor in self.unit.state_dict().items()},
             **{f"loss/{name}": tensor for name, tensor in self.loss.state_dict().items()},
+            **self.optimizers.averaged(),
             **{f"optimizer/{name}": tensor for name, tensor in self.optimizers.state().items()},
         }
 
@@ -62,6 +72,23 @@ class LocalUnit:
 
 def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+class _BlockPass(nn.Module):
+    """The forward pass of a block and its local losses."""
+
+    def __init__(self, units: Sequence[LocalUnit]) -> None:
+        super().__init__()
+        self.bodies = nn.ModuleList(unit.body for unit in units)
+        self.tails = nn.ModuleList(unit.tail for unit in units)
+        self.losses = nn.ModuleList(unit.loss for unit in units)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for body, tail, loss in zip(self.bodies, self.tails, self.losses, strict=True):
+            features = body(inputs)
+            cast(LocalLoss, loss).predict(features)
+            inputs = tail(features)
+        return inputs
 
 
 class BlockTrainer:
@@ -86,7 +113,7 @@ class BlockTrainer:
         for unit in self.units:
             unit.optimizers.set_lr_factor(factor)
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
+    def state(self) -> dict[str, dict[str, Tensor | Deferred]]:
         """One group per unit."""
         return {f"unit{index}": unit.state() for index, unit in enumerate(self.units)}
 
@@ -94,6 +121,14 @@ class BlockTrainer:
         """Take up a state, one unit in memory at a time."""
         for index, unit in enumerate(self.units):
             unit.load_state(load(f"unit{index}"))
+
+    def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Put averaged weights in place, with BatchNorm statistics of their own; nothing for other optimizers."""
+        if self.units[0].optimizers.settings.averages:
+            for unit in self.units:
+                unit.optimizers.average()
+            device = next(self.units[0].unit.parameters()).device
+            refresh_norms(_BlockPass(self.units), batches, device)
 
     def release_optimizers(self) -> None:
         """Drop the optimizer state: the block is trained."""

@@ -1,0 +1,124 @@
+"""LLS: local learning by projection onto a fixed basis (Apolinario, Roy and Roy, section 3), and its two variants."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from snugfit.errors import UsageError
+from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
+from snugfit.local.bases import BasisName, FrequencyName, make_basis
+from snugfit.local.latents import LATENT_LIMIT, Latents
+
+ModeName = Literal["paper", "published"]
+
+PUBLISHED_TEMPERATURE = 0.5
+MIXING_SCALE = 0.01
+"""Standard deviation of the first modulation M; the paper gives none, the authors ran this."""
+
+
+class LLS(LocalLoss):
+    """Cross entropy on the projection of a unit's latents onto a fixed basis (eq. 3); it trains nothing of its own.
+
+    Args:
+        unit, network: what the loss serves.
+        basis: ``cosine``, ``square`` or ``random``.
+        frequencies: ``spread`` over what the latents' length can represent, or as ``published``.
+        mode: ``paper`` (eq. 3 as printed), or ``published``: latents of unit length and a temperature of 0.5.
+        limit: most values that pooling leaves.
+        stored: keep the basis in memory; otherwise it is generated in every step.
+    """
+
+    before_pool: ClassVar[bool] = True
+    detached_head: ClassVar[bool] = True
+    mixing_axes: ClassVar[int] = 0
+    """Axes of the trainable M, each as long as there are classes."""
+
+    def __init__(
+        self,
+        unit: UnitShape,
+        network: NetworkFacts,
+        *,
+        basis: BasisName = "square",
+        frequencies: FrequencyName = "published",
+        mode: ModeName = "published",
+        limit: int = LATENT_LIMIT,
+        stored: bool = True,
+    ) -> None:
+        super().__init__()
+        for name, value, choices in (
+            ("basis", basis, BasisName), ("frequencies", frequencies, FrequencyName), ("mode", mode, ModeName),
+        ):  # fmt: skip
+            if value not in get_args(choices):
+                raise UsageError(f"{name} of a local loss is {' or '.join(get_args(choices))}, not {value}.")
+        if limit < 1:
+            raise UsageError(f"limit of a local loss must be at least 1 value, not {limit}.")
+        self.latents = Latents(unit.map_shape, limit)
+        self.classes, self.basis_name, self.rule, self.mode = network.classes, basis, frequencies, mode
+        self.seed: Tensor
+        self.stored: Tensor | None
+        self.register_buffer("seed", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("stored", torch.empty(self.classes, self.latents.length) if stored else None)
+        shape = (self.classes,) * self.mixing_axes
+        self.mixing = nn.Parameter(torch.empty(shape)) if shape else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the seed of a random basis, make the basis that is to be kept, and draw M."""
+        self.seed.random_(2**62)
+        if self.stored is not None and not self.stored.is_meta:
+            self.stored.copy_(self._make())
+        if self.mixing is not None:
+            nn.init.normal_(self.mixing, std=MIXING_SCALE)
+
+    def _make(self) -> Tensor:
+        length, device = self.latents.length, self.seed.device
+        if self.seed.is_meta:
+            return torch.empty(self.classes, length, device=device)
+        seed = int(self.seed) if self.basis_name == "random" else 0
+        return make_basis(self.basis_name, self.rule, self.classes, length, seed).to(device)
+
+    def basis(self) -> Tensor:
+        """The fixed basis b, (K, T)."""
+        return self._make() if self.stored is None else self.stored
+
+    def project(self, features: Tensor) -> Tensor:
+        """``h b^T``: a unit's map, (B, C, H, W) or (B, D), to (B, K)."""
+        latents: Tensor = self.latents(features)
+        if self.mode == "published":
+            latents = F.normalize(latents, dim=1)
+        return latents @ self.basis().to(latents.dtype).T
+
+    def modulate(self, projection: Tensor) -> Tensor:
+        """Turn the projection onto b, (B, K), into that onto the basis in use, (B, K): the same here."""
+        return projection
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Return logits (B, K) of features (B, C, H, W) or (B, D)."""
+        logits = self.modulate(self.project(features))
+        return logits / PUBLISHED_TEMPERATURE if self.mode == "published" else logits
+
+
+class LLSM(LLS):
+    """LLS-M: the basis is ``d = M * b``, one trainable factor per class (section 3.2, eq. 5)."""
+
+    mixing_axes: ClassVar[int] = 1
+    mixing: nn.Parameter
+
+    def modulate(self, projection: Tensor) -> Tensor:
+        """``h d^T = M * (h b^T)``."""
+        return projection * self.mixing
+
+
+class LLSMxM(LLS):
+    """LLS-MxM: the basis is ``d = M b``, a trainable linear combination of all vectors (section 3.2, eq. 6)."""
+
+    mixing_axes: ClassVar[int] = 2
+    mixing: nn.Parameter
+
+    def modulate(self, projection: Tensor) -> Tensor:
+        """``h d^T = (h b^T) M^T``."""
+        return projection @ self.mixing.T
