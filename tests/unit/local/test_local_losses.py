@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from snugfit.errors import ModelError, UnknownNameError
 from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkFacts, UnitShape, build_local_loss
@@ -26,10 +27,10 @@ class TestEveryLocalLoss:
     def test_learns_to_tell_two_samples_apart(self, name, unit):
         torch.manual_seed(0)
         loss_module = build_local_loss(name, unit, NETWORK)
-        features, labels = torch.randn(2, *unit.output_shape), torch.tensor([0, 3])
-        optimizer = torch.optim.SGD(loss_module.parameters(), lr=0.1)
+        features, labels = nn.Parameter(torch.randn(2, *unit.output_shape)), torch.tensor([0, 3])
+        optimizer = torch.optim.Adam([features, *loss_module.parameters()], lr=0.05)
         first = loss_module(features, labels).loss.item()
-        for _ in range(20):
+        for _ in range(100):
             optimizer.zero_grad()
             loss_module(features, labels).loss.backward()
             optimizer.step()
