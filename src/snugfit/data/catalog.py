@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from snugfit.data import cifar, digits, folder, idx, imagenet
+from snugfit.data import cifar, digits, folder, idx, imagenet, vww
 from snugfit.data.download import ARCHIVES, can_download, download
 from snugfit.data.locate import data_root, find, image_folder
 from snugfit.data.sets import Bordered, ImageSet, Parts, Splits
@@ -76,6 +76,11 @@ SOURCES: dict[str, Source] = {
         imagenet.read_imagenette,
         160, *_IMAGENET, True, ("imagenette2*", "imagenette/imagenette2*"), ("train",),
         "imagenette2-160.tgz from https://github.com/fastai/imagenette",
+    ),
+    "vww": Source(
+        vww.read,
+        128, *_IMAGENET, True, ("vww", "coco", "coco2014", "coco2017", "."), vww.MARKERS,
+        "train2014.zip, val2014.zip and annotations_trainval2014.zip from https://cocodataset.org into a folder 'coco'",
     ),
 }  # fmt: skip
 _FOLDER = Source(folder.read, 224, *_IMAGENET, True)
@@ -158,7 +163,7 @@ def read_folder(
 
 
 def ensure(name: str, data_dir: str | Path | None = None) -> Path:
-    """Find a named data set, downloading it where it is missing and torchvision is installed.
+    """Find a named data set, downloading it where it is missing, torchvision is installed and its archives are known.
 
     Raises:
         DataError: it is missing and cannot be downloaded; the message says where to get it.
@@ -167,21 +172,26 @@ def ensure(name: str, data_dir: str | Path | None = None) -> Path:
     if found := find(root, source.folders, source.markers):
         return found
     _refuse_pickles(name, root)
-    archive = Path(ARCHIVES[name][0].url).name
-    if (root / archive).is_file() and not can_download():
-        raise DataError(f"{root / archive} is there but not unpacked. Unpack it in {root}.")
-    reason = ""
-    if can_download():
-        try:
-            download(name, root)
-        except (OSError, RuntimeError) as error:
-            reason = f" (downloading it failed: {error})"
-        if found := find(root, source.folders, source.markers):
-            return found
+    reason = _fetch(name, root) if name in ARCHIVES else ""
+    if found := find(root, source.folders, source.markers):
+        return found
     raise DataError(
         f"{name} is not in {root}{reason}; looked for {', '.join(source.folders)}.\n"
         f"Get {source.origin}, unpack it, and name its parent folder with --data-dir or SNUGFIT_DATA."
     )
+
+
+def _fetch(name: str, root: Path) -> str:
+    """Download a data set if torchvision is there to do it; returns why that failed, or nothing."""
+    archive = Path(ARCHIVES[name][0].url).name
+    if (root / archive).is_file() and not can_download():
+        raise DataError(f"{root / archive} is there but not unpacked. Unpack it in {root}.")
+    if can_download():
+        try:
+            download(name, root)
+        except (OSError, RuntimeError) as error:
+            return f" (downloading it failed: {error})"
+    return ""
 
 
 def _locate(name: str, data_dir: str | Path | None) -> tuple[Source, Path]:

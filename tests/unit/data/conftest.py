@@ -8,6 +8,7 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_coco import write_release
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,18 @@ def write_folder(tmp_path):
                 folder.mkdir(parents=True)
                 for i in range(count):
                     Image.new("RGB", size, (60 * label, 20 * i % 256, 200)).save(folder / f"{i:03d}.{extension}")
+        return root
+
+    return write
+
+
+@pytest.fixture
+def write_coco(tmp_path):
+    """Write a release of COCO with a dozen images; returns its folder."""
+
+    def write(year=2014, **json_options):
+        root = tmp_path / "sets" / "coco"
+        write_release(root, year, **json_options)
         return root
 
     return write
