@@ -17,6 +17,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "aan": {"strategy": "blockwise"},
     "classic": {"strategy": "blockwise", "local_loss": "classic", "residency": "all", "adaptive_batch": False},
     "linear": {"strategy": "blockwise", "local_loss": "linear", "cache_dtype": "uint8", "saturation_stop": True},
+    "lls": {"strategy": "blockwise", "local_loss": "lls:basis=random,stored=false"},
+    "lls-m": {"strategy": "blockwise", "local_loss": "lls-m:mode=paper,frequencies=spread,basis=cosine"},
+    "lls-mxm": {"strategy": "blockwise", "local_loss": "lls-mxm", "optimizer": "schedulefree"},
+    "schedulefree": {"strategy": "backprop", "optimizer": "schedulefree"},
     "adamw": {"strategy": "blockwise", "optimizer": "adamw", "cache_dtype": "bfloat16", "views": 2},
 }
 

@@ -32,3 +32,9 @@ def three_channels(classes: int = 10) -> nn.Module:
     """A network for colour images."""
     layers = [*_conv(3, 8), *_conv(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes)]
     return nn.Sequential(*layers)
+
+
+def pooled(classes: int = 10) -> nn.Module:
+    """Three conv units that end in pools, and a linear one."""
+    layers = [*_conv(1, 16), nn.MaxPool2d(2), *_conv(16, 24), nn.MaxPool2d(2), *_conv(24, 24), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(96, 512), nn.ReLU(), nn.Linear(512, classes))

@@ -153,6 +153,20 @@ def test_resumed_backprop_is_uninterrupted(tmp_path: Path) -> None:
     assert_same(whole, load_file(tmp_path / "stopped" / "model.safetensors"))
 
 
+@pytest.mark.parametrize("strategy", ["backprop", "blockwise"])
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_resumed_averaging_is_uninterrupted(tmp_path: Path, strategy: str, stop: int) -> None:
+    """Within an epoch, where a checkpoint holds averaged weights beside the trained ones, and at its end."""
+    options = {**OPTIONS, "optimizer": "schedulefree", "strategy": strategy, "local_loss": "lls-mxm"}
+    snugfit.plan(tiny_network(), "digits", **options).run((), out=tmp_path / "whole")
+    plan = snugfit.plan(tiny_network(), "digits", **options)
+    with pytest.raises(InterruptedRunError):
+        plan.run((stopped_after(StepDone, stop),), out=tmp_path / "stopped")
+    snugfit.resume(tmp_path / "stopped", (), model=tiny_network())
+    assert_same(*(load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped")))
+    assert_same(all_weights(tmp_path / "whole"), all_weights(tmp_path / "stopped"))
+
+
 @pytest.mark.parametrize(
     ("kind", "count"),
     [(StepDone, 3), (StepDone, 14), (CacheProgress, 2), (CacheProgress, 8), (PhaseDone, 1), (PhaseDone, 2)],

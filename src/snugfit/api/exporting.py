@@ -79,6 +79,7 @@ def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> No
     except ImportError as error:
         raise ModelError('ONNX export needs more packages: pip install "snugfit[export]".') from error
     example = torch.randn(2, *architecture.input_shape)
+    module(example)  # what a module makes at its first use must not be made while it is traced
     batch = torch.export.Dim("batch", min=1, max=65536)
     torch.onnx.export(
         module, (example,), path, input_names=["images"], output_names=["logits"],

@@ -27,11 +27,11 @@ class _EvenPool(torch.autograd.Function):
         return F.avg_pool2d(features, window)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         height, width = ctx.window
         batch, channels, rows, columns = gradient.shape
         spread = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.memory_format)
-        windows = spread.permute(0, 2, 3, 1).unflatten(2, (columns, width)).unflatten(1, (rows, height))
+        windows = spread.permute(0, 2, 3, 1).view(batch, rows, height, columns, width, channels)
         share = (gradient / (height * width)).permute(0, 2, 3, 1)
         windows.copy_(share.reshape(batch, rows, 1, columns, 1, channels).expand_as(windows))
         return spread, None

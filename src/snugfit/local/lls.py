@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from snugfit.errors import UsageError
 from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
 from snugfit.local.bases import BasisName, FrequencyName, make_basis
 from snugfit.local.latents import LATENT_LIMIT, Latents
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ModeName = Literal["paper", "published"]
 
@@ -30,6 +34,7 @@ class LLS(LocalLoss):
         mode: ``paper`` (eq. 3 as printed), or ``published``: latents of unit length and a temperature of 0.5.
         limit: most values that pooling leaves.
         stored: keep the basis in memory; otherwise it is generated in every step.
+        seed: seed of a random basis, which is the same for all units with latents of one length.
     """
 
     before_pool: ClassVar[bool] = True
@@ -47,6 +52,7 @@ class LLS(LocalLoss):
         mode: ModeName = "published",
         limit: int = LATENT_LIMIT,
         stored: bool = True,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         for name, value, choices in (
@@ -57,40 +63,43 @@ class LLS(LocalLoss):
         if limit < 1:
             raise UsageError(f"limit of a local loss must be at least 1 value, not {limit}.")
         self.latents = Latents(unit.map_shape, limit)
-        self.classes, self.basis_name, self.rule, self.mode = network.classes, basis, frequencies, mode
-        self.seed: Tensor
+        self.classes, self.mode = network.classes, mode
+        self._make = partial(make_basis, basis, frequencies, self.classes, self.latents.length, seed)
         self.stored: Tensor | None
-        self.register_buffer("seed", torch.zeros((), dtype=torch.int64))
         self.register_buffer("stored", torch.empty(self.classes, self.latents.length) if stored else None)
+        self._generated: Tensor | None = None
         shape = (self.classes,) * self.mixing_axes
         self.mixing = nn.Parameter(torch.empty(shape)) if shape else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the seed of a random basis, make the basis that is to be kept, and draw M."""
-        self.seed.random_(2**62)
+        """Make the basis that is to be kept, and draw M."""
         if self.stored is not None and not self.stored.is_meta:
             self.stored.copy_(self._make())
         if self.mixing is not None:
             nn.init.normal_(self.mixing, std=MIXING_SCALE)
 
-    def _make(self) -> Tensor:
-        length, device = self.latents.length, self.seed.device
-        if self.seed.is_meta:
-            return torch.empty(self.classes, length, device=device)
-        seed = int(self.seed) if self.basis_name == "random" else 0
-        return make_basis(self.basis_name, self.rule, self.classes, length, seed).to(device)
-
     def basis(self) -> Tensor:
-        """The fixed basis b, (K, T)."""
-        return self._make() if self.stored is None else self.stored
+        """The fixed basis b, (K, T); generated once, not in every step, in evaluation mode."""
+        if self.stored is not None:
+            return self.stored
+        if self.training:
+            return self._make()
+        if self._generated is None:
+            self._generated = self._make()
+        return self._generated
+
+    def train(self, mode: bool = True) -> Self:
+        """Forget what evaluation kept."""
+        self._generated = None
+        return super().train(mode)
 
     def project(self, features: Tensor) -> Tensor:
         """``h b^T``: a unit's map, (B, C, H, W) or (B, D), to (B, K)."""
         latents: Tensor = self.latents(features)
         if self.mode == "published":
             latents = F.normalize(latents, dim=1)
-        return latents @ self.basis().to(latents.dtype).T
+        return latents @ self.basis().to(latents).T
 
     def modulate(self, projection: Tensor) -> Tensor:
         """Turn the projection onto b, (B, K), into that onto the basis in use, (B, K): the same here."""

@@ -5,16 +5,18 @@ import math
 
 import pytest
 import torch
+from schedulefree import AdamWScheduleFree
 from torch import nn
 
 from snugfit.core.workload import OptimizerSettings
-from snugfit.errors import CheckpointError
+from snugfit.errors import CheckpointError, UsageError
 from snugfit.training.optimizers import ParameterOptimizers, lr_factor
 
 SETTINGS = [
     OptimizerSettings(name="sgd", lr=0.1, momentum=0.9, weight_decay=1e-2),
     OptimizerSettings(name="sgd", lr=0.1, momentum=0.0, weight_decay=0.0),
     OptimizerSettings(name="adamw", lr=0.01, weight_decay=1e-2),
+    OptimizerSettings(name="schedulefree", lr=0.01, weight_decay=1e-2, schedule="constant"),
 ]
 each_setting = pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.name}-{s.momentum}-{s.weight_decay}")
 
@@ -33,6 +35,10 @@ def network(seed=0):
 
 
 def stock(module, settings):
+    if settings.name == "schedulefree":
+        optimizer = AdamWScheduleFree(module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+        optimizer.train()
+        return optimizer
     if settings.name == "adamw":
         return torch.optim.AdamW(
             module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, foreach=False, fused=False
@@ -58,6 +64,7 @@ def loss_of(module, step):
 def test_equals_the_stock_optimizer(settings, in_backward):
     mine, theirs = network(), network()
     optimizers, reference = ParameterOptimizers(mine.named_parameters(), settings), stock(theirs, settings)
+    optimizers.train()
     if in_backward:
         optimizers.apply_in_backward()
     for step in range(5):
@@ -80,6 +87,7 @@ def test_resumed_steps_are_the_same_to_the_bit(settings, row_major):
     module = network()
     optimizers = ParameterOptimizers(module.named_parameters(), settings)
     optimizers.apply_in_backward()
+    optimizers.train()
     for step in range(3):
         loss_of(module, step).backward()
     resumed = copy.deepcopy(module)
@@ -185,3 +193,73 @@ def test_schedules():
     assert [lr_factor("constant", p) for p in (0, 0.5, 1)] == [1, 1, 1]
     assert [lr_factor("cosine", p) for p in (0, 0.5, 1, 2)] == pytest.approx([1, 0.5, 0, 0])
     assert lr_factor("cosine", 1 / 3) == pytest.approx(0.5 * (1 + math.cos(math.pi / 3)))
+
+
+SCHEDULEFREE = SETTINGS[3]
+
+
+def trained(settings=SCHEDULEFREE, steps=4):
+    module = network()
+    optimizers = ParameterOptimizers(module.named_parameters(), settings)
+    optimizers.apply_in_backward()
+    optimizers.train()
+    for step in range(steps):
+        loss_of(module, step).backward()
+    return module, optimizers
+
+
+def test_one_optimizer_per_parameter_is_one_per_unit_in_both_modes():
+    mine, optimizers = trained()
+    theirs = network()
+    reference = stock(theirs, SCHEDULEFREE)
+    for step in range(4):
+        reference.zero_grad()
+        loss_of(theirs, step).backward()
+        reference.step()
+    for switch in (lambda: None, lambda: (optimizers.average(), reference.eval())):
+        switch()
+        for got, want in zip(mine.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_saved_average_is_what_evaluation_would_see_and_saving_changes_nothing():
+    module, optimizers = trained()
+    before = [p.detach().clone() for p in module.parameters()]
+    saved = {name: item.make() for name, item in optimizers.averaged().items()}
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
+    optimizers.average()
+    assert optimizers.averaged() == {}
+    for name, parameter in module.named_parameters():
+        assert torch.equal(saved[name], parameter), name
+        assert saved[name].is_contiguous(memory_format=torch.channels_last) or parameter.dim() < 4
+    assert any(not torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
+
+
+def test_a_state_taken_while_averaged_goes_on_as_the_run_would():
+    module, optimizers = trained()
+    optimizers.average()
+    resumed = network()
+    resumed.load_state_dict(module.state_dict())
+    fresh = ParameterOptimizers(resumed.named_parameters(), SCHEDULEFREE)
+    fresh.load_state({name: value.clone() for name, value in optimizers.state().items()})
+    fresh.apply_in_backward()
+    for each, of in ((module, optimizers), (resumed, fresh)):
+        of.train()
+        loss_of(each, 9).backward()
+        of.average()
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), resumed.parameters(), strict=True))
+
+
+def test_schedulefree_has_no_schedule():
+    with pytest.raises(UsageError, match="leave --schedule out"):
+        OptimizerSettings("schedulefree", schedule="cosine")
+
+
+def test_other_optimizers_average_nothing():
+    module = network()
+    optimizers = ParameterOptimizers(module.named_parameters(), SETTINGS[0])
+    before = [p.detach().clone() for p in module.parameters()]
+    optimizers.train()
+    assert optimizers.averaged() == {}
+    optimizers.average()
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))

@@ -1,0 +1,102 @@
+"""One table for every registered local loss: trains within its budget, resumes, repeats itself, exports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snugfit.local import LOCAL_LOSSES
+
+BUDGET = 60_000_000
+LOSSES = [*LOCAL_LOSSES, "lls:basis=random,stored=false", "lls-mxm:basis=cosine,mode=paper,frequencies=spread"]
+
+SCRIPT = """
+import json, os, signal, sys
+from pathlib import Path
+import snugfit
+from safetensors.torch import load_file
+from snugfit.errors import InterruptedRunError
+from snugfit.training.events import StepDone
+snugfit.prepare_process()
+losses, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+
+def plan(loss):
+    return snugfit.plan("tiny_nets:pooled", "digits", snugfit.Budget(memory=60_000_000), epochs=3, image_size=16,
+                        max_train=160, max_val=40, batch_size=32, strategy="blockwise", local_loss=loss,
+                        block_units=2, exit_tolerance=1.0, optimizer="adamw", lr=0.01)
+
+def interrupt(event):
+    global seen
+    seen += isinstance(event, StepDone)
+    if isinstance(event, StepDone) and seen == 7:
+        os.kill(os.getpid(), signal.SIGINT)
+
+def weights(run):
+    files = [*run.glob("weights/*.safetensors"), *run.glob("exits/*.safetensors")]
+    return {f"{f.stem}/{f.parent.name}/{key}": value for f in sorted(files) for key, value in load_file(f).items()}
+
+def same(one, other):
+    return one.keys() == other.keys() and all(one[key].equal(other[key]) for key in one)
+
+found = {}
+for number, loss in enumerate(losses):
+    runs = [folder / f"{number}-{name}" for name in ("first", "again", "stopped")]
+    record = plan(loss).run((), out=runs[0])
+    plan(loss).run((), out=runs[1])
+    seen = 0
+    try:
+        plan(loss).run((interrupt,), out=runs[2])
+        interrupted = False
+    except InterruptedRunError:
+        interrupted = True
+    snugfit.resume(runs[2], ())
+    found[loss] = {
+        "record": record.to_json(), "interrupted": interrupted,
+        "repeats": same(weights(runs[0]), weights(runs[1])), "resumes": same(weights(runs[0]), weights(runs[2])),
+        "evaluated": snugfit.evaluate(runs[0])["accuracy"],
+    }
+for number, loss in enumerate(losses):  # last: ONNX's packages would count to the budget
+    run = folder / f"{number}-first"
+    found[loss]["difference"] = snugfit.export(run, folder / f"{number}-onnx")["onnx_max_difference"]
+json.dump(found, open(folder / "found.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every local loss, trained in a process of its own."""
+    folder = tmp_path_factory.mktemp("runs")
+    command = [sys.executable, "-c", SCRIPT, json.dumps(LOSSES), str(folder)]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads((folder / "found.json").read_text()))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+class TestEveryLocalLoss:
+    def test_trains(self, found: dict[str, Any], loss: str) -> None:
+        exits = found[loss]["record"]["exits"]
+        assert max(exit["val_accuracy"] for exit in exits) > 0.3, "chance is 0.1"
+
+    def test_respects_the_budget_and_its_prediction(self, found: dict[str, Any], loss: str) -> None:
+        record = found[loss]["record"]
+        assert record["enforced"] is True
+        for phase in record["phases"]:
+            assert 0 < phase["measured_peak_bytes"] <= phase["predicted_peak_bytes"] <= BUDGET, phase["name"]
+
+    def test_repeats_itself(self, found: dict[str, Any], loss: str) -> None:
+        assert found[loss]["repeats"]
+
+    def test_resumes_to_the_same_weights(self, found: dict[str, Any], loss: str) -> None:
+        assert found[loss]["interrupted"] and found[loss]["resumes"]
+
+    def test_leaves_an_exit_that_loads_and_exports(self, found: dict[str, Any], loss: str) -> None:
+        record = found[loss]["record"]
+        assert record["exit"]["index"] < record["exit"]["of"] - 1, "an exit with a classifier of the local loss"
+        assert found[loss]["evaluated"] == pytest.approx(record["accuracy"]["test"], abs=1e-9)
+        assert found[loss]["difference"] < 1e-3
