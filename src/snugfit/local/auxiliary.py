@@ -46,6 +46,8 @@ class AuxiliaryNetwork(LocalLoss):
         filters: filters of the conv; 0 where there is none.
     """
 
+    gives_up_gradient: bool = True
+
     def __init__(self, unit: UnitShape, network: NetworkFacts, filters: int) -> None:
         super().__init__()
         self.filters = 0 if unit.flat else filters

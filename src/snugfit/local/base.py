@@ -84,10 +84,13 @@ class LocalLoss(nn.Module):
         before_pool: whether it reads the unit's map before the pools and dropouts that end the unit.
         detached_head: whether it trains the last unit too, beside the network's head, which then learns from detached
             features; otherwise the head is the last unit's local loss.
+        gives_up_gradient: whether the gradient that it makes for the features is of use to nobody else, so that the
+            unit may overwrite it. True where one layer alone reads the features, and it is no sum or view of them.
     """
 
     before_pool: ClassVar[bool] = False
     detached_head: ClassVar[bool] = False
+    gives_up_gradient: bool = False
 
     def predict(self, features: Tensor) -> Tensor:
         """Turn a unit's output, (B, C, H, W) or (B, D), into logits of shape (B, K) (NeuroFlux eq. 2)."""

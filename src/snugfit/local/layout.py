@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from snugfit.chain import split_tail
 from snugfit.local.auxiliary import is_initial
 from snugfit.local.base import LocalLoss, LocalOutput, NetworkFacts, UnitShape
+from snugfit.local.ending import with_lean_ending
 from snugfit.local.exit_model import ExitModel, trunk
 from snugfit.local.registry import build_local_loss
 
@@ -25,9 +26,11 @@ def parts(unit: nn.Module, loss: LocalLoss) -> tuple[nn.Module, nn.Module]:
         unit: the module of a chain's unit.
         loss: its local loss, which reads the unit's output, or its map before the pools and dropouts that end it.
     """
+    body: nn.Module = unit
+    tail: nn.Module = nn.Identity()
     if loss.before_pool and isinstance(unit, fx.GraphModule):
-        return split_tail(unit)
-    return unit, nn.Identity()
+        body, tail = split_tail(unit)
+    return (with_lean_ending(body) if loss.gives_up_gradient else body), tail
 
 
 class HeadLoss(LocalLoss):
@@ -59,6 +62,7 @@ class DetachedHeadLoss(HeadLoss):
     def __init__(self, head: nn.Module, local: LocalLoss, tail: nn.Module) -> None:
         super().__init__(head)
         self.local, self.tail = local, tail
+        self.gives_up_gradient = local.gives_up_gradient
 
     def predict(self, features: Tensor) -> Tensor:
         """Logits (B, classes) of the network."""

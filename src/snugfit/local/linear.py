@@ -15,6 +15,7 @@ class LinearLocalLoss(LocalLoss):
 
     before_pool: ClassVar[bool] = True
     detached_head: ClassVar[bool] = True
+    gives_up_gradient: bool = True
 
     def __init__(self, unit: UnitShape, network: NetworkFacts) -> None:
         super().__init__()

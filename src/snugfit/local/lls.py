@@ -39,6 +39,7 @@ class LLS(LocalLoss):
 
     before_pool: ClassVar[bool] = True
     detached_head: ClassVar[bool] = True
+    gives_up_gradient: bool = True
     mixing_axes: ClassVar[int] = 0
     """Axes of the trainable M, each as long as there are classes."""
 

@@ -48,9 +48,10 @@ class LocalUnit:
         with precision_context(inputs, bfloat16=self._bfloat16):
             features = self.body(inputs)
             output: LocalOutput = self.loss(features, labels)
-        output.loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             outputs: Tensor = self.tail(features.detach())
+        del features  # where the tail pools, the map is of no more use than its gradient
+        output.loss.backward()  # type: ignore[no-untyped-call]
         return outputs.float(), StepResult.of(output.loss, output.logits, labels)
 
     def state(self) -> dict[str, Tensor | Deferred]:
