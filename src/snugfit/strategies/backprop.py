@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from snugfit.chain import Chain
 from snugfit.core.profile import UnitFacts
-from snugfit.strategies.whole import MakeForward, WholeNetwork
+from snugfit.strategies.whole import MakeTrainer, WholeNetwork, by_own_loss
 from snugfit.training.network import Forward
 
 
@@ -28,6 +28,6 @@ class Backprop(WholeNetwork):
     name: ClassVar[str] = "backprop"
     probe: ClassVar[str] = "network"
 
-    def make_forward(self, units: Sequence[UnitFacts]) -> MakeForward:
-        """The chain's own forward pass."""
-        return _forward
+    def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
+        """The network's own loss through the chain's own forward pass."""
+        return by_own_loss(_forward)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from snugfit.chain import Chain
 from snugfit.core.profile import UnitFacts
-from snugfit.strategies.whole import MakeForward, WholeNetwork
+from snugfit.strategies.whole import MakeTrainer, WholeNetwork, by_own_loss
 from snugfit.training.network import Forward
 
 
@@ -107,7 +107,7 @@ class Checkpoint(WholeNetwork):
     name: ClassVar[str] = "checkpoint"
     probe: ClassVar[str] = "checkpoint"
 
-    def make_forward(self, units: Sequence[UnitFacts]) -> MakeForward:
-        """The forward pass that keeps the maps between the best segments of these units."""
+    def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
+        """The network's own loss, keeping no more than the maps between the best segments of these units."""
         segments = segment(units)
-        return lambda chain: recomputing_forward(chain, segments)
+        return by_own_loss(lambda chain: recomputing_forward(chain, segments))

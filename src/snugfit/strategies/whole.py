@@ -1,4 +1,4 @@
-"""What ``backprop`` and ``checkpoint`` share: the whole network in memory, trained by its own loss."""
+"""What strategies share that keep the whole network in memory; most train it by its own loss."""
 
 from __future__ import annotations
 
@@ -36,8 +36,20 @@ from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 
 MakeForward = Callable[[Chain], Forward]
+MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
+"""Makes a trainer of a chain, its units as one module, the workload, and the micro-batches that make a step."""
+
 VALIDATION_SHARE = 0.3
 """Seconds of a forward pass over those of a training step."""
+
+
+def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
+    """What trains a network by its own loss, through the forward pass that ``make_forward`` makes of the chain."""
+
+    def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
+        return NetworkTrainer(module, make_forward(chain), workload, micro_batches)
+
+    return make
 
 
 def divisors(batch_size: int) -> tuple[int, ...]:
@@ -46,7 +58,7 @@ def divisors(batch_size: int) -> tuple[int, ...]:
 
 
 def whole_probes(
-    name: str, chain: Chain, workload: Workload, device: str, forward: MakeForward, *, accumulate: bool
+    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, accumulate: bool
 ) -> list[Probe]:
     """Probes of one training step of the whole network: gradients applied in the backward pass, and gradients held.
 
@@ -55,15 +67,15 @@ def whole_probes(
         chain: the chain, on the meta device.
         workload: what is trained.
         device: where.
-        forward: makes the forward pass from a chain.
+        make_trainer: makes what trains it.
         accumulate: whether the strategy may accumulate.
     """
     holds = [False, True] if accumulate else [False]
-    return [_whole_probe(name, chain, workload, device, forward, hold=hold) for hold in holds]
+    return [_whole_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in holds]
 
 
 def _whole_probe(
-    name: str, chain: Chain, workload: Workload, device: str, forward: MakeForward, *, hold: bool
+    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool
 ) -> Probe:
 
     def make(where: str) -> NetworkTrainer:
@@ -71,7 +83,7 @@ def _whole_probe(
         module = clone.to_module()
         if where != "meta":
             fill_made_up(module.to_empty(device=where))
-        return NetworkTrainer(module, forward(clone), workload, micro_batches=2 if hold else 1)
+        return make_trainer(clone, module, workload, 2 if hold else 1)
 
     def build() -> Callable[[int], object]:
         trainer = make(device)
@@ -153,7 +165,7 @@ def fit_whole(
     *,
     strategy: str,
     settings: dict[str, Any],
-    forward: MakeForward,
+    make_trainer: MakeTrainer,
     micro_batches: int,
 ) -> Record:
     """Train the whole network, evaluate it, save it, and return the record."""
@@ -167,7 +179,7 @@ def fit_whole(
     phase = rehearse(
         phase,
         _fallbacks(run.profile, phase.batch_size, batch_size, accumulates=accumulates),
-        lambda size: _load(chain, run, forward, parts(size)),
+        lambda size: _load(chain, run, make_trainer, parts(size)),
         lambda size: random_batch(shape, classes, size, str(run.device)),
         run,
     )
@@ -178,7 +190,7 @@ def fit_whole(
         "micro_batches": micro_batches,
         "accumulate": micro_batches > 1,
     }
-    trainer = _load(chain, run, forward, micro_batches)
+    trainer = _load(chain, run, make_trainer, micro_batches)
     module = trainer.module
     if run.resumed:
         trainer.load_state(run.resumed_tensors)
@@ -210,13 +222,13 @@ def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: boo
     return [part for part in reversed(divisors(batch_size)) if smallest <= part < size]
 
 
-def _load(chain: Chain, run: Run, forward: MakeForward, micro_batches: int) -> NetworkTrainer:
+def _load(chain: Chain, run: Run, make_trainer: MakeTrainer, micro_batches: int) -> NetworkTrainer:
     for index, unit in enumerate(chain.all_units):
         release(unit)
         load_into(unit, run.weights.load(index))
     module = chain.to_module()
     module.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return NetworkTrainer(module, forward(chain), run.workload, micro_batches)
+    return make_trainer(chain, module, run.workload, micro_batches)
 
 
 def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, batch: int) -> float | None:
@@ -230,7 +242,7 @@ def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, batch: int)
 
 @dataclass(frozen=True)
 class WholeNetwork(ABC):
-    """A strategy that trains the whole network by its own loss; the forward pass tells one from another.
+    """A strategy that keeps the whole network in memory; what trains it tells one from another.
 
     Attributes:
         micro_batch: images in memory at once; filled in by :meth:`propose`.
@@ -249,8 +261,8 @@ class WholeNetwork(ABC):
     accumulate: bool = True
 
     @abstractmethod
-    def make_forward(self, units: Sequence[UnitFacts]) -> MakeForward:
-        """What makes the forward pass from a chain with these units."""
+    def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
+        """What makes the trainer of a chain with these units."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot serve this model: none."""
@@ -258,8 +270,8 @@ class WholeNetwork(ABC):
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """The whole network's step, with gradients applied at once and with gradients held."""
-        forward = self.make_forward(unit_facts(chain))
-        return whole_probes(self.probe, chain, workload, hardware.device, forward, accumulate=self.accumulate)
+        make_trainer = self.make_trainer(unit_facts(chain))
+        return whole_probes(self.probe, chain, workload, hardware.device, make_trainer, accumulate=self.accumulate)
 
     def propose(
         self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
@@ -281,8 +293,8 @@ class WholeNetwork(ABC):
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
-        forward = self.make_forward(run.profile.units)
+        make_trainer = self.make_trainer(run.profile.units)
         return fit_whole(
             chain, data, run,
-            strategy=self.name, settings=asdict(self), forward=forward, micro_batches=self.micro_batches,
+            strategy=self.name, settings=asdict(self), make_trainer=make_trainer, micro_batches=self.micro_batches,
         )  # fmt: skip
