@@ -1,0 +1,111 @@
+"""Take a unit apart around its one layer of weights, for rules that compare what the layer's neurons answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from snugfit.chain import Unit
+from snugfit.chain.tracing import is_torch_class
+from snugfit.errors import ModelError
+
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+_SIZES = ("1d", "2d", "3d")
+_NORMS = {"groupnorm", "layernorm", *(f"{kind}norm{size}" for kind in ("batch", "instance") for size in _SIZES)}
+_ACTIVATIONS = {
+    "celu", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leakyrelu", "mish", "relu", "relu6", "selu",
+    "sigmoid", "silu", "softplus", "softsign", "tanh",
+}  # fmt: skip
+_POOLS = {f"{kind}pool{size}" for kind in ("max", "avg", "adaptiveavg", "adaptivemax") for size in _SIZES}
+_RESHAPES = {"clone", "contiguous", "flatten", "getattr", "getitem", "reshape", "size", "squeeze", "view"}
+_DROPOUTS = {"alphadropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "featurealphadropout"}
+_PASSIVE = {"identity", "mean", "zeropad2d"} | _POOLS | _RESHAPES | _DROPOUTS
+_KINDS = {"n": _NORMS, "a": _ACTIVATIONS, "p": _PASSIVE}
+_FORM = re.compile("(p*)l(n?a?)(p*)")
+
+
+@dataclass(frozen=True)
+class SingleLayer:
+    """A unit as a layer of weights and what is done before and after it; modules are shared with the unit.
+
+    Attributes:
+        before: the unit's input to the layer's: pools, dropout, reshaping.
+        layer: the convolution or linear layer, whose neurons' weighted sums it returns.
+        response: weighted sums to what the neurons answer: normalisation and activation, either or none.
+        after: the answers to the unit's output: pools, dropout, reshaping.
+        ends: whether the unit's output is the weighted sums themselves.
+    """
+
+    before: nn.Module
+    layer: nn.Module
+    response: nn.Module
+    after: nn.Module
+    ends: bool
+
+    @classmethod
+    def of(cls, unit: Unit) -> SingleLayer:
+        """Take a unit apart.
+
+        In-place dropout after the activation is set to make a tensor of its own: the answers are still needed.
+
+        Raises:
+            ModelError: it has another form.
+        """
+        nodes = [node for node in unit.module.graph.nodes if node.op not in ("placeholder", "output")]
+        form = _FORM.fullmatch("".join(_kind(node, unit.module) for node in nodes))
+        if form is None:
+            raise ModelError(f"unit {unit.name} ({_operations(nodes, unit.module)}) is not one layer {_REST}")
+        at, until = len(form[1]), len(form[1]) + 1 + len(form[2])
+        if _name(nodes[at], unit.module) == "Linear" and len(unit.output_shape) != 1:
+            raise ModelError(f"unit {unit.name} has a linear layer that works on more than one vector of an image")
+        stretches = (nodes[:at], nodes[at : at + 1], nodes[at + 1 : until], nodes[until:])
+        before, layer, response, after = (_stretch(unit, part) for part in stretches)
+        for part in after.modules():
+            if isinstance(part, nn.modules.dropout._DropoutNd):
+                part.inplace = False
+        return cls(before, layer, response, after, at == len(nodes) - 1)
+
+
+_REST = "with at most a norm and an activation behind it, in this order, and pools or dropout around them"
+
+
+def _kind(node: fx.Node, module: nn.Module) -> str:
+    """Letter of the operation: layer, norm, activation, passive; a question mark for any other."""
+    if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), _LAYERS):
+        return "l"
+    name = _name(node, module).replace("_", "").lower()
+    return next((letter for letter, names in _KINDS.items() if name in names), "?")
+
+
+def _name(node: fx.Node, module: nn.Module) -> str:
+    """Name of the operation, like ``MaxPool2d`` or ``relu``; the whole path of a class that is not torch's."""
+    if node.op == "call_module":
+        kind = type(part := module.get_submodule(str(node.target)))
+        known = is_torch_class(part) or isinstance(part, _LAYERS)
+        return kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _operations(nodes: Sequence[fx.Node], module: nn.Module) -> str:
+    return ", ".join(_name(node, module) for node in nodes)
+
+
+def _stretch(unit: Unit, nodes: Sequence[fx.Node]) -> nn.Module:
+    """Consecutive nodes of a unit's graph as a module of one input.
+
+    Raises:
+        ModelError: they use more than what the node before them gives.
+    """
+    if not nodes:
+        return nn.Identity()
+    graph = fx.Graph()
+    copies = {nodes[0].prev: graph.placeholder("x")}
+    for node in nodes:
+        if not copies.keys() >= set(node.all_input_nodes):
+            raise ModelError(f"unit {unit.name} joins paths in {_name(node, unit.module)} and is not one layer {_REST}")
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(copies[nodes[-1]])
+    return fx.GraphModule(unit.module, graph)
