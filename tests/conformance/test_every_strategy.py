@@ -22,6 +22,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "lls-mxm": {"strategy": "blockwise", "local_loss": "lls-mxm", "optimizer": "schedulefree"},
     "schedulefree": {"strategy": "backprop", "optimizer": "schedulefree"},
     "adamw": {"strategy": "blockwise", "optimizer": "adamw", "cache_dtype": "bfloat16", "views": 2},
+    "dfa": {"strategy": "feedback"},
+    "drtp": {"strategy": "feedback", "feedback_rule": "drtp"},
+    "pepita": {"strategy": "feedback", "feedback_rule": "pepita", "optimizer": "adamw"},
 }
 
 SCRIPT = """

@@ -38,6 +38,12 @@ def tiny_network() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 4, 10))
 
 
+def network_with_dropout() -> nn.Module:
+    """The same, with dropout before the head."""
+    layers = list(tiny_network())  # type: ignore[call-overload]
+    return nn.Sequential(*layers[:-2], nn.Dropout(0.2), *layers[-2:])
+
+
 def one_unit_network() -> nn.Module:
     """A single conv unit, and a head."""
     torch.manual_seed(0)
@@ -144,12 +150,21 @@ def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
     return stop
 
 
-def test_resumed_backprop_is_uninterrupted(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", strategy="backprop")
-    plan = snugfit.plan(tiny_network(), "digits", strategy="backprop", **OPTIONS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "backprop"},
+        *({"strategy": "feedback", "feedback_rule": rule} for rule in ("dfa", "drtp", "pepita")),
+    ],
+    ids=lambda options: options.get("feedback_rule", options["strategy"]),
+)
+def test_a_resumed_whole_network_is_uninterrupted(tmp_path: Path, options: dict[str, str]) -> None:
+    """Random matrices of feedback rules, too, are those of before."""
+    whole = train(tmp_path / "whole", network_with_dropout, **options)
+    plan = snugfit.plan(network_with_dropout(), "digits", **options, **OPTIONS)
     with pytest.raises(InterruptedRunError):
         plan.run((stopped_after(StepDone, 4),), out=tmp_path / "stopped")
-    snugfit.resume(tmp_path / "stopped", (), model=tiny_network())
+    snugfit.resume(tmp_path / "stopped", (), model=network_with_dropout())
     assert_same(whole, load_file(tmp_path / "stopped" / "model.safetensors"))
 
 

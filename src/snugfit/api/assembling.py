@@ -14,7 +14,7 @@ from snugfit import data as datasets
 from snugfit import models
 from snugfit.api.loading import Architecture, on_meta
 from snugfit.chain import Chain, UnitStore, initialise_by_reset, load_into, release, spill_module
-from snugfit.core.registry import STRATEGIES, strategy_class
+from snugfit.core.registry import NAMED_ONLY, STRATEGIES, strategy_class
 from snugfit.core.request import Request, TrainingOptions
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import OptimizerSettings, Workload
@@ -244,15 +244,15 @@ def _optimizer(training: TrainingOptions) -> OptimizerSettings:
 
 
 def make_strategies(request: Request) -> list[Strategy]:
-    """The strategies to consider, with the request's settings; all of them for ``auto``.
+    """The strategies to consider, with the request's settings; all but those that must be named for ``auto``.
 
     Raises:
         UnknownNameError: there is no such strategy.
     """
     name = request.strategy.strategy
-    classes = [strategy_class(each) for each in STRATEGIES] if name == "auto" else [strategy_class(name)]
+    names = [each for each in STRATEGIES if each not in NAMED_ONLY] if name == "auto" else [name]
     strategies = []
-    for kind in classes:
+    for kind in map(strategy_class, names):
         known = {item.name for item in fields(kind)}
         options = {item.name: getattr(request.strategy, item.name) for item in fields(request.strategy)}
         strategies.append(kind(**{key: value for key, value in options.items() if key in known}))

@@ -11,7 +11,11 @@ STRATEGIES: dict[str, str] = {
     "backprop": "snugfit.strategies.backprop:Backprop",
     "checkpoint": "snugfit.strategies.checkpoint:Checkpoint",
     "blockwise": "snugfit.strategies.blockwise:Blockwise",
+    "feedback": "snugfit.strategies.feedback:Feedback",
 }
+
+NAMED_ONLY = frozenset({"feedback"})
+"""Strategies that are there to compare with: ``auto`` does not consider them."""
 
 
 def strategy_class(name: str) -> Any:

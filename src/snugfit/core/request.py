@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.workload import OptimizerName, Precision, ScheduleName
-from snugfit.errors import UsageError
+from snugfit.errors import UnknownNameError, UsageError
 
 CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
+FeedbackRule = Literal["dfa", "drtp", "pepita"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class StrategyOptions:
     """Which way of training, and its settings.
 
     Attributes:
-        strategy: auto, backprop, checkpoint or blockwise.
+        strategy: auto, backprop, checkpoint, blockwise or feedback; auto never takes feedback.
         local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options of its own if
             need be, like ``lls:basis=cosine,mode=paper``.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
@@ -120,6 +121,7 @@ class StrategyOptions:
         cache_dtype: stored type of cached activations.
         views: augmented passes that are cached.
         accumulate: let ``backprop`` accumulate micro-batches to the batch size (off: one step per batch that fits).
+        feedback_rule: learning rule of ``feedback``: dfa, drtp or pepita.
     """
 
     strategy: str = "auto"
@@ -135,8 +137,11 @@ class StrategyOptions:
     cache_dtype: CacheDtype = "float16"
     views: int = 1
     accumulate: bool = True
+    feedback_rule: FeedbackRule = "dfa"
 
     def __post_init__(self) -> None:
+        if self.feedback_rule not in get_args(FeedbackRule):
+            raise UnknownNameError("feedback rule", self.feedback_rule, get_args(FeedbackRule))
         if self.views < 1:
             raise UsageError(f"--views must be at least 1, not {self.views}.")
         if self.exit_tolerance is not None and not 0 <= self.exit_tolerance <= 1:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import snugfit
@@ -13,6 +14,7 @@ from snugfit.api.running import _from_anywhere, _new_folder, _verify, resume
 from snugfit.core.budget import Budget
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Plan
+from snugfit.core.registry import NAMED_ONLY, STRATEGIES
 from snugfit.core.request import ModelOptions, Request, StrategyOptions
 from snugfit.core.workload import Workload
 from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
@@ -37,6 +39,8 @@ def test_an_unknown_local_loss_or_strategy_is_told_before_any_work():
         snugfit.plan("vgg8", "no-such-data", local_loss="ann")
     with pytest.raises(UnknownNameError, match=r"strategy 'blockwize'.*'blockwise'"):
         snugfit.plan("vgg8", "no-such-data", strategy="blockwize")
+    with pytest.raises(UnknownNameError, match=r"feedback rule 'drpt'.*Did you mean 'drtp'"):
+        snugfit.plan("vgg8", "no-such-data", feedback_rule="drpt")
 
 
 @pytest.mark.parametrize(
@@ -67,9 +71,23 @@ def test_strategies_get_the_options_that_they_know():
     request = Request(strategy=StrategyOptions(strategy="blockwise", rho=0.1, local_loss="linear", accumulate=False))
     (blockwise,) = make_strategies(request)
     assert (blockwise.name, blockwise.rho, blockwise.local_loss) == ("blockwise", 0.1, "linear")
+    (feedback,) = make_strategies(Request(strategy=StrategyOptions(strategy="feedback", feedback_rule="pepita")))
+    assert (feedback.name, feedback.feedback_rule) == ("feedback", "pepita")
     every = make_strategies(Request(strategy=StrategyOptions(accumulate=False)))
     assert [strategy.name for strategy in every] == ["backprop", "checkpoint", "blockwise"]
     assert [strategy.accumulate for strategy in every[:2]] == [False, False]
+
+
+def test_auto_never_takes_what_is_there_to_compare_with():
+    """However much faster its steps are: the planner is not even told of it."""
+    names = {strategy.name for strategy in make_strategies(Request())}
+    assert set(STRATEGIES) - names == NAMED_ONLY == {"feedback"}
+    plan = snugfit.plan(small_net, "digits", image_size=8, max_train=64, epochs=1).plan
+    assert {candidate.strategy for candidate in plan.candidates} == names
+
+
+def small_net():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
 
 
 def images(count=12):

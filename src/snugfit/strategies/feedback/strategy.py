@@ -1,0 +1,53 @@
+"""The ``feedback`` strategy: the whole network in memory, trained without backpropagation through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from snugfit.chain import Chain
+from snugfit.core.hardware import Hardware
+from snugfit.core.profile import UnitFacts
+from snugfit.core.request import FeedbackRule
+from snugfit.core.workload import Workload
+from snugfit.errors import ModelError
+from snugfit.local.single_layer import SingleLayer
+from snugfit.strategies.feedback.trainers import TRAINERS
+from snugfit.strategies.whole import MakeTrainer, WholeNetwork
+
+
+@dataclass(frozen=True)
+class Feedback(WholeNetwork):
+    """The rules that LLS is compared with (its Table 2): DFA, DRTP and PEPITA.
+
+    Attributes:
+        feedback_rule: ``dfa``, ``drtp`` or ``pepita``.
+    """
+
+    name: ClassVar[str] = "feedback"
+    exact: ClassVar[bool] = False
+    probe: ClassVar[str] = "feedback"
+
+    feedback_rule: FeedbackRule = "dfa"
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """Reasons why it cannot serve this model: PEPITA is defined for single layers, and needs exact differences."""
+        if self.feedback_rule != "pepita":
+            return []
+        reasons = []
+        if workload.precision == "bfloat16":
+            reasons.append("pepita compares two nearly equal passes, which bfloat16 cannot tell apart")
+        for unit in chain.all_units:
+            try:
+                part = SingleLayer.of(unit)
+            except ModelError as error:
+                reasons.append(f"pepita: {error}")
+                continue
+            if unit is chain.head and not part.ends:
+                reasons.append(f"pepita: the network must end in the weights of unit {unit.name}, whose error is known")
+        return reasons
+
+    def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
+        """The rule's trainer."""
+        return TRAINERS[self.feedback_rule]
