@@ -84,6 +84,6 @@ def step_peak(lean):
 
 
 def test_a_step_holds_fewer_maps_than_with_stock_layers():
-    """Backward holds two maps instead of four; what is left at its peak is the pool's forward pass, with its indices."""
+    """Backward holds two maps instead of four; what then holds most is the pool's forward pass, with its indices."""
     map_bytes = 4 * 64 * 8 * 16 * 16
     assert 1.4 < (step_peak(lean=False) - step_peak(lean=True)) / map_bytes <= 2.0

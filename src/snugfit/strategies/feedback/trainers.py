@@ -67,6 +67,7 @@ class FeedbackTrainer(NetworkTrainer):
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
         """One (micro-)batch; see :class:`snugfit.training.loop.Trainable`."""
         self.module.train()
+        self.optimizers.train()
         loss, logits = self.learn(inputs, labels, share)
         if update and self.micro_batches > 1:
             self.optimizers.step()
