@@ -6,6 +6,7 @@ from snugfit.local.latents import LATENT_LIMIT, Latents, pooled_side
 from snugfit.local.linear import LinearLocalLoss
 from snugfit.local.lls import LLS, LLSM, LLSMxM
 from snugfit.local.registry import LOCAL_LOSSES, build_local_loss, check_local_loss
+from snugfit.local.signal import Signal, learning_signal
 
 __all__ = [
     "CLASSIC_FILTERS",
@@ -20,10 +21,12 @@ __all__ = [
     "LocalLoss",
     "LocalOutput",
     "NetworkFacts",
+    "Signal",
     "UnitShape",
     "aan_filters",
     "build_local_loss",
     "check_local_loss",
     "is_initial",
+    "learning_signal",
     "pooled_side",
 ]

@@ -5,6 +5,7 @@ Shapes: B batch, C channels, H height, W width, D flat features, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -13,6 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from snugfit.errors import ModelError
+from snugfit.local.macs import loss_macs
+
+MAP_TERMS = 4
+"""Operations for each element of a convolution's map, before its pool: Table 3 of LLS holds with 4, which its text does
+not explain; activation and average pooling, forward and backward, would be these."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,26 @@ class LocalLoss(nn.Module):
     before_pool: ClassVar[bool] = False
     detached_head: ClassVar[bool] = False
     gives_up_gradient: bool = False
+
+    @property
+    def additional_parameters(self) -> int:
+        """Number of parameters that it trains beside the network's own."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+
+    def signal_macs(self, unit: UnitShape) -> int:
+        """Multiply-accumulates per sample of making the learning signal at the unit's map (LLS, Table 3; NOTES LLS 6).
+
+        All that follows the unit's forward pass counts: the loss's own forward pass, its input gradients and the
+        gradients of its own weights, from what autograd runs, and :data:`MAP_TERMS` for each element of the map before
+        its pool. A vector has no such terms: with them for VGG8's linear block the table would not hold. For a
+        projection of T latents that is 2KT, or 3KT where the basis trains. Other elementwise operations do not count;
+        override it where yours are many.
+
+        Args:
+            unit: the unit that it was made for.
+        """
+        terms = MAP_TERMS * math.prod(unit.map_shape) if len(unit.map_shape) == 3 else 0
+        return terms + loss_macs(self, unit.map_shape if self.before_pool else unit.output_shape)
 
     def predict(self, features: Tensor) -> Tensor:
         """Turn a unit's output, (B, C, H, W) or (B, D), into logits of shape (B, K) (NeuroFlux eq. 2)."""

@@ -13,6 +13,7 @@ from snugfit.local.auxiliary import is_initial
 from snugfit.local.base import LocalLoss, LocalOutput, NetworkFacts, UnitShape
 from snugfit.local.ending import with_lean_ending
 from snugfit.local.exit_model import ExitModel, trunk
+from snugfit.local.macs import input_gradient_macs
 from snugfit.local.registry import build_local_loss
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ class HeadLoss(LocalLoss):
         super().__init__()
         self.head = head
 
+    @property
+    def additional_parameters(self) -> int:
+        """None: the head is the network's."""
+        return 0
+
+    def signal_macs(self, unit: UnitShape) -> int:
+        """The head's input gradients, as in backpropagation: its forward pass is the network's own."""
+        return input_gradient_macs(self.head, unit.output_shape, reach_input=True)
+
     def predict(self, features: Tensor) -> Tensor:
         """Logits (B, classes) of the network."""
         logits: Tensor = self.head(features)
@@ -63,6 +73,15 @@ class DetachedHeadLoss(HeadLoss):
         super().__init__(head)
         self.local, self.tail = local, tail
         self.gives_up_gradient = local.gives_up_gradient
+
+    @property
+    def additional_parameters(self) -> int:
+        """Those of the local loss."""
+        return self.local.additional_parameters
+
+    def signal_macs(self, unit: UnitShape) -> int:
+        """The local loss's: the head sends nothing back."""
+        return self.local.signal_macs(unit)
 
     def predict(self, features: Tensor) -> Tensor:
         """Logits (B, classes) of the network."""

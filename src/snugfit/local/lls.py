@@ -122,6 +122,10 @@ class LLSM(LLS):
         """``h d^T = M * (h b^T)``."""
         return projection * self.mixing
 
+    def signal_macs(self, unit: UnitShape) -> int:
+        """Beside the projection's, K for each of M's products with it: forward, its gradient, and M's own."""
+        return super().signal_macs(unit) + 3 * self.classes
+
 
 class LLSMxM(LLS):
     """LLS-MxM: the basis is ``d = M b``, a trainable linear combination of all vectors (section 3.2, eq. 6)."""

@@ -1,0 +1,94 @@
+"""Multiply-accumulates of gradients, counted from what autograd runs on the meta device. Nothing is allocated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+_SAMPLES = 2
+"""Batch that is counted: BatchNorm refuses a single value per channel in training mode."""
+
+_LAYERS = {
+    F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+}  # fmt: skip
+
+
+class _FromFirstLayers(TorchFunctionMode):
+    """Lets gradients begin at the outputs of the layers that read nothing but the network's input."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in _LAYERS and not output.requires_grad:
+            return output.requires_grad_().clone()  # a copy, since the next layer may work in place
+        return output
+
+
+def input_gradient_macs(module: nn.Module, input_shape: Sequence[int], *, reach_input: bool = False) -> int:
+    """Multiply-accumulates, per sample, of the gradients with respect to the outputs of all layers but the last.
+
+    A layer's input gradient takes as many as its forward pass. The first layers of a network need none, since nothing
+    is trained before them: those that read its input alone, of which a residual unit has two where its shortcut is a
+    convolution. Gradients of weights do not count.
+
+    Args:
+        module: maps (B, *input_shape) to one tensor; on any device, left as it is.
+        input_shape: shape of one sample.
+        reach_input: count the gradient of the module's input too, which layers before it need.
+    """
+    inputs = torch.empty((_SAMPLES, *input_shape), device="meta", requires_grad=reach_input)
+    with _FromFirstLayers():
+        output: Tensor = functional_call(module, _on_meta(module, trains=False), inputs.clone())
+    if not output.requires_grad:
+        return 0
+    return _count(lambda: output.sum().backward())  # type: ignore[no-untyped-call]
+
+
+def loss_macs(loss: nn.Module, features_shape: Sequence[int]) -> int:
+    """Multiply-accumulates, per sample, of a local loss: forward pass, input gradients, gradients of its own weights.
+
+    Products of matrices and convolutions are counted, elementwise operations are not.
+
+    Args:
+        loss: a local loss, called with features and labels; on any device, left as it is.
+        features_shape: shape of one sample of the features that it reads.
+    """
+    features = torch.empty((_SAMPLES, *features_shape), device="meta", requires_grad=True)
+    labels = torch.zeros(_SAMPLES, dtype=torch.int64, device="meta")
+    held = _on_meta(loss, trains=True)
+
+    def step() -> None:
+        functional_call(loss, held, (features.clone(), labels)).loss.backward()
+
+    return _count(step)
+
+
+def _on_meta(module: nn.Module, *, trains: bool) -> dict[str, Tensor]:
+    """A module's parameters and buffers, empty; the parameters are frozen, or train where the module's do."""
+    empty = {name: torch.empty_like(buffer, device="meta") for name, buffer in module.named_buffers()}
+    for name, parameter in module.named_parameters():
+        empty[name] = torch.empty_like(parameter, device="meta").requires_grad_(trains and parameter.requires_grad)
+    return empty
+
+
+def _count(run: Callable[[], object]) -> int:
+    formulas = {torch.ops.aten.convolution_backward: _convolution_backward}
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        run()
+    return int(counter.get_total_flops()) // (2 * _SAMPLES)
+
+
+def _convolution_backward(
+    gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *arguments: Any, **_: Any
+) -> int:
+    """Operations of a convolution's backward pass; torch's own formula counts a weight gradient once for each group."""
+    transposed, output_mask = arguments[4], arguments[7]
+    pixels = math.prod((inputs if transposed else gradient)[2:])
+    return int(2 * inputs[0] * pixels * math.prod(weight) * sum(output_mask[:2]))
