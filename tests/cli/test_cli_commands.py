@@ -90,7 +90,25 @@ def test_profile(snugfit):
     outcome = snugfit("profile", "--model", "vgg16", "--json")
     assert outcome.json["units"][0]["macs"] == 5678
     assert all(word in outcome.err for word in ("unit0", "1,234", "4.1 kB", "500ms"))
+    assert "learning_signal" not in outcome.json and "learning signal" not in outcome.err
     assert snugfit("profile").out == ""
+
+
+def test_profile_with_the_learning_signal(snugfit, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    outcome = snugfit("profile", "--learning-signal", "--batch-size", "64", "--json")
+    assert outcome.json["learning_signal"] == {
+        "backprop": {"macs": 4_000_000, "additional_parameters": 0, "peak_bytes": 2_500_000},
+        "lls-m": {"macs": 30_000, "additional_parameters": 1400, "peak_bytes": 700_000},
+    }
+    assert outcome.json["units"][0]["name"] == "unit0" and "unit0" in outcome.err
+    table = outcome.err.partition("learning signal")[2]
+    assert all(text in table for text in ("at batch 64", "one unit at a time", "additional parameters"))
+    row = next(line for line in table.splitlines() if "lls-m" in line)
+    assert all(text in row for text in ("30,000", "0.75%", "1,400", "700.0 kB"))
+    (tmp_path / "o.yaml").write_text("learning_signal: true\n")
+    assert "learning_signal" in snugfit("profile", "--config", "o.yaml", "--json").json
+    assert snugfit("plan", "--learning-signal").code == 2
 
 
 def test_evaluate(snugfit):

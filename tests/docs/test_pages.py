@@ -10,6 +10,7 @@ from pages import PAGES, ROOT, code_blocks, name, prose, snugfit_commands
 
 from snugfit import errors
 from snugfit.cli.app import build
+from snugfit.cli.options import ProfileOptions
 from snugfit.core.registry import STRATEGIES
 from snugfit.core.request import Request
 from snugfit.local import LOCAL_LOSSES
@@ -75,9 +76,8 @@ def test_every_strategy_has_a_card_and_a_row():
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
 def test_flags_exist(page):
     request = Request()
-    fields = [
-        field for group in dataclasses.fields(request) for field in dataclasses.fields(getattr(request, group.name))
-    ]
+    groups = [getattr(request, group.name) for group in dataclasses.fields(request)]
+    fields = [field for group in (*groups, ProfileOptions()) for field in dataclasses.fields(group)]
     known = {field.name.replace("_", "-") for field in fields} | {"resume", "json", "quiet", "debug", "config"}
     known |= {f"no-{flag}" for flag in known} | {"top", "format", "split", "check", "help"}
     told = set(re.findall(r"`--([a-z][a-z-]*)", prose(page)))

@@ -13,6 +13,7 @@ from snugfit.api.assembling import Assembly, assemble, make_strategies, own_spli
 from snugfit.api.process import baseline, choose_device, describe_hardware
 from snugfit.api.result import TrainedRecord
 from snugfit.api.running import execute, require_new
+from snugfit.api.signal import signal_table
 from snugfit.core.budget import Budget
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
@@ -146,12 +147,24 @@ def _plan(
     return attempt(None, None)  # not even data and chain fit: say so from what needs no measurement
 
 
-def profile_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> dict[str, Any]:
-    """Facts of every unit of a model: parameters, MACs, bytes and seconds."""
+def profile_request(
+    request: Request, subscribers: Sequence[Subscriber] = (), *, learning_signal: bool = False
+) -> dict[str, Any]:
+    """Facts of every unit of a model: parameters, MACs, bytes and seconds.
+
+    Args:
+        request: the options.
+        subscribers: told of every measured probe.
+        learning_signal: add what each method's learning signal costs (:func:`snugfit.api.signal.signal_table`).
+    """
     found = plan_request(replace(request, strategy=replace(request.strategy, strategy="blockwise")), subscribers)
-    seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in found.profile.lines.items()}
-    units = [{**to_data(unit), "seconds": seconds.get(unit.name, 0.0)} for unit in found.profile.units]
-    return {"model": found.plan.workload.model, "input_shape": list(found.plan.workload.input_shape), "units": units}
+    workload, profile = found.plan.workload, found.profile
+    seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
+    units = [{**to_data(unit), "seconds": seconds.get(unit.name, 0.0)} for unit in profile.units]
+    data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
+    if learning_signal:
+        data["learning_signal"] = signal_table(found.assembly.chain, workload, found.plan.hardware)
+    return data
 
 
 def _request(options: dict[str, Any]) -> Request:

@@ -79,5 +79,19 @@ class OutputOptions:
     config: str | None = None
 
 
+@Parameter(name="*", group=Group("Profile", sort_key=6))
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What ``profile`` tells beside the units.
+
+    Attributes:
+        learning_signal: add what each method's learning signal costs: multiply-accumulates, additional parameters and
+            the peak of its tensors.
+    """
+
+    learning_signal: Annotated[bool, Parameter(negative="")] = False
+
+
 NO_FLAGS = RequestFlags()
 SHOW_ALL = OutputOptions()
+UNITS_ALONE = ProfileOptions()

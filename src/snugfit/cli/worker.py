@@ -95,7 +95,8 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
 
 
 def _profile(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
-    return api.profile_request(Request.from_json(job["request"]), subscribers=subscribers)
+    request = Request.from_json(job["request"])
+    return api.profile_request(request, subscribers=subscribers, learning_signal=job["learning_signal"])
 
 
 def _evaluate(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:

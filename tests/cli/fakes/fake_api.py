@@ -62,9 +62,14 @@ def resume(run_dir, subscribers=()):
     return record(run_dir, {"resumed": True, "threads": prepared})
 
 
-def profile_request(request, subscribers=()):
+def profile_request(request, subscribers=(), learning_signal=False):
     unit = {"name": "unit0", "parameters": 1234, "macs": 5678, "output_bytes": 4096, "saved_bytes": 0, "seconds": 0.5}
-    return {"model": request.model.model, "input_shape": [3, 32, 32], "units": [unit]}
+    data = {"model": request.model.model, "input_shape": [3, 32, 32], "units": [unit]}
+    if learning_signal:
+        whole = {"macs": 4_000_000, "additional_parameters": 0, "peak_bytes": 2_500_000}
+        local = {"macs": 30_000, "additional_parameters": 1400, "peak_bytes": 700_000}
+        data["learning_signal"] = {"backprop": whole, "lls-m": local}
+    return data
 
 
 def evaluate(run_dir, data=None, data_dir=None, split="test"):
