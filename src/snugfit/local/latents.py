@@ -13,12 +13,19 @@ LATENT_LIMIT = 2048
 """Most values that a projection reads of one sample, as long as pooling can bring them down to it."""
 
 
-def pooled_side(channels: int, height: int, width: int, limit: int = LATENT_LIMIT) -> int:
-    """Largest power of two, not above the map's shorter side, whose square map of all channels has ``limit`` values.
+COARSEST_SIDE, WINDOW = 2, 8
+"""Pooling windows are at least 8 x 8 pixels where 2 x 2 of them or more fit on the map."""
 
-    1 where even single pixels have more. VGG8 on CIFAR-10: 4, 2, 2, 2, 2, 2, as the authors set by hand.
+
+def pooled_side(channels: int, height: int, width: int, limit: int = LATENT_LIMIT) -> int:
+    """Side of the pooled square map: the largest power of two that the map, the limit and the windows allow.
+
+    It is 1 where even single pixels have more than ``limit`` values. The paper says no more than the limit; the windows
+    are those of the sides that the authors set by hand for each layer of SmallConv, SmallConvL, VGG8 and MobileNetV1,
+    all of which this rule gives. Finer ones learn worse: docs/methods/lls.md.
     """
-    side = int(max(1, min(math.sqrt(limit / channels), height, width)))
+    shorter = min(height, width)
+    side = int(max(1, min(math.sqrt(limit / channels), max(COARSEST_SIDE, shorter // WINDOW), shorter)))
     return 1 << (side.bit_length() - 1)
 
 

@@ -13,9 +13,11 @@ from snugfit.local import Latents, pooled_side
     ("shapes", "sides"),
     [
         ([(128, 32, 32), (256, 32, 32), (256, 16, 16), (512, 8, 8), (512, 4, 4)], [4, 2, 2, 2, 2]),
+        ([(32, 32, 32), (64, 16, 16), (128, 8, 8)], [4, 2, 2]),
+        ([(96, 32, 32), (192, 16, 16), (512, 8, 8)], [4, 2, 2]),
         ([(32, 64, 64), (64, 64, 64), (128, 32, 32), (256, 16, 16), (512, 8, 8), (1024, 4, 4)], [8, 4, 4, 2, 2, 1]),
     ],
-    ids=["vgg8", "mobilenet_v1"],
+    ids=["vgg8", "smallconv", "smallconvl", "mobilenet_v1"],
 )
 def test_sides_that_the_authors_set_by_hand(shapes, sides):
     assert [pooled_side(*shape) for shape in shapes] == sides

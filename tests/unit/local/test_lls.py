@@ -70,7 +70,7 @@ def test_equations_4_to_6_for_a_linear_layer(name):
 
 @pytest.mark.parametrize("name", ["lls", "lls-m", "lls-mxm"])
 def test_equations_4_to_6_for_a_convolution_by_loops(name):
-    """The map, 700 x 4 x 4, is pooled to 1 x 1, and the update summed over pixels and taps."""
+    """The map, 700 x 4 x 4, is pooled to 1 x 1 (2048 / 700 is below 4), and the update summed over pixels and taps."""
     layer, inputs = nn.Conv2d(2, 700, 3, padding=1).double(), torch.randn(6, 2, 4, 4, dtype=torch.float64)
     loss = build(name, (700, 4, 4))
     z = layer(inputs)
@@ -123,8 +123,8 @@ def test_a_random_basis_follows_its_seed():
 
 
 def test_it_reads_the_map_before_the_pool():
-    loss = build_local_loss("lls", UnitShape((16, 4, 4), before_pool=(16, 8, 8)), NETWORK)
-    assert loss.latents.length == 16 * 64
+    loss = build_local_loss("lls", UnitShape((16, 2, 2), before_pool=(16, 32, 32)), NETWORK)
+    assert loss.latents.length == 16 * 4 * 4
 
 
 @pytest.mark.parametrize(
