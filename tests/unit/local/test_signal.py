@@ -59,9 +59,9 @@ def test_backpropagation_takes_the_products_of_slow_loops():
 
 
 def test_projections_by_hand():
-    """Maps of 3 x 8 x 8 and 4 x 2 x 2 values, all of them latents: 192 and 16."""
+    """Maps of 3 x 8 x 8 and 4 x 2 x 2 values, both pooled to 2 x 2."""
     signals = learning_signal(tiny_chain(), 5, PROJECTIONS)
-    elements = latents = 3 * 64 + 4 * 4
+    elements, latents = 3 * 64 + 4 * 4, 3 * 4 + 4 * 4
     assert signals["lls"] == (4 * elements + 2 * 5 * latents, 0)
     assert signals["linear"] == (4 * elements + 3 * 5 * latents, 5 * latents)
     assert signals["lls-m"] == (signals["lls"].macs + 3 * 5 * 2, 5 * 2)
@@ -96,8 +96,8 @@ def test_a_residual_unit_counts_its_second_convolution(stride):
     units = [("stem", nn.Conv2d(3, 4, 3, padding=1)), ("block", block)]
     head = ("head", nn.Sequential(nn.Flatten(), nn.Linear(4 * pixels, 5)))
     signals = learning_signal(Chain.from_units(units, head, (3, 8, 8)), 5, ["lls"])
-    values = 4 * 64 + 4 * pixels
-    assert signals["lls"].macs == 4 * values + 2 * 5 * values + second
+    elements, latents = 4 * 64 + 4 * pixels, 4 * 4 + 4 * 4
+    assert signals["lls"].macs == 4 * elements + 2 * 5 * latents + second
     assert signals["backprop"].macs == 2 * second + shortcut + 4 * pixels * 5
 
 
