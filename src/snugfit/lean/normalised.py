@@ -80,7 +80,7 @@ class NormActivation(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
         norm = self.norm
-        if not self._applies(inputs):
+        if not self.applies(inputs):
             stock: Tensor = self.activation(norm(inputs))
             return stock
         if norm.num_batches_tracked is not None:
@@ -90,7 +90,8 @@ class NormActivation(nn.Module):
         )
         return output
 
-    def _applies(self, inputs: Tensor) -> bool:
+    def applies(self, inputs: Tensor) -> bool:
+        """Whether a map can take the lean way: training on a processor, in channels_last."""
         norm = self.norm
         return (
             norm.training and norm.affine and norm.track_running_stats and norm.momentum is not None

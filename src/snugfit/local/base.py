@@ -92,11 +92,14 @@ class LocalLoss(nn.Module):
             features; otherwise the head is the last unit's local loss.
         gives_up_gradient: whether the gradient that it makes for the features is of use to nobody else, so that the
             unit may overwrite it. True where one layer alone reads the features, and it is no sum or view of them.
+        pooled_side: where it reads nothing of a map (B, C, H, W) but its average pooling to a square of this side, and
+            takes that in place of the map.
     """
 
     before_pool: ClassVar[bool] = False
     detached_head: ClassVar[bool] = False
     gives_up_gradient: bool = False
+    pooled_side: int | None = None
 
     @property
     def additional_parameters(self) -> int:

@@ -1,37 +1,86 @@
-"""The end of a unit's body, with BatchNorm and activation as one lean operator."""
+"""A unit's pass in training: what its local loss reads, and what the next unit gets, with as few maps as will do."""
 
 from __future__ import annotations
 
-from torch import fx, nn
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx, nn
 
 from snugfit.chain.tracing import attributes_of
-from snugfit.lean import NormActivation
+from snugfit.lean import NormActivation, PooledEnding
+from snugfit.local.base import LocalLoss
 
 _ENDING = "lean_ending"
 
 
-def with_lean_ending(body: nn.Module) -> nn.Module:
-    """The body with the BatchNorm and the ReLU or LeakyReLU that end it as one :class:`NormActivation`.
+class _BodyAndTail(nn.Module):
+    """A body, and a tail that has no gradient."""
 
-    Layers and weights are shared with the body, which stays as it is; it is returned itself where it ends otherwise.
-    The gradient of the output must then be of use to nobody else.
+    def __init__(self, body: nn.Module, tail: nn.Module) -> None:
+        super().__init__()
+        self.body, self.tail = body, tail
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        features: Tensor = self.body(inputs)
+        with torch.no_grad():
+            return features, self.tail(features.detach())
+
+
+def training_pass(body: nn.Module, tail: nn.Module, loss: LocalLoss) -> nn.Module:
+    """What maps a unit's inputs (B, ...) to the features that its loss reads and to its output, which is detached.
+
+    Layers and weights are those of body and tail. Where the loss allows it and the body ends in a BatchNorm and a ReLU
+    or LeakyReLU, these work with fewer maps (:mod:`snugfit.lean`); where the loss reads only a pooled map behind a
+    convolution, it is given that instead of the whole one.
+
+    Args:
+        body, tail: a unit in two parts, ``unit(x) = tail(body(x))``.
+        loss: its local loss.
     """
-    if not isinstance(body, fx.GraphModule):
-        return body
-    output = next(node for node in body.graph.nodes if node.op == "output").args[0]
-    found = attributes_of(body)
-    activation = found.get(str(output.target)) if output.op == "call_module" else None
-    before = output.all_input_nodes
-    norm = found.get(str(before[0].target)) if len(before) == 1 and before[0].op == "call_module" else None
-    if not isinstance(activation, (nn.ReLU, nn.LeakyReLU)) or not isinstance(norm, nn.BatchNorm2d):
-        return body
-    if len(before[0].users) != 1 or type(norm) is not nn.BatchNorm2d:
-        return body
+    side = loss.pooled_side
+    if side:
+        whole = _with_ending(body, lambda layers: PooledEnding(layers, side, tail), after_convolution=True)
+        if whole is not None:
+            return whole
+    if loss.gives_up_gradient:
+        body = _with_ending(body, lambda layers: layers) or body
+    return _BodyAndTail(body, tail)
+
+
+def _with_ending(
+    body: nn.Module, make: Callable[[NormActivation], nn.Module], *, after_convolution: bool = False
+) -> nn.Module | None:
+    """The body with the BatchNorm and the activation that end it replaced; None where it ends otherwise."""
+    nodes = _ending_nodes(body, after_convolution=after_convolution) if isinstance(body, fx.GraphModule) else None
+    if nodes is None or not isinstance(body, fx.GraphModule):
+        return None
+    found, (norm, activation) = attributes_of(body), nodes
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.graph_copy(body.graph, copies)
-    last = graph.call_module(_ENDING, (copies[before[0].all_input_nodes[0]],))
-    graph.output(last)
-    for node in (output, before[0]):
+    graph.output(graph.call_module(_ENDING, (copies[norm.all_input_nodes[0]],)))
+    for node in (activation, norm):
         graph.erase_node(copies[node])
-    attributes = {**found, _ENDING: NormActivation(norm, activation)}
-    return fx.GraphModule(attributes, graph, class_name="Unit")
+    ending = make(NormActivation(found[str(norm.target)], found[str(activation.target)]))
+    return fx.GraphModule({**found, _ENDING: ending}, graph, class_name="Unit")
+
+
+def _ending_nodes(body: fx.GraphModule, *, after_convolution: bool) -> tuple[fx.Node, fx.Node] | None:
+    """The nodes of the norm and of the activation that end a body, each of use to the next alone."""
+    found = attributes_of(body)
+    activation = next(node for node in body.graph.nodes if node.op == "output").args[0]
+    if not _is(activation, (nn.ReLU, nn.LeakyReLU), found) or len(activation.all_input_nodes) != 1:
+        return None
+    norm = activation.all_input_nodes[0]
+    if not _is(norm, nn.BatchNorm2d, found) or type(found[str(norm.target)]) is not nn.BatchNorm2d:
+        return None  # a class of the user's own may compute something else
+    if len(norm.users) != 1:
+        return None
+    before = norm.all_input_nodes[0]
+    if after_convolution and not (_is(before, nn.Conv2d, found) and len(before.users) == 1):
+        return None
+    return norm, activation
+
+
+def _is(node: fx.Node, kinds: type[nn.Module] | tuple[type[nn.Module], ...], found: dict[str, nn.Module]) -> bool:
+    return node.op == "call_module" and isinstance(found[str(node.target)], kinds)

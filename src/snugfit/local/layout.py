@@ -11,7 +11,6 @@ from torch import Tensor, fx, nn
 from snugfit.chain import split_tail
 from snugfit.local.auxiliary import is_initial
 from snugfit.local.base import LocalLoss, LocalOutput, NetworkFacts, UnitShape
-from snugfit.local.ending import with_lean_ending
 from snugfit.local.exit_model import ExitModel, trunk
 from snugfit.local.macs import input_gradient_macs
 from snugfit.local.registry import build_local_loss
@@ -27,11 +26,9 @@ def parts(unit: nn.Module, loss: LocalLoss) -> tuple[nn.Module, nn.Module]:
         unit: the module of a chain's unit.
         loss: its local loss, which reads the unit's output, or its map before the pools and dropouts that end it.
     """
-    body: nn.Module = unit
-    tail: nn.Module = nn.Identity()
     if loss.before_pool and isinstance(unit, fx.GraphModule):
-        body, tail = split_tail(unit)
-    return (with_lean_ending(body) if loss.gives_up_gradient else body), tail
+        return split_tail(unit)
+    return unit, nn.Identity()
 
 
 class HeadLoss(LocalLoss):

@@ -20,6 +20,7 @@ class LinearLocalLoss(LocalLoss):
     def __init__(self, unit: UnitShape, network: NetworkFacts) -> None:
         super().__init__()
         self.latents = Latents(unit.map_shape)
+        self.pooled_side = self.latents.side or None
         self.linear = nn.Linear(self.latents.length, network.classes, bias=False)
 
     def predict(self, features: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ class LLS(LocalLoss):
         if limit < 1:
             raise UsageError(f"limit of a local loss must be at least 1 value, not {limit}.")
         self.latents = Latents(unit.map_shape, limit)
+        self.pooled_side = self.latents.side or None
         self.classes, self.mode = network.classes, mode
         self._make = partial(make_basis, basis, frequencies, self.classes, self.latents.length, seed)
         self.stored: Tensor | None

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit.chain import Chain, split_tail
 from snugfit.core.workload import OptimizerSettings, Workload
-from snugfit.lean import NormActivation
+from snugfit.lean import NormActivation, PooledEnding
 from snugfit.local import NetworkFacts, UnitShape, build_local_loss
-from snugfit.local.ending import with_lean_ending
+from snugfit.local.ending import training_pass
 from snugfit.local.layout import parts
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.strategies.blockwise.worker import LocalUnit
@@ -41,26 +41,47 @@ def images():
 def test_weights_after_steps_are_those_of_the_stock_layers(name):
     workload = Workload("m", "d", (3, 16, 16), 5, 6, 1, 1, optimizer=OptimizerSettings("sgd", lr=0.1))
     seen = []
-    for lean in (True, False):
+    for lean in ("pooled", "overwritten", ""):
         unit = copy.deepcopy(chain().units[0])
         local = LocalUnit(unit.module, loss_of(unit, name), workload)
-        assert any(isinstance(module, NormActivation) for module in local.body.modules())
-        if not lean:
-            local.loss.gives_up_gradient = False
-            local.body, local.tail = parts(unit.module, local.loss)
-            assert not any(isinstance(module, NormActivation) for module in local.body.modules())
+        if lean != "pooled":
+            local.loss.pooled_side, local.loss.gives_up_gradient = None, lean == "overwritten"
+            local._training_pass = training_pass(local.body, local.tail, local.loss)
+        kinds = {type(module) for module in local._training_pass.modules()}
+        assert (PooledEnding in kinds, NormActivation in kinds) == (lean == "pooled", bool(lean))
         for _ in range(3):
             outputs, _ = local.step(*images())
         seen.append([outputs, *local.state().values()])
-    for mine, theirs in zip(*seen, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    for pooled, overwritten, stock in zip(*seen, strict=True):
+        torch.testing.assert_close(pooled, stock, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(overwritten, stock, rtol=1e-4, atol=1e-5)
 
 
-def test_a_body_that_ends_otherwise_is_left_alone():
+def endings(body, loss):
+    found = training_pass(body, nn.Identity(), loss)
+    return [type(module) for module in found.modules() if isinstance(module, (NormActivation, PooledEnding))]
+
+
+def test_what_ends_otherwise_is_left_alone():
     made = chain()
-    assert with_lean_ending(made.units[1].module) is made.units[1].module
-    whole = made.units[0].module
-    assert with_lean_ending(whole) is whole, "it ends in a pool"
+    loss = loss_of(made.units[0], "lls")
+    assert endings(made.units[1].module, loss) == [], "no norm"
+    assert endings(made.units[0].module, loss) == [], "a pool after the activation"
+    assert endings(split_tail(made.units[0].module)[0], loss) == [PooledEnding, NormActivation]
+    loss.pooled_side = None
+    assert endings(split_tail(made.units[0].module)[0], loss) == [NormActivation]
+    loss.gives_up_gradient = False
+    assert endings(split_tail(made.units[0].module)[0], loss) == []
+
+
+def test_a_norm_that_reads_anything_but_a_convolution_does_not_overwrite_it():
+    body = Chain.from_module(
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.Flatten(),
+                      nn.Linear(1024, 5)), (3, 16, 16)
+    ).units[0].module  # fmt: skip
+    torch.manual_seed(1)
+    loss = build_local_loss("lls", UnitShape((4, 16, 16)), NetworkFacts(8, 8, 5))
+    assert endings(body, loss) == [NormActivation]
 
 
 def test_evaluation_is_that_of_the_unit():
@@ -72,18 +93,20 @@ def test_evaluation_is_that_of_the_unit():
 
 
 def step_peak(lean):
-    """Peak tensor bytes of a step of the first unit, of 64 images."""
+    """Peak tensor bytes of a step of the first unit, of 64 images, in maps of its convolution."""
     workload = Workload("m", "d", (3, 16, 16), 5, 6, 1, 1)
     unit = copy.deepcopy(chain().units[0])
-    loss = loss_of(unit, "lls:limit=32").to("meta")
-    loss.gives_up_gradient = lean
+    loss = loss_of(unit, "lls").to("meta")
+    if lean != "pooled":
+        loss.pooled_side, loss.gives_up_gradient = None, lean == "overwritten"
     local = LocalUnit(unit.module.to("meta"), loss, workload)
     inputs = torch.empty(64, 3, 16, 16, device="meta")
     labels = torch.empty(64, dtype=torch.int64, device="meta")
-    return tensor_peak_bytes(lambda: local.step(inputs, labels), [unit.module, loss, inputs])
+    peak = tensor_peak_bytes(lambda: local.step(inputs, labels), [unit.module, loss, inputs])
+    return peak / (4 * 64 * 8 * 16 * 16)
 
 
-def test_a_step_holds_fewer_maps_than_with_stock_layers():
-    """Backward holds two maps instead of four; what then holds most is the pool's forward pass, with its indices."""
-    map_bytes = 4 * 64 * 8 * 16 * 16
-    assert 1.4 < (step_peak(lean=False) - step_peak(lean=True)) / map_bytes <= 2.0
+def test_a_step_holds_fewer_maps():
+    """The inputs (3/8 of a map), the convolution's output and the pooled output (1/4): a pooled one needs no more."""
+    pooled, overwritten, stock = (step_peak(lean) for lean in ("pooled", "overwritten", ""))
+    assert pooled < 2.0 < overwritten < stock - 1.0

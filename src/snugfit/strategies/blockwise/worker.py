@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from snugfit.core.workload import Workload
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
+from snugfit.local.ending import training_pass
 from snugfit.local.layout import parts
 from snugfit.training.averaging import refresh_norms
 from snugfit.training.checkpoint import foreign_state
@@ -34,6 +34,7 @@ class LocalUnit:
         for module in (unit, loss):
             use_lean_convolutions(module)
         self.body, self.tail = parts(unit, loss)
+        self._training_pass = training_pass(self.body, self.tail, loss)
         named = [(f"unit/{name}", parameter) for name, parameter in unit.named_parameters()]
         named += [(f"loss/{name}", parameter) for name, parameter in loss.named_parameters()]
         self.optimizers = ParameterOptimizers(named, workload.optimizer)
@@ -46,11 +47,9 @@ class LocalUnit:
         self.loss.train()
         self.optimizers.train()
         with precision_context(inputs, bfloat16=self._bfloat16):
-            features = self.body(inputs)
+            features, outputs = self._training_pass(inputs)
             output: LocalOutput = self.loss(features, labels)
-        with torch.no_grad():
-            outputs: Tensor = self.tail(features.detach())
-        del features  # where the tail pools, the map is of no more use than its gradient
+        del features  # whatever is left of the map is the gradient's
         output.loss.backward()  # type: ignore[no-untyped-call]
         return outputs.float(), StepResult.of(output.loss, output.logits, labels)
 
