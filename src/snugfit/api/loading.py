@@ -74,6 +74,18 @@ class Architecture:
         with torch.device("meta"):
             return models.build(self.model, len(self.class_names), self.input_shape[-1], self.input_shape[0])
 
+    def chain(self, model: nn.Module | Callable[[], nn.Module] | None = None) -> Chain:
+        """The full network as a chain on the meta device, which shares nothing with ``model``.
+
+        Args:
+            model: the module (or a function that makes it), where it was passed from Python.
+
+        Raises:
+            ModelError: it was and is not given here, or cannot be traced.
+        """
+        made = self.build() if model is None else model if isinstance(model, nn.Module) else model()
+        return on_meta(Chain.from_module(made, self.input_shape, self.model))
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a run folder.
@@ -129,9 +141,7 @@ def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = No
     """
     folder = Path(run)
     record, architecture = read_record(folder), Architecture.read(folder)
-    made = architecture.build() if model is None else model if isinstance(model, nn.Module) else model()
-    chain = on_meta(Chain.from_module(made, architecture.input_shape, architecture.model))
-    module = rebuild(chain, record, len(architecture.class_names))
+    module = rebuild(architecture.chain(model), record, len(architecture.class_names))
     try:
         state = load_file(folder / MODEL_FILE)
     except (OSError, SafetensorError) as error:
