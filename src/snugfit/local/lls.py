@@ -96,11 +96,18 @@ class LLS(LocalLoss):
         self._generated = None
         return super().train(mode)
 
+    def basis_in_use(self) -> Tensor:
+        """What latents are projected on in effect, (K, T): b, or the d made of it by M (eqs. 5 and 6)."""
+        return self.modulate(self.basis().T).T
+
+    def read(self, features: Tensor) -> Tensor:
+        """The latents h that are projected: a unit's map, (B, C, H, W) or (B, D), to (B, T)."""
+        latents: Tensor = self.latents(features)
+        return F.normalize(latents, dim=1) if self.mode == "published" else latents
+
     def project(self, features: Tensor) -> Tensor:
         """``h b^T``: a unit's map, (B, C, H, W) or (B, D), to (B, K)."""
-        latents: Tensor = self.latents(features)
-        if self.mode == "published":
-            latents = F.normalize(latents, dim=1)
+        latents = self.read(features)
         return latents @ self.basis().to(latents).T
 
     def modulate(self, projection: Tensor) -> Tensor:
