@@ -1,10 +1,10 @@
 """Room: data. Data sets by name or folder, their splits, and batches of them."""
 
 from snugfit.data.batches import Batches
-from snugfit.data.catalog import ensure, load, names, read_folder
+from snugfit.data.catalog import ensure, load, names, read_folder, super_classes
 from snugfit.data.decode import Decoder
 from snugfit.data.locate import image_folder
-from snugfit.data.sets import ImageSet, Splits
+from snugfit.data.sets import ImageSet, Splits, Subset
 from snugfit.data.transform import Transform
 from snugfit.data.user import from_dataset
 
@@ -13,6 +13,7 @@ __all__ = [
     "Decoder",
     "ImageSet",
     "Splits",
+    "Subset",
     "Transform",
     "ensure",
     "from_dataset",
@@ -20,4 +21,5 @@ __all__ = [
     "load",
     "names",
     "read_folder",
+    "super_classes",
 ]

@@ -162,6 +162,15 @@ def read_folder(
     return parts.class_names, [Bordered(part, border) for part in (parts.train, parts.val, parts.test) if part]
 
 
+def super_classes(name: str, data_dir: str | Path | None = None) -> tuple[str, ...] | None:
+    """Name of the super-class of each class, by label; None for a data set without super-classes (all but CIFAR-100).
+
+    Raises:
+        DataError: the data is missing or corrupt.
+    """
+    return cifar.super_classes(ensure("cifar100", data_dir)) if name.lower() == "cifar100" else None
+
+
 def ensure(name: str, data_dir: str | Path | None = None) -> Path:
     """Find a named data set, downloading it where it is missing, torchvision is installed and its archives are known.
 

@@ -12,6 +12,7 @@ from snugfit.data.sets import Parts, check_labels, resized
 from snugfit.errors import DataError
 
 _PIXELS = 3 * 32 * 32
+_SUPER_CLASSES = 20
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,24 @@ def read(folder: Path, layout: Layout, image_size: int) -> Parts:
     train = RecordImages([folder / n for n in layout.train], layout.label_bytes, layout.classes, image_size)
     test = RecordImages([folder / layout.test], layout.label_bytes, layout.classes, image_size)
     return Parts(names, train, test=test)
+
+
+def super_classes(folder: Path) -> tuple[str, ...]:
+    """Name of the super-class of each of CIFAR-100's classes, by label: what the first byte of its records says.
+
+    Raises:
+        DataError: the test file is missing or truncated, lacks a class, or puts one into two super-classes.
+    """
+    path = folder / CIFAR100.test
+    coarse, fine = np.array(_map_records(path, CIFAR100.label_bytes)[:, : CIFAR100.label_bytes], dtype=np.int64).T
+    check_labels(coarse, _SUPER_CLASSES, path)
+    check_labels(fine, CIFAR100.classes, path)
+    table = np.full(CIFAR100.classes, -1)
+    table[fine] = coarse
+    if (table < 0).any() or (table[fine] != coarse).any():
+        raise DataError(f"{path} does not put every class into one super-class. Get it anew.")
+    names = _class_names(folder / "coarse_label_names.txt", _SUPER_CLASSES)
+    return tuple(names[label] for label in table)
 
 
 def _map_records(path: Path, label_bytes: int) -> np.ndarray:

@@ -39,6 +39,8 @@ def write_cifar(tmp_path):
         (folder / ("fine_label_names.txt" if hundred else "batches.meta.txt")).write_text(
             "".join(f"class{i}\n" for i in range(classes)) + "\n"
         )
+        if hundred:
+            (folder / "coarse_label_names.txt").write_text("".join(f"super{i}\n" for i in range(20)))
         return folder.parent, written
 
     return write

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snugfit.data import load
+from snugfit.data import load, super_classes
 from snugfit.errors import DataError
 
 
@@ -36,6 +36,29 @@ def test_cifar100_uses_fine_labels(write_cifar):
     labels, pixels = written["test.bin"]
     assert np.array_equal(splits.test.labels, labels) and len(splits.class_names) == 100
     assert np.array_equal(splits.test.images(np.array([7])).numpy()[0], pixels[7])
+
+
+def test_cifar100_says_the_super_class_of_every_class(write_cifar):
+    root, _ = write_cifar(classes=100, per_file=200)
+    assert super_classes("CIFAR100", root) == tuple(f"super{i // 5}" for i in range(100))
+    (root / "cifar-100-binary" / "coarse_label_names.txt").unlink()
+    assert super_classes("cifar100", root)[99] == "19"
+    assert super_classes("cifar10", root / "nowhere") is None
+
+
+@pytest.mark.parametrize(("record", "label"), [(3, 7), (103, 7), (0, 20)])
+def test_contradicting_super_classes_are_refused(write_cifar, record, label):
+    root, _ = write_cifar(classes=100, per_file=200)
+    place = record * (2 + 3072)
+    overwrite(root / "cifar-100-binary" / "test.bin", lambda old: old[:place] + bytes([label]) + old[place + 1 :])
+    with pytest.raises(DataError, match=r"super-class|label 20"):
+        super_classes("cifar100", root)
+
+
+def test_a_class_without_images_has_no_super_class(write_cifar):
+    root, _ = write_cifar(classes=100, per_file=99)
+    with pytest.raises(DataError, match="every class into one super-class"):
+        super_classes("cifar100", root)
 
 
 def test_cifar_folder_itself_may_be_the_data_dir(write_cifar):
