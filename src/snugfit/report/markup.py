@@ -18,9 +18,10 @@ def tile(label: str, value: str, note: str = "", extra: str = "") -> str:
     return f"<div class=tile><p class=label>{text(label)}</p><p class=value>{text(value)}</p>{extra}{small}</div>"
 
 
-def figure(title: str, svg: str, caption: str) -> str:
-    """A figure under a title that says the finding."""
-    return f"<figure><figcaption><h3>{text(title)}</h3></figcaption>{svg}<p class=caption>{text(caption)}</p></figure>"
+def figure(title: str, svg: str, caption: str, *, wide: bool = False) -> str:
+    """A figure under a title that says the finding; ``wide`` takes all columns of a grid."""
+    head = f"<figure{' class=wide' if wide else ''}><figcaption><h3>{text(title)}</h3></figcaption>"
+    return f"{head}{svg}<p class=caption>{text(caption)}</p></figure>"
 
 
 def card(title: str, body: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snugfit.core.record import Record
 from snugfit.errors import CheckpointError
@@ -14,12 +14,16 @@ from snugfit.report.markup import absent, card, grid, meter, pairs, section, tab
 from snugfit.report.metrics import MetricRow, read_metrics
 from snugfit.report.words import NONE, count, duration, percent, size
 
+if TYPE_CHECKING:
+    from snugfit.report.pictures import Pictures
 
-def write_report(run_dir: Path) -> Path:
+
+def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
     """Draw ``report.html`` from a run folder's ``record.json`` and ``metrics.csv``.
 
     Args:
         run_dir: the run folder.
+        pictures: what is shown of the model itself, beside the record.
 
     Returns:
         Path of the page.
@@ -30,7 +34,7 @@ def write_report(run_dir: Path) -> Path:
     run_dir = Path(run_dir)
     record = read_record(run_dir)
     path = run_dir / "report.html"
-    path.write_text(render(record, read_metrics(run_dir / "metrics.csv")), encoding="utf-8")
+    path.write_text(render(record, read_metrics(run_dir / "metrics.csv"), pictures), encoding="utf-8")
     return path
 
 
@@ -52,9 +56,10 @@ def read_record(run_dir: Path) -> Record:
         raise CheckpointError(f"{path} is damaged ({error}); run the training again.") from error
 
 
-def render(record: Record, rows: list[MetricRow]) -> str:
+def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = None) -> str:
     """The page as HTML."""
     from snugfit.report import sections
+    from snugfit.report.pictures import body as drawn
 
     title = f"{record.model} on {record.data}, {record.strategy}"
     body = "".join((
@@ -64,6 +69,7 @@ def render(record: Record, rows: list[MetricRow]) -> str:
         section("Exits", sections.exits(record)),
         section("Training over time", sections.over_time(record, rows)),
         section("Classes", sections.classes(record)),
+        section("Pictures", drawn(pictures) if pictures else ""),
         section("Phases", _phases(record) + grid(filter(None, (sections.caches(record), _overhead(record))))),
         section("What ran, and where", _setting_cards(record)),
     ))  # fmt: skip

@@ -8,53 +8,17 @@ import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import fake_runs
 import pytest
+from html_page import Page
 
 from snugfit.core.record import ExitRecord, Record
 from snugfit.errors import CheckpointError
 from snugfit.report.page import render, verdict, write_report
 from snugfit.report.plots import memory_lines
 from snugfit.report.svg import PALETTE
-
-VOID = {"meta", "br", "hr", "img", "link"}
-
-
-class Page(HTMLParser):
-    """Checks that tags are balanced, and collects what the tests ask for."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self.labels: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        if tag == "svg":
-            self.labels.append(dict(attrs)["aria-label"])
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing at {self.getpos()}"
-
-    def handle_data(self, data):
-        if not self.open or self.open[-1] != "style":
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 def page_of(run_dir: Path, record: Record, rows) -> tuple[str, Page]:
