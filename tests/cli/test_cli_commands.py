@@ -149,6 +149,16 @@ def test_report_and_export(snugfit):
     assert snugfit("export", "here", "--no-check", "--json").json["onnx_max_difference"] is None
 
 
+def test_pictures_are_drawn_by_the_child_and_missing_ones_are_said(snugfit, drawings):
+    outcome = snugfit("report", "here", "--pictures")
+    assert (outcome.out, outcome.err.splitlines()[-1]) == ("here/report.html\n", "No t-SNE of M: none.")
+    assert snugfit("report", "here", "--pictures", "--data", "digits", "--json").json["missing"] == []
+    assert drawings == []
+    for flag in ("--data", "--data-dir", "--threads"):
+        refused = snugfit("report", "here", flag, "1")
+        assert refused.code == 2 and "add --pictures" in refused.err
+
+
 def test_a_reader_that_leaves_early_is_no_error(start):
     process = start("predict", "run", "many")
     assert process.stdout is not None and process.stderr is not None

@@ -3,6 +3,7 @@
 from snugfit.api.exporting import export
 from snugfit.api.inference import evaluate, predict
 from snugfit.api.loading import Architecture, load
+from snugfit.api.pictures import draw_report
 from snugfit.api.planning import RunnablePlan, plan, plan_request, profile_request
 from snugfit.api.process import prepare_process
 from snugfit.api.result import TrainedRecord
@@ -21,6 +22,7 @@ __all__ = [
     "Request",
     "RunnablePlan",
     "TrainedRecord",
+    "draw_report",
     "evaluate",
     "export",
     "load",

@@ -12,8 +12,8 @@ from torch import nn
 
 from snugfit.api.exporting import export
 from snugfit.api.loading import load
+from snugfit.api.pictures import draw_report
 from snugfit.core.record import Record
-from snugfit.report.page import write_report
 from snugfit.training.artifact import MODEL_FILE
 
 
@@ -48,9 +48,9 @@ class TrainedRecord:
         """Copy the trained weights (safetensors) to ``path``."""
         return Path(shutil.copyfile(Path(self.record.run_dir) / MODEL_FILE, path))
 
-    def report(self) -> Path:
-        """Draw the run's page, ``report.html`` in its folder."""
-        return write_report(Path(self.record.run_dir))
+    def report(self, pictures: bool = False) -> Path:
+        """Draw the run's page, ``report.html`` in its folder; see :func:`snugfit.draw_report` for its pictures."""
+        return Path(draw_report(self.record.run_dir, pictures=pictures, model=self.module)["report"])
 
     def export(self, out: str | Path | None = None, format: str = "both") -> dict[str, Any]:
         """Write the model for other runtimes; see :func:`snugfit.export`."""

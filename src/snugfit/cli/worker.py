@@ -115,6 +115,10 @@ def _export(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send)
     return api.export(job["run"], job["out"], format=job["format"], check=job["check"])
 
 
+def _report(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    return api.draw_report(job["run"], pictures=True, data=job["data"], data_dir=job["data_dir"])
+
+
 COMMANDS: dict[str, Callable[[Any, dict[str, Any], Subscribers, Send], Any]] = {
     "plan": _plan,
     "train": _train,
@@ -122,6 +126,7 @@ COMMANDS: dict[str, Callable[[Any, dict[str, Any], Subscribers, Send], Any]] = {
     "evaluate": _evaluate,
     "predict": _predict,
     "export": _export,
+    "report": _report,
 }
 
 

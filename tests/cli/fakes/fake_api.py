@@ -90,6 +90,12 @@ def export(run_dir, out=None, format="safetensors", check=True):
     return {"files": [f"{out or run_dir}/model.{format}"], "onnx_max_difference": 1e-6 if check else None}
 
 
+def draw_report(run_dir, pictures, data, data_dir):
+    assert pictures
+    missing = ["No t-SNE of M: none."] if (data, data_dir) == (None, None) else []
+    return {"report": f"{run_dir}/report.html", "missing": missing}
+
+
 def record(run_dir, settings):
     empty = {"peak_bytes": 90}
     return Record(
