@@ -29,6 +29,7 @@ STOCK = "stock"
 ARMS: dict[str, Settings] = {
     "blockwise": {"strategy": "blockwise"},
     "blockwise-stop": {"strategy": "blockwise", "saturation_stop": True},
+    "lls-mxm": {"strategy": "blockwise", "local_loss": "lls-mxm", "optimizer": "schedulefree"},
     "backprop-single": {"strategy": "backprop", "accumulate": False},
     "backprop": {"strategy": "backprop"},
     "checkpoint": {"strategy": "checkpoint"},
@@ -57,9 +58,10 @@ def main(
 ) -> None:
     """Time whole runs side by side under the same budgets.
 
-    The arms: blockwise, blockwise-stop (with the saturation stop), backprop-single (no accumulation: one step per batch
-    that fits, the baseline of NeuroFlux), backprop (accumulating to the batch size), checkpoint, classic (local
-    learning with 256 filters everywhere, all units resident, one batch size), and stock (benchmarks.peer).
+    The arms: blockwise, blockwise-stop (with the saturation stop), lls-mxm (with that local loss and the optimizer of
+    its authors), backprop-single (no accumulation: one step per batch that fits, the baseline of NeuroFlux), backprop
+    (accumulating to the batch size), checkpoint, classic (local learning with 256 filters everywhere, all units
+    resident, one batch size), and stock (benchmarks.peer).
 
     For example: python -m benchmarks.speed --budgets 100 200 500 --arms blockwise backprop-single --tightest classic
 

@@ -6,6 +6,7 @@ from benchmarks.common import Cell, smallest_named
 from benchmarks.store import accuracy, markdown, mb, middle, number, percent, succeeded
 
 REFERENCE = "blockwise"
+LLS = "lls-mxm"
 Key = tuple[str, int, str]
 
 
@@ -43,7 +44,7 @@ def _workload_part(model: str, cells: list[Cell], tightest: dict[str, int | None
     rows = [_row(budget, arm, grouped) for budget, arm in sorted(grouped, key=lambda key: (key[0], _order(key[1])))]
     found = ", ".join(f"{arm} {'none' if budget is None else f'{budget} MB'}" for arm, budget in tightest.items())
     lines = [f"- tightest budgets: {found}"] if found else []
-    lines += [f"- {line}" for line in conclusions(grouped, tightest)]
+    lines += [f"- {line}" for line in [*conclusions(grouped, tightest), *lls_conclusions(grouped)]]
     return "\n\n".join([title, markdown(header, rows), "\n".join(lines)])
 
 
@@ -129,3 +130,27 @@ def conclusions(grouped: dict[tuple[int, str], list[Cell]], tightest: dict[str, 
             if found is not None:
                 lines.append(f"{arm} at 500 MB / {fast} at 100 MB: {number(found)} (target: {target})")
     return lines
+
+
+def lls_conclusions(grouped: dict[tuple[int, str], list[Cell]]) -> list[str]:
+    """Training seconds per epoch of the other ways over those of LLS-MxM, without caches and profiling on any side."""
+    lines = []
+    for arm, target in (("blockwise", "at least 1.8"), ("backprop-single", "at least 5 at the tightest")):
+        for budget in sorted({budget for budget, name in grouped if name == arm}):
+            found = _training_ratio(grouped, (budget, arm), (budget, LLS))
+            if found is not None:
+                lines.append(f"{arm} / {LLS} per epoch at {budget} MB: {number(found)} (target: {target})")
+    for arm in ("backprop-single", "backprop"):
+        found = _training_ratio(grouped, (500, arm), (100, LLS))
+        if found is not None:
+            lines.append(f"{arm} at 500 MB / {LLS} at 100 MB, per epoch: {number(found)} (target: at least 1.3)")
+    return lines
+
+
+def _training_ratio(
+    grouped: dict[tuple[int, str], list[Cell]], slow: tuple[int, str], fast: tuple[int, str]
+) -> float | None:
+    above, below = (
+        middle(cell.get("training_seconds") for cell in succeeded(grouped.get(key, []))) for key in (slow, fast)
+    )
+    return None if above is None or below is None else above / below

@@ -29,6 +29,7 @@ def request_of(*tokens: str) -> Request:
 def different_value(group: str, field: dataclasses.Field[typing.Any]) -> typing.Any:
     hint = typing.get_type_hints(GROUPS[group])[field.name]
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+    kinds = list(typing.get_args(kinds[0])) or kinds  # choices, where None is allowed beside them
     if isinstance(kinds[0], str):
         return next(choice for choice in kinds if choice != field.default)
     return not field.default if kinds[0] is bool else OTHER[kinds[0]]
