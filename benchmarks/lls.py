@@ -45,7 +45,8 @@ BACKPROP = (("strategy", "backprop"),)
 
 def _choices() -> list[Row]:
     pairs = [f"mode={mode},frequencies={rule}" for mode in ("published", "paper") for rule in ("published", "spread")]
-    return [Row(pair, "smallconv", "cifar10", _local(f"lls:{pair}")) for pair in pairs]
+    choices = [*pairs, "mode=published,frequencies=published,window=1"]
+    return [Row(choice, "smallconv", "cifar10", _local(f"lls:{choice}")) for choice in choices]
 
 
 def _table1() -> list[Row]:

@@ -111,7 +111,8 @@ def _unit(layout: Layout, index: int, workload: Workload, device: torch.device) 
 
 def render(cells: list[Cell]) -> str:
     """One row per network and method, with the ratio to backprop."""
-    peaks = {(cell["settings"]["model"], cell["arm"]): cell["peak_bytes"] for cell in cells}
+    measured = [cell for cell in cells if "peak_bytes" in cell]
+    peaks = {(cell["settings"]["model"], cell["arm"]): cell["peak_bytes"] for cell in measured}
     rows, verdicts = [], []
     for (model, method), peak in peaks.items():
         reference, paper = peaks.get((model, BACKPROP)), PAPER[model]

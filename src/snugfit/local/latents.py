@@ -17,7 +17,7 @@ COARSEST_SIDE, WINDOW = 2, 8
 """Pooling windows are at least 8 x 8 pixels where 2 x 2 of them or more fit on the map."""
 
 
-def pooled_side(channels: int, height: int, width: int, limit: int = LATENT_LIMIT) -> int:
+def pooled_side(channels: int, height: int, width: int, limit: int = LATENT_LIMIT, window: int = WINDOW) -> int:
     """Side of the pooled square map: the largest power of two that the map, the limit and the windows allow.
 
     It is 1 where even single pixels have more than ``limit`` values. The paper says no more than the limit; the windows
@@ -25,7 +25,7 @@ def pooled_side(channels: int, height: int, width: int, limit: int = LATENT_LIMI
     all of which this rule gives. Finer ones learn worse: docs/methods/lls.md.
     """
     shorter = min(height, width)
-    side = int(max(1, min(math.sqrt(limit / channels), max(COARSEST_SIDE, shorter // WINDOW), shorter)))
+    side = int(max(1, min(math.sqrt(limit / channels), max(COARSEST_SIDE, shorter // window), shorter)))
     return 1 << (side.bit_length() - 1)
 
 
@@ -35,14 +35,15 @@ class Latents(nn.Module):
     Args:
         shape: shape of one sample's output.
         limit: most values, where pooling alone can keep to it; a vector that is longer is pooled too.
+        window: fewest pixels on a side of a pooling window, where 2 x 2 of them or more fit on the map.
 
     Attributes:
         length: T.
     """
 
-    def __init__(self, shape: tuple[int, ...], limit: int = LATENT_LIMIT) -> None:
+    def __init__(self, shape: tuple[int, ...], limit: int = LATENT_LIMIT, window: int = WINDOW) -> None:
         super().__init__()
-        self.side = pooled_side(*shape, limit=limit) if len(shape) == 3 else 0
+        self.side = pooled_side(*shape, limit=limit, window=window) if len(shape) == 3 else 0
         self.length = shape[0] * self.side**2 if self.side else min(shape[0], limit)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from snugfit.errors import UsageError
 from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
 from snugfit.local.bases import BasisName, FrequencyName, make_basis
-from snugfit.local.latents import LATENT_LIMIT, Latents
+from snugfit.local.latents import LATENT_LIMIT, WINDOW, Latents
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,6 +33,7 @@ class LLS(LocalLoss):
         frequencies: ``spread`` over what the latents' length can represent, or as ``published``.
         mode: ``paper`` (eq. 3 as printed), or ``published``: latents of unit length and a temperature of 0.5.
         limit: most values that pooling leaves.
+        window: fewest pixels on a side of a pooling window.
         stored: keep the basis in memory; otherwise it is generated in every step.
         seed: seed of a random basis, which is the same for all units with latents of one length.
     """
@@ -52,6 +53,7 @@ class LLS(LocalLoss):
         frequencies: FrequencyName = "published",
         mode: ModeName = "published",
         limit: int = LATENT_LIMIT,
+        window: int = WINDOW,
         stored: bool = True,
         seed: int = 0,
     ) -> None:
@@ -61,9 +63,9 @@ class LLS(LocalLoss):
         ):  # fmt: skip
             if value not in get_args(choices):
                 raise UsageError(f"{name} of a local loss is {' or '.join(get_args(choices))}, not {value}.")
-        if limit < 1:
-            raise UsageError(f"limit of a local loss must be at least 1 value, not {limit}.")
-        self.latents = Latents(unit.map_shape, limit)
+        if limit < 1 or window < 1:
+            raise UsageError(f"limit and window of a local loss must be at least 1, not {limit} and {window}.")
+        self.latents = Latents(unit.map_shape, limit, window)
         self.pooled_side = self.latents.side or None
         self.classes, self.mode = network.classes, mode
         self._make = partial(make_basis, basis, frequencies, self.classes, self.latents.length, seed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bench_cells import finished, infeasible
-from benchmarks import accuracy, budgets, overhead, speed_tables, tables
+from benchmarks import accuracy, budgets, lls, memory, overhead, speed_tables, tables
 
 MACHINE = {
     "hardware": "Abacus",
@@ -109,3 +109,48 @@ def test_the_real_page_has_all_markers() -> None:
     text = (Path(tables.ROOT) / "docs" / "benchmarks.md").read_text()
     for claim in tables.RENDER:
         assert "x-body" in tables.replace_section(text, claim, "x-body")
+
+
+def of_table(method: str, table: str, test: float, val: float, **settings: object) -> dict:
+    cell = finished("blockwise", 1.0, model="smallconv", data="cifar10", max_train=100, **settings)
+    cell["record"]["accuracy"] = {"test": test, "val": val, "test_top5": 1.0}
+    cell["record"]["exits"] = [{"val_accuracy": 0.1}, {"val_accuracy": val}]
+    return {**cell, "arm": table, "method": method}
+
+
+def test_lls_sets_accuracies_beside_the_papers() -> None:
+    cells = [of_table("square", "table1", test, 0.5, seed=seed) for seed, test in enumerate((0.70, 0.80, 0.75))]
+    row = row_of(lls.render(cells), "| square ")
+    assert row[5:9] == ["3", "75.00 %", "77.79 %", "100"] and row[9] == "-2.79"
+
+
+def test_lls_choices_show_nothing_of_the_test_images() -> None:
+    text = lls.render([of_table("mode=paper,frequencies=spread", "choices", 0.77, 0.55)])
+    assert "55.00 %" in text and "77" not in text
+
+
+def test_lls_trains_as_the_paper_says() -> None:
+    rows = {(row.model, row.data): row for row in lls.TABLES["table1"]}
+    given = {"epochs": 1, "max_train": None, "seed": 0}
+    light = lls.settings_of(rows["smallconv", "cifar10"], lls.DEFAULTS, **given)
+    heavy = lls.settings_of(rows["vgg8", "cifar10"], lls.DEFAULTS, **given)
+    assert (light["crop"], light["erase"]) == (False, None) and (heavy["crop"], heavy["erase"]) == (True, 0.2)
+    assert light["data"] == "cifar10" and light["optimizer"] == "schedulefree"
+    assert [row.epochs for row in rows.values()] == [100, 100, 100, 100, 100, 100, 300, 300]
+
+
+def test_memory_gives_the_share_of_backprops_peak() -> None:
+    def cell(method: str, peak: int) -> dict:
+        settings = {"model": "vgg8", "method": method, "batch_size": 128, "optimizer": "sgd"}
+        return {"arm": method, "settings": settings, "peak_bytes": peak, "command": method, "repeat": 0, "commit": "a"}
+
+    text = memory.render([cell("backprop", 800_000_000), cell("lls", 360_000_000)])
+    assert row_of(text, "| lls ")[2:] == ["360.0", "0.45", "574", "0.53"]
+    assert "vgg8, lls: 0.45 of backprop's peak (target: 0.5)" in text
+
+
+def test_speed_sets_lls_beside_the_others() -> None:
+    cells = [finished(arm, seconds) for arm, seconds in (("blockwise", 20.0), ("lls-mxm", 8.0))]
+    for cell, training in zip(cells, (18.0, 6.0), strict=True):
+        cell["training_seconds"] = training
+    assert "blockwise / lls-mxm per epoch at 100 MB: 3.00 (target: at least 1.8)" in speed_tables.render(cells)

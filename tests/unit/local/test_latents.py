@@ -42,3 +42,7 @@ def test_latents_are_what_adaptive_pooling_gives(shape):
     assert latents(features).shape == (3, latents.length)
     torch.testing.assert_close(latents(features), expected)
     assert latents.length <= 2048
+
+
+def test_smaller_windows_leave_more_of_a_map():
+    assert [pooled_side(32, 32, 32, window=window) for window in (16, 8, 4, 1)] == [2, 4, 8, 8]
