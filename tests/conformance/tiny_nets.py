@@ -38,3 +38,10 @@ def pooled(classes: int = 10) -> nn.Module:
     """Three conv units that end in pools, and a linear one."""
     layers = [*_conv(1, 16), nn.MaxPool2d(2), *_conv(16, 24), nn.MaxPool2d(2), *_conv(24, 24), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(96, 512), nn.ReLU(), nn.Linear(512, classes))
+
+
+def wide(classes: int = 10) -> nn.Module:
+    """A network whose first map is nearly all that it needs."""
+    layers = [nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.LeakyReLU(inplace=True), nn.MaxPool2d(4)]
+    layers += [nn.Conv2d(64, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(4)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, classes))

@@ -27,6 +27,8 @@ _TAIL_FUNCTIONS = {
 def split_tail(module: fx.GraphModule) -> tuple[fx.GraphModule, nn.Module]:
     """A unit's body and its tail, ``unit(x) = tail(body(x))``; layers and weights are shared with the unit.
 
+    The tail leaves the map as it is, even where it drops in place.
+
     The tail is what ends the unit and only pools or drops: no part of it has weights. It is an identity where the unit
     ends otherwise, and the body is then the unit itself.
     """
@@ -59,8 +61,10 @@ def _body(module: fx.GraphModule, last: fx.Node, tail: list[fx.Node]) -> fx.Grap
 
 
 def _tail(module: fx.GraphModule, tail: list[fx.Node]) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph, own = fx.Graph(), {str(node.target) for node in tail}
     entry = graph.placeholder("x")
+    if any(getattr(found, "inplace", False) for name, found in attributes_of(module).items() if name in own):
+        entry = graph.call_method("clone", (entry,))  # whoever else reads the map must not see it dropped
     copies = {node: entry for node in module.graph.nodes if node not in tail and node.op != "output"}
     graph.output(graph.graph_copy(module.graph, copies))
     return assemble(graph, attributes_of(module, graph), set())

@@ -99,7 +99,8 @@ def _run(maps: Tensor, affine: _Affine, window: tuple[int, int], tail: Tail) -> 
     height, width = maps.shape[2] // window[0], maps.shape[3] // window[1]
     pooled = maps.new_empty((len(maps), maps.shape[1], height, width))
     parts = _parts(maps)
-    room, outputs = _like(maps, parts[0].stop), _like(tail(maps[:1]), len(maps))
+    room = _like(maps, parts[0].stop)
+    outputs = _like(tail(room[:1].zero_()), len(maps))
     for part in parts:
         values = room[: part.stop - part.start]
         affine.normalised(_rows(maps[part]), _rows(values), _rows(values))

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from snugfit.chain.tracing import attributes_of
-from snugfit.lean import NormActivation, PooledEnding
+from snugfit.lean import LeanConv2d, NormActivation, PooledEnding
 from snugfit.local.base import LocalLoss
 
 _ENDING = "lean_ending"
+_ACTIVATIONS: set[type[nn.Module]] = {nn.ReLU, nn.LeakyReLU}
+_CONVOLUTIONS: set[type[nn.Module]] = {nn.Conv2d, LeanConv2d}
 
 
 class _BodyAndTail(nn.Module):
@@ -69,18 +71,20 @@ def _ending_nodes(body: fx.GraphModule, *, after_convolution: bool) -> tuple[fx.
     """The nodes of the norm and of the activation that end a body, each of use to the next alone."""
     found = attributes_of(body)
     activation = next(node for node in body.graph.nodes if node.op == "output").args[0]
-    if not _is(activation, (nn.ReLU, nn.LeakyReLU), found) or len(activation.all_input_nodes) != 1:
+    if not _is(activation, _ACTIVATIONS, found) or len(activation.all_input_nodes) != 1:
         return None
     norm = activation.all_input_nodes[0]
-    if not _is(norm, nn.BatchNorm2d, found) or type(found[str(norm.target)]) is not nn.BatchNorm2d:
-        return None  # a class of the user's own may compute something else
-    if len(norm.users) != 1:
+    if not _is(norm, {nn.BatchNorm2d}, found) or len(norm.users) != 1:
         return None
     before = norm.all_input_nodes[0]
-    if after_convolution and not (_is(before, nn.Conv2d, found) and len(before.users) == 1):
+    if after_convolution and not (_is(before, _CONVOLUTIONS, found) and len(before.users) == 1):
         return None
     return norm, activation
 
 
-def _is(node: fx.Node, kinds: type[nn.Module] | tuple[type[nn.Module], ...], found: dict[str, nn.Module]) -> bool:
-    return node.op == "call_module" and isinstance(found[str(node.target)], kinds)
+def _is(node: fx.Node, kinds: set[type[nn.Module]], found: dict[str, nn.Module]) -> bool:
+    """Whether a node calls one of torch's own layers, and nobody watches: another class may compute something else."""
+    if node.op != "call_module":
+        return False
+    layer = found[str(node.target)]
+    return type(layer) in kinds and not layer._forward_hooks and not layer._forward_pre_hooks

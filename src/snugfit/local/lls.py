@@ -65,6 +65,8 @@ class LLS(LocalLoss):
                 raise UsageError(f"{name} of a local loss is {' or '.join(get_args(choices))}, not {value}.")
         if limit < 1 or window < 1:
             raise UsageError(f"limit and window of a local loss must be at least 1, not {limit} and {window}.")
+        if not 0 <= seed < 2**63:
+            raise UsageError(f"seed of a local loss is a number from 0 to 2^63 - 1, not {seed}.")
         self.latents = Latents(unit.map_shape, limit, window)
         self.pooled_side = self.latents.side or None
         self.classes, self.mode = network.classes, mode

@@ -40,9 +40,13 @@ def build_local_loss(text: str, unit: UnitShape, network: NetworkFacts) -> Local
     defaults = _options(make)
     options = {}
     for item in filter(None, rest.split(",")):
-        key, _, value = item.partition("=")
+        key, _, value = (part.strip() for part in item.partition("="))
+        if not defaults:
+            raise UsageError(f"the local loss {name} has no options; '{item}' cannot be.")
         if key not in defaults:
             raise UnknownNameError(f"option of the local loss {name}", key, defaults)
+        if key in options:
+            raise UsageError(f"the option {key} of the local loss {name} is given twice.")
         options[key] = _read(item, value, defaults[key])
     return make(unit, network, **options)
 
@@ -62,7 +66,9 @@ def _read(item: str, value: str, default: Any) -> Any:
     """An option's value, of the type of its default."""
     try:
         if isinstance(default, bool):
-            return {"true": True, "false": False}[value]
+            return {"true": True, "false": False}[value.lower()]
         return type(default)(value)
     except (ValueError, KeyError) as error:
-        raise UsageError(f"'{item}' cannot be read; write it like {item.partition('=')[0]}={default}.") from error
+        raise UsageError(
+            f"'{item}' cannot be read; write it like {item.partition('=')[0]}={str(default).lower()}."
+        ) from error

@@ -28,6 +28,7 @@ from snugfit.strategies.prediction import (
     with_safety,
 )
 from snugfit.training.artifact import save_model
+from snugfit.training.averaging import settle
 from snugfit.training.loop import count_correct, train_phase
 from snugfit.training.network import Forward, NetworkTrainer
 from snugfit.training.outcome import evaluate_model, make_record
@@ -196,8 +197,8 @@ def fit_whole(
         trainer.load_state(run.resumed_tensors)
     steps = data.train.steps(phase.batch_size * micro_batches)
     run.start_phase(phase, 0, 1, run.workload.epochs, steps)
-    train_phase(trainer, data.train, phase, run, lambda: _validate(trainer, data, run, phase.batch_size))
-    trainer.settle(data.train.epoch(run.workload.epochs, phase.batch_size))
+    train_phase(trainer, data.train, phase, run, lambda: _validate(trainer, data, run, phase))
+    settle(trainer, data.train, phase.batch_size, phase.name, run)
     trainer.optimizers.release()
     save_model(run.folder, module.state_dict())
     evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
@@ -231,12 +232,13 @@ def _load(chain: Chain, run: Run, make_trainer: MakeTrainer, micro_batches: int)
     return make_trainer(chain, module, run.workload, micro_batches)
 
 
-def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, batch: int) -> float | None:
+def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phase) -> float | None:
     if len(data.val) == 0:
         return None
+    settle(trainer, data.train, phase.batch_size, phase.name, run)
     with run.limit.room_for_kernels():
-        trainer.settle(data.train.epoch(run.position.epoch, batch))
-        confusion, _ = count_correct(trainer.module.eval(), data.val.in_order(batch), run.workload.classes, run.device)
+        batches = data.val.in_order(phase.batch_size)
+        confusion, _ = count_correct(trainer.module.eval(), batches, run.workload.classes, run.device)
     return float(confusion.trace()) / int(confusion.sum())
 
 

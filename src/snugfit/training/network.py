@@ -64,7 +64,9 @@ class NetworkTrainer:
         """Put averaged weights in place, with BatchNorm statistics of their own; nothing for other optimizers."""
         if self.optimizers.settings.averages:
             self.optimizers.average()
-            refresh_norms(self.module, batches, next(self.module.parameters()).device)
+            weight = next(self.module.parameters())
+            with precision_context(weight, bfloat16=self._bfloat16):
+                refresh_norms(self.module, batches, weight.device)
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Take up a state, one group in memory at a time."""

@@ -84,6 +84,52 @@ def test_a_norm_that_reads_anything_but_a_convolution_does_not_overwrite_it():
     assert endings(body, loss) == [NormActivation]
 
 
+class Watched(nn.LeakyReLU):
+    """A class of the user's own, which may compute anything."""
+
+    def forward(self, x):
+        return super().forward(x) + 1.0
+
+
+class Squashing(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x).sigmoid()
+
+
+@pytest.mark.parametrize("change", ["activation", "convolution", "hook"])
+def test_layers_that_may_do_more_than_torchs_are_left_alone(change):
+    conv = (Squashing if change == "convolution" else nn.Conv2d)(3, 8, 3, padding=1)
+    activation, norm = Watched() if change == "activation" else nn.LeakyReLU(), nn.BatchNorm2d(8)
+    if change == "hook":
+        norm.register_forward_hook(lambda module, inputs, output: None)
+    body = Chain.from_module(
+        nn.Sequential(conv, norm, activation, nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(1568, 5)), (3, 16, 16)
+    ).units[0]
+    found = endings(body.module, loss_of(body, "lls"))
+    assert found == ([NormActivation] if change == "convolution" else [])
+
+
+@pytest.mark.parametrize("name", ["lls", "linear", "aan"])
+@pytest.mark.parametrize("activation", [nn.LeakyReLU, nn.SiLU])
+def test_dropout_in_place_is_not_seen_by_the_loss(name, activation):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), activation(), nn.Dropout(0.5, inplace=True),
+        nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(1568, 5),
+    ).to(memory_format=torch.channels_last)  # fmt: skip
+    unit = Chain.from_module(network, (3, 16, 16)).units[0]
+    loss = loss_of(unit, name)
+    inputs, _ = images()
+    body, tail = parts(unit.module, loss)
+    features, outputs = training_pass(body, tail, loss)(inputs)
+    expected = activation()(copy.deepcopy(network[1])(network[0](inputs)))
+    if name == "aan":
+        assert (outputs == 0).any()
+        return
+    torch.testing.assert_close(loss.predict(features), loss.predict(expected))
+    assert (outputs == 0).float().mean() > 0.3
+
+
 def test_evaluation_is_that_of_the_unit():
     unit = chain().units[0]
     body, tail = parts(unit.module, loss_of(unit, "lls"))

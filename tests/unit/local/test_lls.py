@@ -134,9 +134,11 @@ def test_it_reads_the_map_before_the_pool():
         ("lls:basis=sine", UsageError, "cosine or square or random"),
         ("lls:limit=many", UsageError, "limit=2048"),
         ("lls:limit=0", UsageError, "at least 1"),
-        ("lls:stored=maybe", UsageError, "stored=True"),
+        ("lls:stored=maybe", UsageError, "stored=true"),
+        ("lls:seed=99999999999999999999", UsageError, "2\\^63"),
+        ("lls:basis=cosine,basis=square", UsageError, "twice"),
         ("lls:base=square", UnknownNameError, "basis"),
-        ("aan:basis=square", UnknownNameError, "basis"),
+        ("aan:basis=square", UsageError, "no options"),
         ("lsl", UnknownNameError, "lls"),
     ],
 )
@@ -144,3 +146,8 @@ def test_unusable_options_are_refused_before_there_is_a_network(text, error, wor
     with pytest.raises(error, match=words) as caught:
         check_local_loss(text)
     assert isinstance(caught.value, SnugfitError)
+
+
+def test_options_may_be_written_with_blanks_and_capitals():
+    loss = build_local_loss("lls: basis = cosine, stored = False", UnitShape((9,)), NETWORK)
+    assert loss.stored is None and torch.equal(loss.basis(), make_basis("cosine", "published", 5, 9))

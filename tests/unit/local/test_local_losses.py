@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from snugfit.core.workload import Workload
 from snugfit.errors import ModelError, UnknownNameError
 from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkFacts, UnitShape, build_local_loss
+from snugfit.strategies.blockwise.worker import LocalUnit
 
 NETWORK = NetworkFacts(narrowest=8, widest=16, classes=4)
 UNITS = [UnitShape((6, 8, 8), initial=True), UnitShape((6, 4, 4)), UnitShape((12,))]
@@ -35,6 +37,16 @@ class TestEveryLocalLoss:
             loss_module(features, labels).loss.backward()
             optimizer.step()
         assert loss_module(features, labels).loss.item() < 0.5 * first
+
+    def test_leaves_a_frozen_unit_alone(self, name, unit):
+        layer = nn.Conv2d(3, unit.output_shape[0], 1) if not unit.flat else nn.Linear(3, unit.output_shape[0])
+        layer.requires_grad_(False)
+        inputs = torch.randn(5, 3, *unit.output_shape[1:])
+        workload = Workload("m", "d", (3, 4, 4), 4, 5, 1, 1)
+        before = layer.weight.clone()
+        local = LocalUnit(layer, build_local_loss(name, unit, NETWORK), workload)
+        local.step(inputs, torch.tensor([0, 1, 2, 3, 0]))
+        assert torch.equal(layer.weight, before)
 
     def test_is_built_on_meta_and_initialised_by_its_layers(self, name, unit):
         with torch.device("meta"):

@@ -25,6 +25,7 @@ from snugfit.strategies.blockwise.units import initialise_loss, own_loss
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.prediction import random_batch, stored_batches
 from snugfit.training.artifact import save_model
+from snugfit.training.averaging import settle
 from snugfit.training.cache import CacheWriter
 from snugfit.training.cached_batches import THREAD_BYTES, CachedBatches
 from snugfit.training.events import CacheProgress, ExitMeasured, Notice
@@ -79,8 +80,7 @@ class Controller:
             steps = train.steps(block.batch_size)
             run.start_phase(phase, index, len(self.blocks), run.workload.epochs, steps)
             train_phase(trainer, train, phase, run, lambda: None)
-            with run.limit.room_for_kernels():
-                trainer.settle(train.epoch(run.workload.epochs, block.batch_size))
+            settle(trainer, train, self._passing_batch(block), phase.name, run)
             trainer.release_optimizers()
             trainer.evaluate()
             self._store_units(block, trainer)
@@ -111,6 +111,15 @@ class Controller:
         lines = self.run.profile.lines
         names = [unit_probe_name(self.layout.chain.units[index].name) for index in block.units]
         return max((lines[name].smallest_batch for name in names if name in lines), default=1)
+
+    @staticmethod
+    def _passing_batch(block: Block) -> int:
+        """Inputs at once in a pass that trains nothing.
+
+        Such a pass holds a unit's map twice, behind its convolution and behind its norm; a training step may hold it
+        once (:mod:`snugfit.lean`), and it is the step that was measured.
+        """
+        return max(min(2, block.batch_size), block.batch_size // 2)
 
     def _rehearsed(self, block: Block) -> BlockTrainer:
         """The block, with the units before it where they recompute its input."""
@@ -231,7 +240,7 @@ class Controller:
     @torch.no_grad()
     def _measure_exits(self, block: Block, trainer: BlockTrainer, val: BatchSource, writer: CacheWriter | None) -> None:
         correct = [0] * len(trainer.units)
-        for inputs, labels in val.in_order(block.batch_size):
+        for inputs, labels in val.in_order(self._passing_batch(block)):
             features = inputs.to(self.run.device)
             with self.run.limit.room_for_kernels():
                 for offset, local in enumerate(trainer.units):
@@ -254,7 +263,7 @@ class Controller:
         self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource, writer: CacheWriter
     ) -> None:
         run, row_bytes = self.run, 0
-        for inputs, labels in self._training_inputs(train, block.batch_size):
+        for inputs, labels in self._training_inputs(train, self._passing_batch(block)):
             features = inputs.to(run.device)
             with run.limit.room_for_kernels():
                 for local in trainer.units:

@@ -39,18 +39,19 @@ class LocalUnit:
         named += [(f"loss/{name}", parameter) for name, parameter in loss.named_parameters()]
         self.optimizers = ParameterOptimizers(named, workload.optimizer)
         self.optimizers.apply_in_backward()
-        self._bfloat16 = workload.precision == "bfloat16"
+        self.bfloat16 = workload.precision == "bfloat16"
 
     def step(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, StepResult]:
         """Train on one batch; returns the features computed before the update, detached (Algorithm 2, lines 3-7)."""
         self.unit.train()
         self.loss.train()
         self.optimizers.train()
-        with precision_context(inputs, bfloat16=self._bfloat16):
+        with precision_context(inputs, bfloat16=self.bfloat16):
             features, outputs = self._training_pass(inputs)
             output: LocalOutput = self.loss(features, labels)
         del features  # whatever is left of the map is the gradient's
-        output.loss.backward()  # type: ignore[no-untyped-call]
+        if output.loss.requires_grad:  # a frozen unit under a loss that trains nothing has nothing to learn
+            output.loss.backward()  # type: ignore[no-untyped-call]
         return outputs.float(), StepResult.of(output.loss, output.logits, labels)
 
     def state(self) -> dict[str, Tensor | Deferred]:
@@ -127,8 +128,9 @@ class BlockTrainer:
         if self.units[0].optimizers.settings.averages:
             for unit in self.units:
                 unit.optimizers.average()
-            device = next(self.units[0].unit.parameters()).device
-            refresh_norms(_BlockPass(self.units), batches, device)
+            weight = next(self.units[0].unit.parameters())
+            with precision_context(weight, bfloat16=self.units[0].bfloat16):
+                refresh_norms(_BlockPass(self.units), batches, weight.device)
 
     def release_optimizers(self) -> None:
         """Drop the optimizer state: the block is trained."""
