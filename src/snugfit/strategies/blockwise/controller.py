@@ -116,10 +116,10 @@ class Controller:
     def _passing_batch(block: Block) -> int:
         """Inputs at once in a pass that trains nothing.
 
-        Such a pass holds a unit's map twice, behind its convolution and behind its norm; a training step may hold it
-        once (:mod:`snugfit.lean`), and it is the step that was measured.
+        Such a pass holds a unit's map up to three times, behind its convolution, its norm and its activation; a
+        training step may hold it once (:mod:`snugfit.lean`), and it is the step that was measured.
         """
-        return max(min(2, block.batch_size), block.batch_size // 2)
+        return max(min(2, block.batch_size), block.batch_size // 4)
 
     def _rehearsed(self, block: Block) -> BlockTrainer:
         """The block, with the units before it where they recompute its input."""
