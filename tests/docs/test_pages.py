@@ -8,11 +8,12 @@ import pytest
 from packaging.requirements import Requirement
 from pages import PAGES, ROOT, code_blocks, name, prose, snugfit_commands
 
-from snugfit import errors
+from snugfit import errors, models
 from snugfit.cli.app import build
 from snugfit.cli.options import ProfileOptions
 from snugfit.core.registry import STRATEGIES
 from snugfit.core.request import Request
+from snugfit.data.catalog import SOURCES
 from snugfit.local import LOCAL_LOSSES
 
 README = ROOT / "README.md"
@@ -71,6 +72,15 @@ def test_every_strategy_has_a_card_and_a_row():
     assert cards == {*STRATEGIES, "lls"}, "lls is a local loss of blockwise"
     for strategy in STRATEGIES:
         assert f"[`{strategy}`](docs/methods/{strategy}.md)" in README.read_text()
+
+
+def test_every_model_data_set_and_local_loss_is_told_of():
+    readme, card = README.read_text(), (ROOT / "docs" / "methods" / "blockwise.md").read_text()
+    for known in (*models.names(), *SOURCES):
+        assert f"`{known}`" in readme, known
+    row = next(line for line in card.splitlines() if line.startswith("| `--local-loss`"))
+    for loss in LOCAL_LOSSES:
+        assert f"`{loss}`" in row, loss
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
