@@ -1,8 +1,29 @@
 """Memory-lean autograd operators that compute what torch's own do."""
 
-from snugfit.lean.convolution import LeanConv2d, use_lean_convolutions
+from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
+from snugfit.lean.batchnorm import LeanBatchNorm1d, LeanBatchNorm2d, LeanBatchNorm3d
+from snugfit.lean.convolution import LeanConv2d
 from snugfit.lean.ending import PooledEnding
+from snugfit.lean.maxpool import LeanMaxPool2d
 from snugfit.lean.normalised import NormActivation
-from snugfit.lean.pooling import average_pool
+from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, average_pool
+from snugfit.lean.swap import use_lean, use_lean_convolutions, use_stock
 
-__all__ = ["LeanConv2d", "NormActivation", "PooledEnding", "average_pool", "use_lean_convolutions"]
+__all__ = [
+    "LeanAdaptiveAvgPool2d",
+    "LeanAvgPool2d",
+    "LeanBatchNorm1d",
+    "LeanBatchNorm2d",
+    "LeanBatchNorm3d",
+    "LeanConv2d",
+    "LeanLeakyReLU",
+    "LeanMaxPool2d",
+    "LeanReLU",
+    "LeanReLU6",
+    "NormActivation",
+    "PooledEnding",
+    "average_pool",
+    "use_lean",
+    "use_lean_convolutions",
+    "use_stock",
+]

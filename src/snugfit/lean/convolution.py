@@ -1,110 +1,150 @@
-"""Convolution whose weight gradient on small maps is fast and takes little workspace.
+"""Convolution that keeps its input only for a weight that trains, and its weight only for an input that does.
 
-On maps of a few pixels oneDNN computes the weight gradient of a wide 3x3 convolution at a fraction of the speed of a
-plain matrix product, some of it through its generic GEMM kernel, with a workspace of four to eight times the weights
-(38-76 MB for 512 to 512 channels). Here each tap of the kernel is one matrix product of the pixels that it touches:
-nothing is computed for padding (on a 2x2 map more than half of the work), and no patches are unfolded.
+Torch's own keeps both whatever is frozen, so that freezing saves no memory. Where everything trains there is nothing
+to save, and it is torch's own but for the weight gradient on small maps (:mod:`snugfit.lean.taps`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_input
 
-SMALL_MAP = 16
-"""Pixels of an output map up to which the gradient is computed here; above, oneDNN is as fast and as lean."""
-
-Pair = tuple[int, int]
+from snugfit.lean.padding import Frame, pad
+from snugfit.lean.saving import Layout, needs_gradient
+from snugfit.lean.taps import SMALL_MAP, Pair, tapped_weight_gradient
 
 
-def tapped_weight_gradient(
-    gradient: Tensor, inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
-) -> Tensor:
-    """Gradient of a convolution's weight, one matrix product per tap of the kernel.
+class _Geometry(NamedTuple):
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
 
-    Args:
-        gradient: gradient of the output, (B, K, H', W').
-        inputs: the convolution's input, (B, C, H, W).
-        kernel, stride, padding, dilation: as in ``nn.Conv2d``, with zero padding and one group.
 
-    Returns:
-        (K, C, kernel height, kernel width), in channels_last.
+class _LeanConvolution(torch.autograd.Function):
+    """Map (B, C, H, W) to (B, K, H', W').
+
+    Under autocast, ``dtype`` is the low precision, in which the input is given. The weight is kept as it is, and
+    lowered anew in the backward pass: a copy of every frozen weight would live from one pass to the other.
     """
-    channels, filters = inputs.shape[1], gradient.shape[1]
-    outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
-    total = gradient.new_zeros(filters, *kernel, channels)
-    copied = outputs[0].numel() + pixels[0].numel()
-    images = max(1, total.numel() // copied)  # a tap copies the pixels it touches: never more than the weights take
-    taps = [
-        [_touched(tap, *sizes) for tap in range(taps)]
-        for taps, sizes in zip(
-            kernel, zip(inputs.shape[2:], gradient.shape[2:], stride, padding, dilation, strict=True), strict=True
-        )
-    ]
-    for start in range(0, len(inputs), images):
-        rows, columns = outputs[start : start + images], pixels[start : start + images]
-        for i, (out_y, in_y) in enumerate(taps[0]):
-            for j, (out_x, in_x) in enumerate(taps[1]):
-                left = rows[:, out_y, out_x].reshape(-1, filters)
-                total[:, i, j].addmm_(left.t(), columns[:, in_y, in_x].reshape(-1, channels))
-    return total.permute(0, 3, 1, 2)
 
-
-def _touched(tap: int, size: int, outputs: int, stride: int, padding: int, dilation: int) -> tuple[slice, slice]:
-    """Along one axis, the outputs for which a tap lies inside the image, and the inputs that it then reads."""
-    offset = tap * dilation - padding
-    first = max(0, -(offset // stride))
-    last = min(outputs, (size - 1 - offset) // stride + 1)
-    if last <= first:
-        return slice(0, 0), slice(0, 0)
-    return slice(first, last), slice(first * stride + offset, (last - 1) * stride + offset + 1, stride)
-
-
-class _SmallMapConvolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Pair, Pair, Pair]
-    ) -> Tensor:
-        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
-        ctx.geometry, ctx.input_shape = geometry, inputs.shape
-        stride, padding, dilation = geometry
-        return F.conv2d(inputs, weight, bias, stride, padding, dilation)
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry, tapped: bool,
+        dtype: torch.dtype | None,
+    ) -> Tensor:  # fmt: skip
+        to_inputs, to_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(inputs if to_weight else None, weight if to_inputs else None)
+        ctx.layouts, ctx.geometry, ctx.tapped, ctx.dtype = (
+            (Layout.of(inputs), Layout.of(weight)),
+            geometry,
+            tapped,
+            dtype,
+        )
+        if dtype is None:
+            return F.conv2d(inputs, weight, bias, *geometry)
+        # Autocast would remember a copy that it makes here, which has no graph, and hand it to others.
+        with torch.autocast(inputs.device.type, enabled=False):
+            return F.conv2d(inputs, weight.to(dtype), None if bias is None else bias.to(dtype), *geometry)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        stride, padding, dilation = ctx.geometry
-        to_input = to_weight = to_bias = None
-        if ctx.needs_input_grad[1]:
-            to_weight = tapped_weight_gradient(gradient, inputs, tuple(weight.shape[2:]), stride, padding, dilation)
-        if ctx.needs_input_grad[0]:
-            to_input = conv2d_input(  # type: ignore[no-untyped-call]
-                ctx.input_shape, weight, gradient, stride, padding, dilation
-            )
-        if ctx.needs_input_grad[2]:
-            to_bias = gradient.sum((0, 2, 3))
-        return to_input, to_weight, to_bias, None
+        to_inputs, to_weight, to_bias = ctx.needs_input_grad[:3]
+        mask = [to_inputs, to_weight and not ctx.tapped, to_bias and to_weight and not ctx.tapped]
+        found: list[Tensor | None] = [None, None, None]
+        if any(mask):
+            given = _with_stand_ins(inputs, weight, ctx.layouts, ctx.geometry, ctx.dtype)
+            found[:] = _aten_backward(gradient, *given, ctx.geometry, mask)
+        if ctx.tapped:
+            stride, padding, dilation, _ = ctx.geometry
+            kernel = tuple(ctx.layouts[1].size[2:])
+            found[1] = tapped_weight_gradient(gradient, inputs, kernel, stride, padding, dilation)
+        if to_bias and not mask[2]:  # oneDNN would compute the weight's gradient on the way
+            found[2] = gradient.sum((0, 2, 3))
+        return (*found, None, None, None)
+
+
+def _aten_backward(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, geometry: _Geometry, mask: list[bool]
+) -> tuple[Tensor | None, ...]:
+    stride, padding, dilation, groups = geometry
+    found: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
+        gradient, inputs, weight, [len(weight)], stride, padding, dilation, False, (0, 0), groups, mask
+    )
+    return tuple(each if wanted else None for each, wanted in zip(found, mask, strict=True))
+
+
+def _with_stand_ins(
+    inputs: Tensor | None, weight: Tensor | None, layouts: tuple[Layout, Layout], geometry: _Geometry,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Input and weight, and in the place of one that was not kept a tensor of its shape without memory."""
+    of_inputs, of_weight = layouts
+    if dtype is not None:
+        of_weight = of_weight._replace(dtype=dtype)
+        weight = None if weight is None else weight.to(dtype)
+    stand_ins = (of_inputs.stand_in() if inputs is None else inputs, of_weight.stand_in() if weight is None else weight)
+    if inputs is None and _needs_memory(*stand_ins, geometry):
+        return of_inputs.empty(), stand_ins[1]
+    return stand_ins
+
+
+def _needs_memory(inputs: Tensor, weight: Tensor, geometry: _Geometry) -> bool:
+    """Whether the kernel takes its input apart, group by group or image by image, without reading it."""
+    if (geometry.groups == 1 and max(geometry.dilation) == 1) or inputs.is_meta:
+        return False
+    stride, padding, dilation, groups = (list(each) if isinstance(each, tuple) else each for each in geometry)
+    backend = torch._C._select_conv_backend(
+        inputs, weight, None, stride, padding, dilation, False, [0, 0], groups, None
+    )
+    return backend.name.startswith("Slow")
 
 
 class LeanConv2d(nn.Conv2d):
-    """``nn.Conv2d`` with the lean weight gradient where it applies; weights and state dict are the same."""
+    """``nn.Conv2d`` that keeps no more than the gradients that are asked for need; the state dict is the same."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not self._applies(input):
+        dtype = _autocast_dtype(input)
+        tapped = weight.requires_grad and dtype is None and self._is_small(input)
+        if not needs_gradient(input, weight, bias) or not (tapped or _is_lean(input, weight, dtype)):
             stock: Tensor = super()._conv_forward(input, weight, bias)
             return stock
-        geometry = (self.stride, self.padding, self.dilation)
-        output: Tensor = _SmallMapConvolution.apply(input, weight, bias, geometry)  # type: ignore[no-untyped-call]
-        return output
+        images = input if dtype is None else input.to(dtype)
+        if input.dim() == 3:
+            images = images.unsqueeze(0)
+        frame, mode, padding = self._frame()
+        if any(frame):
+            images = pad(images, frame, mode)
+        geometry = _Geometry(self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
+        output: Tensor = _LeanConvolution.apply(  # type: ignore[no-untyped-call]
+            images, weight, bias, geometry, tapped, dtype
+        )
+        return output.squeeze(0) if input.dim() == 3 else output
 
-    def _applies(self, inputs: Tensor) -> bool:
+    def _frame(self) -> tuple[Frame, str, Pair]:
+        """What to pad before the convolution, in which mode, and what the convolution pads with zeros on both sides."""
+        if self.padding_mode != "zeros":
+            return tuple(self._reversed_padding_repeated_twice), self.padding_mode, (0, 0)  # type: ignore[return-value]
+        if not isinstance(self.padding, str):
+            return (0, 0, 0, 0), "constant", self.padding  # type: ignore[return-value]
+        if self.padding == "valid":
+            return (0, 0, 0, 0), "constant", (0, 0)
+        rows, columns = (
+            dilation * (kernel - 1) for dilation, kernel in zip(self.dilation, self.kernel_size, strict=True)
+        )
+        return (0, columns % 2, 0, rows % 2), "constant", (rows // 2, columns // 2)
+
+    def _is_small(self, inputs: Tensor) -> bool:
+        """Whether the weight gradient is to be computed tap by tap."""
         if self.groups > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str) or inputs.dim() != 4:
             return False
-        if inputs.device.type == "cuda" or (not inputs.is_meta and torch.is_autocast_enabled(inputs.device.type)):
+        if inputs.device.type == "cuda":
             return False
         sizes = zip(inputs.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
         pixels = 1
@@ -113,8 +153,18 @@ class LeanConv2d(nn.Conv2d):
         return pixels <= SMALL_MAP
 
 
-def use_lean_convolutions(module: nn.Module) -> None:
-    """Give every plain ``nn.Conv2d`` below a module the lean weight gradient."""
-    for layer in module.modules():
-        if type(layer) is nn.Conv2d:
-            layer.__class__ = LeanConv2d
+def _autocast_dtype(inputs: Tensor) -> torch.dtype | None:
+    """The precision that autocast lowers a convolution to, None outside of it."""
+    kind = inputs.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def _is_lean(inputs: Tensor, weight: Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether there is anything to save: torch's own keeps input and weight, and under autocast lowered copies."""
+    if dtype is not None and torch.float64 in (inputs.dtype, weight.dtype):
+        return False  # autocast leaves doubles alone
+    if inputs.dim() not in (3, 4):
+        return False  # torch says best what is wrong
+    return not weight.requires_grad or (dtype is not None and not inputs.requires_grad)

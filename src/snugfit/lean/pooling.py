@@ -1,16 +1,21 @@
-"""Average pooling to a square map that saves nothing for its backward pass.
+"""Average pooling that saves nothing for its backward pass.
 
-torch's own poolings save their input, and their gradients take longer than the convolution before them: 25 % of a step
-of SmallConv with LLS on two cores.
+torch's own poolings save their input, of which the gradient needs the shape alone, and where windows tile the map their
+gradients take longer than the convolution before them: 25 % of a step of SmallConv with LLS on two cores. Only pooling
+to a single pixel is a plain mean, which saves nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from snugfit.lean.saving import Layout, needs_gradient
 
 
 class _EvenPool(torch.autograd.Function):
@@ -44,3 +49,52 @@ def average_pool(features: Tensor, side: int) -> Tensor:
         return F.adaptive_avg_pool2d(features, side)
     pooled: Tensor = _EvenPool.apply(features, (height // side, width // side))  # type: ignore[no-untyped-call]
     return pooled
+
+
+class _ShapeOnly(torch.autograd.Function):
+    """Any pooling whose gradient needs its input's shape alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, pool: Callable[[Tensor], Tensor], spread: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        ctx.layout, ctx.spread = Layout.of(inputs), spread
+        return pool(inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.spread(gradient, ctx.layout.stand_in()), None, None
+
+
+class LeanAvgPool2d(nn.AvgPool2d):
+    """``nn.AvgPool2d`` that keeps nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
+        if not needs_gradient(input):
+            return super().forward(input)
+        options = (self.ceil_mode, self.count_include_pad, self.divisor_override)
+        sizes = [
+            [each, each] if isinstance(each, int) else list(each)
+            for each in (self.kernel_size, self.stride, self.padding)
+        ]
+
+        def spread(gradient: Tensor, inputs: Tensor) -> Tensor:
+            found: Tensor = torch.ops.aten.avg_pool2d_backward(gradient, inputs, *sizes, *options)
+            return found
+
+        pooled: Tensor = _ShapeOnly.apply(input, super().forward, spread)  # type: ignore[no-untyped-call]
+        return pooled
+
+
+class LeanAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+    """``nn.AdaptiveAvgPool2d`` that keeps nothing; torch's own for a single pixel."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
+        if not needs_gradient(input) or self.output_size in (1, (1, 1)):
+            return super().forward(input)
+        spread = torch.ops.aten._adaptive_avg_pool2d_backward
+        pooled: Tensor = _ShapeOnly.apply(input, super().forward, spread)  # type: ignore[no-untyped-call]
+        return pooled

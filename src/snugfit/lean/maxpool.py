@@ -1,0 +1,135 @@
+"""Max pooling that keeps where in its window each maximum was, in a byte, and nothing else.
+
+Torch's own keeps its input, for the shape alone, and the place of each maximum in the whole map, in eight bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from snugfit.lean.saving import Layout, memory_order, needs_gradient
+
+_CHUNK = {"cpu": 1 << 19}
+_LARGE_CHUNK = 1 << 26
+"""Elements of the input for whose outputs places are held in eight bytes at once, or those of one image."""
+
+Pair = tuple[int, int]
+
+
+class _Window(NamedTuple):
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    ceil_mode: bool
+
+
+class _Places:
+    """Between the place of a maximum in the map, as torch counts it, and the number of its tap.
+
+    The place is that of the window's first tap, which padding may put outside, plus an offset that the tap decides.
+    """
+
+    def __init__(self, window: _Window, width: int, outputs: torch.Size, device: torch.device) -> None:
+        def line(count: int, step: int, start: int = 0) -> Tensor:
+            return torch.arange(count, device=device) * step + start
+
+        (rows, columns), stride, padding, dilation, _ = window
+        top, left = line(outputs[-2], stride[0], -padding[0]), line(outputs[-1], stride[1], -padding[1])
+        self.first = top[:, None] * width + left
+        down, across = line(rows, dilation[0] * width), line(columns, dilation[1])
+        self.offsets = (down[:, None] + across).view(-1)
+        self.dtype = _smallest(rows * columns)
+        self.taps = torch.zeros((rows - 1) * dilation[0] * width + (columns - 1) * dilation[1] + 1, dtype=self.dtype)
+        self.taps = self.taps.to(device)
+        self.taps[self.offsets] = torch.arange(rows * columns, device=device).to(self.dtype)
+
+    def to_taps(self, places: Tensor, out: Tensor) -> None:
+        """Write to (B, C, H', W'), of the same strides, the tap of each place; ``places`` is overwritten."""
+        torch.index_select(self.taps, 0, _row(places.sub_(self.first)), out=_row(out))
+
+    def to_places(self, taps: Tensor) -> Tensor:
+        """The inverse of :meth:`to_taps`."""
+        places = torch.empty_like(taps, dtype=torch.int64)
+        torch.index_select(self.offsets, 0, _row(taps).int(), out=_row(places))
+        return places.add_(self.first)
+
+
+def _smallest(count: int) -> torch.dtype:
+    """Smallest type that numbers this many taps."""
+    return torch.uint8 if count <= 1 << 8 else torch.int16 if count <= 1 << 15 else torch.int32
+
+
+def _row(map_: Tensor) -> Tensor:
+    row = memory_order(map_)
+    assert row is not None, "a slice of a new map fills its memory"
+    return row
+
+
+def _parts(size: torch.Size, device: torch.device) -> Iterator[slice]:
+    """Slices of a few images each, one empty slice where there are none."""
+    step = max(1, _CHUNK.get(device.type, _LARGE_CHUNK) // max(1, size[1:].numel()))
+    return (slice(start, min(start + step, size[0])) for start in range(0, max(1, size[0]), step))
+
+
+class _LeanMaxPool(torch.autograd.Function):
+    """Map (B, C, H, W) to (B, C, H', W'), a few images at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, window: _Window) -> Tensor:
+        ctx.layout, ctx.window = Layout.of(inputs), window
+        whole: list[Tensor] = []
+        for part in _parts(inputs.shape, inputs.device):
+            pooled, found = F.max_pool2d(inputs[part], *window, return_indices=True)
+            if not whole:
+                places = _Places(window, inputs.shape[3], pooled.shape, inputs.device)
+                whole = [_for_all(pooled, len(inputs), kind) for kind in (pooled.dtype, places.dtype)]
+            whole[0][part] = pooled
+            places.to_taps(found, whole[1][part])
+        ctx.save_for_backward(whole[1])
+        return whole[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (taps,), window = ctx.saved_tensors, ctx.window
+        passed = ctx.layout.empty()
+        places = _Places(window, passed.shape[3], taps.shape, taps.device)
+        for part in _parts(passed.shape, passed.device):
+            into = passed[part]
+            torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+                gradient[part], into, *window, places.to_places(taps[part]), grad_input=into
+            )
+        return passed, None
+
+
+def _for_all(part: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
+    """Room for a whole batch, in the layout of a part of it."""
+    last = part.is_contiguous(memory_format=torch.channels_last) and not part.is_contiguous()
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    return torch.empty((batch, *part.shape[1:]), dtype=dtype, device=part.device, memory_format=memory_format)
+
+
+class LeanMaxPool2d(nn.MaxPool2d):
+    """``nn.MaxPool2d`` that keeps a byte per output (two or four for kernels of more than 256 taps)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
+        if self.return_indices or not needs_gradient(input) or input.dim() not in (3, 4):
+            pooled: Tensor = super().forward(input)
+            return pooled
+        kernel, stride, padding, dilation = map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation))
+        window = _Window(kernel, stride, padding, dilation, self.ceil_mode)
+        images = input if input.dim() == 4 else input.unsqueeze(0)
+        pooled = _LeanMaxPool.apply(images, window)  # type: ignore[no-untyped-call]
+        return pooled if input.dim() == 4 else pooled.squeeze(0)
+
+
+def _pair(size: int | tuple[int, ...]) -> Pair:
+    return (size, size) if isinstance(size, int) else (size[0], size[-1])
