@@ -1,0 +1,93 @@
+"""Seconds of the backward pass that a selection of tensors takes (ElasticTrainer sections 2.2 and 3.3).
+
+Tensors stand in the order of execution: index 0 is nearest the input. Tensor k takes ``t_dw[k]`` seconds to compute and
+apply its update, and ``t_dy[k]`` to carry the error gradient on towards tensor k - 1. The gradient travels from the
+output to the earliest selected tensor and no further, so a selection pays ``t_dw`` for what it selects and ``t_dy`` for
+everything after the earliest. The earliest's own ``t_dy`` is not charged: section 2.2's example and equation 7 leave it
+out, f(M) of section 3.3 does not, and no backward pass needs to compute it.
+
+Sums are exact and rounded once, so that a selection whose true time is within a budget is never found beyond it.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from snugfit.errors import UsageError
+from snugfit.selection import checks
+from snugfit.selection.checks import Floats, Mask
+
+
+def backward_seconds(mask: Any, t_dw: Any, t_dy: Any) -> float:
+    """Seconds of the backward pass that trains the tensors of ``mask`` (equation 3 without the forward pass).
+
+    Args:
+        mask: which tensors are trained, (N,); an empty selection takes 0 seconds.
+        t_dw: seconds to compute and apply each tensor's update, (N,).
+        t_dy: seconds to carry the error gradient past each tensor, (N,).
+
+    Raises:
+        UsageError: arrays of different lengths, or times that are negative or not finite.
+    """
+    t_dw = checks.seconds("t_dw", t_dw)
+    t_dy = checks.seconds("t_dy", t_dy, len(t_dw))
+    return math.fsum(_terms(checks.mask(mask, len(t_dw)), t_dw, t_dy))
+
+
+def fits(mask: Mask, t_dw: Floats, t_dy: Floats, budget_seconds: float) -> bool:
+    """Whether the exact sum behind ``backward_seconds`` is within the budget; all arrays (N,) and checked."""
+    return math.fsum([*_terms(mask, t_dw, t_dy), -budget_seconds]) <= 0
+
+
+def _terms(mask: Mask, t_dw: Floats, t_dy: Floats) -> Floats:
+    chosen = np.flatnonzero(mask)
+    return np.concatenate([t_dw[chosen], t_dy[chosen[0] + 1 :] if len(chosen) else t_dy[:0]])
+
+
+def passing_seconds(t_dy: Any) -> Floats:
+    """Seconds until the error gradient reaches each tensor, (N,): the sum of ``t_dy`` after it (equation 7).
+
+    Raises:
+        UsageError: times that are negative or not finite.
+    """
+    return np.array([float(exact) for exact in exact_passing(checks.seconds("t_dy", t_dy))])
+
+
+def least_seconds(t_dw: Any, t_dy: Any, importance: Any = None) -> float:
+    """The smallest budget in which one tensor can be trained, which an error names as the nearest working value.
+
+    Args:
+        t_dw: seconds to compute and apply each tensor's update, (N,).
+        t_dy: seconds to carry the error gradient past each tensor, (N,).
+        importance: if given, (N,), only tensors above 0 count, since no other is ever selected.
+
+    Returns:
+        Seconds, rounded up; infinite where there is no tensor to select.
+
+    Raises:
+        UsageError: arrays of different lengths, or values that cannot be times.
+    """
+    t_dw = checks.seconds("t_dw", t_dw)
+    t_dy = checks.seconds("t_dy", t_dy, len(t_dw))
+    eligible = np.ones(len(t_dw), bool) if importance is None else checks.importances(importance) > 0
+    if len(eligible) != len(t_dw):
+        raise UsageError(f"importance has length {len(eligible)}, but there are {len(t_dw)} tensors.")
+    passing = exact_passing(t_dy)
+    exact = min((Fraction(t_dw[k]) + passing[k] for k in np.flatnonzero(eligible)), default=None)
+    if exact is None:
+        return math.inf
+    rounded = float(exact)
+    return rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf)
+
+
+def exact_passing(t_dy: Floats) -> list[Fraction]:
+    """What ``passing_seconds`` rounds: exact sums of ``t_dy`` (N,) after each tensor."""
+    sums, total = [Fraction(0)] * len(t_dy), Fraction(0)
+    for index in range(len(t_dy) - 1, -1, -1):
+        sums[index] = total
+        total += Fraction(t_dy[index])
+    return sums
