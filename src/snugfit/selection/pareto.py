@@ -1,0 +1,141 @@
+"""The selection within a time budget and a memory budget: section 6's problem with a second limit.
+
+A table over time and bytes would be too large for exact bytes, so partial selections are kept as labels, and three
+things keep them few:
+
+1. The earliest tensor is fixed in turn, those first whose bound is highest (``relaxation``). Then the gradient's way is
+   paid for, tensors may be decided in any order, and those that share a saved input are decided together, so that a
+   label need not remember which inputs are live. Once no bound exceeds the best selection known, the search is over.
+2. Tensors are decided by what a wrong decision costs at the prices of the bound, dearest first. A label whose value and
+   bound of the rest (``completion``) cannot exceed the best known selection is forgotten; for most tensors that leaves
+   one decision, and only among those whose worth is near their price do labels multiply.
+3. Dominated labels are forgotten (``labels``). For each number of bytes that is at most one label per step of time.
+
+The number of different sums of bytes is what can grow exponentially: on instances where importance follows cost closely
+and no two sums are equal, every label is near the bound and none is dominated. ``label_limit`` bounds memory and time
+there: the labels of highest bound are kept, and the answer says how much more a selection could at most be worth.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from snugfit.errors import UsageError
+from snugfit.selection import checks
+from snugfit.selection.branch import SAME, Branch
+from snugfit.selection.byte_model import ByteModel, byte_model
+from snugfit.selection.checks import Mask
+from snugfit.selection.quantise import quantise
+from snugfit.selection.relaxation import COARSE, FINE, Knapsacks, Prices, greedy, knapsacks, prices
+from snugfit.selection.solver import select
+
+_SAME = 1 - 1e-9
+"""Sums of importance that differ by less are the same: rounding in sums and bounds stays below this."""
+
+
+_SCOUTS = 300
+"""Labels of a first pass over each earliest tensor, whose selection lets the second pass forget more."""
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A selection within two budgets.
+
+    Attributes:
+        mask: which tensors to train, (N,).
+        value: the sum of their importance.
+        bound: what no selection exceeds. Equal to ``value`` where the answer is exact, which it is unless the label
+            limit was reached.
+        most_labels: the largest number of labels that were kept at once.
+    """
+
+    mask: Mask
+    value: float
+    bound: float
+    most_labels: int
+
+
+def select_within(
+    importance: Any,
+    t_dw: Any,
+    t_dy: Any,
+    seconds: float,
+    own_bytes: Any,
+    inputs: Any,
+    input_bytes: Any,
+    pass_bytes: Any,
+    memory_bytes: int,
+    resolution: int = 1000,
+) -> Mask:
+    """The most important tensors whose backward pass fits a time and a memory budget.
+
+    Args:
+        importance: what training each tensor is worth, (N,); tensors at or below 0 are never selected.
+        t_dw: seconds to compute and apply each tensor's update, (N,).
+        t_dy: seconds to carry the error gradient past each tensor, (N,).
+        seconds: what the backward pass may take.
+        own_bytes: each tensor's gradient and optimizer state, (N,).
+        inputs: which saved input each tensor's update reads, (N,), an index into ``input_bytes``, -1 for none.
+        input_bytes: bytes of the saved inputs, (M,), charged once however many selected tensors read one.
+        pass_bytes: bytes that the gradient needs to pass each tensor, (N,), charged after the earliest selected one.
+        memory_bytes: what all these may come to.
+        resolution: steps of the time budget to which times are rounded upward; bytes are exact.
+
+    Returns:
+        The selection, (N,), never beyond either budget. Where ``select`` keeps within the memory, it is the same.
+
+    Raises:
+        UsageError: arrays of different lengths, negative times, bytes or budgets, NaN anywhere.
+    """
+    model = byte_model(own_bytes, inputs, input_bytes, pass_bytes)
+    return solve_within(importance, t_dw, t_dy, seconds, model, memory_bytes, resolution).mask
+
+
+def solve_within(
+    importance: Any,
+    t_dw: Any,
+    t_dy: Any,
+    seconds: float,
+    model: ByteModel,
+    memory_bytes: int,
+    resolution: int = 1000,
+    label_limit: int | None = 50_000,
+) -> Bounded:
+    """What ``select_within`` returns, with its value, its bound and the number of labels; None for no label limit."""
+    importance = checks.importances(importance)
+    mask = select(importance, t_dw, t_dy, seconds, resolution)
+    if len(model.own) != len(mask):
+        raise UsageError(f"own_bytes has length {len(model.own)}, but there are {len(mask)} tensors.")
+    limit = checks.budget("memory_bytes", memory_bytes)
+    if model.of(mask) <= limit:
+        value = float(importance[mask].sum())
+        return Bounded(mask, value, value, 0)
+    steps = quantise(checks.seconds("t_dw", t_dw), checks.seconds("t_dy", t_dy), seconds, resolution)
+    problem = knapsacks(importance, steps, model, int(limit))
+    return _search(problem, label_limit) if len(problem.earliest) else Bounded(mask & False, 0.0, 0.0, 0)
+
+
+def _search(problem: Knapsacks, label_limit: int | None) -> Bounded:
+    """Search each earliest tensor whose bound exceeds the best selection known, highest bound first."""
+    price = prices(problem, COARSE)
+    values, chosen = greedy(problem, price)
+    best = int(np.argmax(values))
+    mask, value, bound, most = chosen[best], float(values[best]), 0.0, 0
+    waiting: list[tuple[float, int]] = [(-bound, row) for row, bound in enumerate(price.bound)]
+    refined: dict[int, Prices] = {}
+    heapq.heapify(waiting)
+    while waiting and -waiting[0][0] * SAME > value:
+        _, row = heapq.heappop(waiting)
+        one = problem.rows(np.array([row]))
+        if row not in refined:
+            refined[row] = prices(one, FINE)
+            heapq.heappush(waiting, (-min(price.bound[row], refined[row].bound[0]), row))
+            continue
+        branch = Branch(one, refined[row])
+        found, value, dropped = branch.search(value, label_limit)
+        mask, bound, most = mask if found is None else found, max(bound, dropped), max(most, branch.most)
+    return Bounded(mask, value, max(value, bound), most)
