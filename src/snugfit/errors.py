@@ -4,6 +4,7 @@
     |-- UsageError               2   the call itself is wrong
     |   `-- UnknownNameError         a name that is not on the list (says the nearest one)
     |-- InfeasibleBudgetError    3   no way of training fits the budget
+    |-- InfeasibleTimeError      3   none is fast enough
     |-- UnusableInputError       4   something given cannot be read or used
     |   |-- DataError                data set or image
     |   |-- ModelError               model, or chain that cannot be traced
@@ -20,6 +21,7 @@ Each message says what happened, why, and what to do, in at most two lines.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 from snugfit.quantities import format_bytes
@@ -64,6 +66,20 @@ class InfeasibleBudgetError(SnugfitError):
             f"{message} Closest: {closest}, which lacks {format_bytes(lacking_bytes)}. "
             f"Smallest budget that would do: {format_bytes(smallest_bytes)}."
         )
+
+
+class InfeasibleTimeError(SnugfitError):
+    """No selection of tensors is fast enough, or none within the budgets is worth training.
+
+    Attributes:
+        smallest_ratio: the smallest time ratio that would do.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, smallest_ratio: float, advice: str) -> None:
+        self.smallest_ratio = math.ceil(smallest_ratio * 1000) / 1000
+        super().__init__(f"{message}. Smallest time ratio that would do: {self.smallest_ratio:g}; or {advice}.")
 
 
 class UnusableInputError(SnugfitError):

@@ -22,6 +22,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "lls-mxm": {"strategy": "blockwise", "local_loss": "lls-mxm", "optimizer": "schedulefree"},
     "schedulefree": {"strategy": "backprop", "optimizer": "schedulefree"},
     "adamw": {"strategy": "blockwise", "optimizer": "adamw", "cache_dtype": "bfloat16", "views": 2},
+    "elastic": {"strategy": "elastic", "time_ratio": 0.9},
+    "full": {"strategy": "elastic", "scheme": "full", "optimizer": "adamw"},
+    "head": {"strategy": "elastic", "scheme": "head"},
+    "bn+bias": {"strategy": "elastic", "scheme": "bn+bias", "lean": False},
     "dfa": {"strategy": "feedback"},
     "drtp": {"strategy": "feedback", "feedback_rule": "drtp"},
     "pepita": {"strategy": "feedback", "feedback_rule": "pepita", "optimizer": "adamw"},
@@ -34,7 +38,8 @@ snugfit.prepare_process()
 rows, folder = json.loads(sys.argv[1]), sys.argv[2]
 seen = {}
 for name, options in rows.items():
-    plan = snugfit.plan("tiny_nets:cnn", "digits", snugfit.Budget(memory=60_000_000), epochs=1, image_size=16,
+    budget = snugfit.Budget(memory=60_000_000, time_ratio=options.pop("time_ratio", None))
+    plan = snugfit.plan("tiny_nets:cnn", "digits", budget, epochs=1, image_size=16,
                         max_train=96, max_val=40, batch_size=32, rho=0.2, **options)
     record = plan.run((), out=f"{folder}/{name}")
     accuracy = snugfit.evaluate(record.run_dir)["accuracy"]

@@ -14,7 +14,7 @@ from snugfit import data as datasets
 from snugfit import models
 from snugfit.api.loading import Architecture, on_meta
 from snugfit.chain import Chain, UnitStore, initialise_by_reset, load_into, release, spill_module
-from snugfit.core.registry import NAMED_ONLY, STRATEGIES, strategy_class
+from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED, strategy_class
 from snugfit.core.request import Request, TrainingOptions
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import OptimizerSettings, Workload
@@ -249,8 +249,14 @@ def make_strategies(request: Request) -> list[Strategy]:
     Raises:
         UnknownNameError: there is no such strategy.
     """
-    name = request.strategy.strategy
-    names = [each for each in STRATEGIES if each not in NAMED_ONLY] if name == "auto" else [name]
+    name, timed = request.strategy.strategy, request.budget.time_ratio is not None
+    names = [each for each in STRATEGIES if each not in NAMED_ONLY and (each in TIMED) == timed]
+    if name != "auto":
+        names = [name]
+        if timed and (name not in TIMED or request.strategy.scheme != "elastic"):
+            raise UsageError(
+                "--time-ratio is what the elastic scheme of --strategy elastic answers to; leave one of them out."
+            )
     strategies = []
     for kind in map(strategy_class, names):
         known = {item.name for item in fields(kind)}

@@ -27,6 +27,21 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Shortfall:
+    """Why a strategy proposes nothing, and what would do.
+
+    Attributes:
+        reasons: in words.
+        smallest_bytes: the smallest memory budget that would do; None where it is not memory that lacks.
+        smallest_ratio: the smallest time ratio that would do; None where it is not time that lacks.
+    """
+
+    reasons: tuple[str, ...]
+    smallest_bytes: int | None = None
+    smallest_ratio: float | None = None
+
+
+@dataclass(frozen=True)
 class Cost:
     """Predicted cost of a whole run.
 

@@ -25,6 +25,7 @@ class Candidate:
         predicted: cost, also for infeasible candidates where it could be estimated.
         smallest_bytes: smallest memory budget that would do, for infeasible candidates.
         exact: whether its gradients are those of plain backpropagation.
+        smallest_ratio: smallest time ratio that would do, for candidates that are not fast enough.
     """
 
     strategy: str
@@ -34,6 +35,7 @@ class Candidate:
     reasons: tuple[str, ...] = ()
     smallest_bytes: int | None = None
     exact: bool = False
+    smallest_ratio: float | None = None
 
 
 @dataclass(frozen=True)

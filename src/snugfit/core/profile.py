@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from snugfit.core.tensors import TensorProfile
+
 
 @dataclass(frozen=True)
 class ProbePoint:
@@ -102,6 +104,7 @@ class Profile:
         kept: by probe name, bytes held between two steps: weights, buffers and optimizer state.
         base_bytes: memory already in use, above the baseline, before any strategy runs (data set, chain, caches).
         seconds: time that profiling took.
+        tensors: operators and tensors one by one, where a strategy asked for them.
     """
 
     units: tuple[UnitFacts, ...]
@@ -110,3 +113,4 @@ class Profile:
     kept: dict[str, int] = field(default_factory=dict)
     base_bytes: int = 0
     seconds: float = 0.0
+    tensors: TensorProfile | None = None

@@ -54,6 +54,36 @@ class ExitRecord:
 
 
 @dataclass(frozen=True)
+class IntervalRecord:
+    """One selection of tensors, and the epochs that trained with it.
+
+    Attributes:
+        first_epoch, epochs: where it began, from 0, and how many it served.
+        tensors: names of the tensors that trained, in order of execution.
+        importance: by tensor name; empty where nothing was ranked.
+        predicted_seconds, measured_seconds: of a training step: predicted, and the median of those run (0: none yet).
+        full_seconds: of a step of full training with torch's own operators, as measured before.
+        macs, full_macs: multiply-accumulates of a training step per image: of this selection, of full training.
+        predicted_peak_bytes: predicted peak above the baseline.
+        selection_seconds: time that ranking and selecting took.
+        profiled: whether operators were measured anew before it, since steps had drifted from their prediction.
+    """
+
+    first_epoch: int
+    tensors: tuple[str, ...]
+    predicted_seconds: float
+    full_seconds: float
+    macs: int
+    full_macs: int
+    predicted_peak_bytes: int
+    epochs: int = 0
+    measured_seconds: float = 0.0
+    selection_seconds: float = 0.0
+    importance: dict[str, float] = field(default_factory=dict)
+    profiled: bool = False
+
+
+@dataclass(frozen=True)
 class Record:
     """The record of one run; the keys are those of ``snugfit train --json``.
 
@@ -68,6 +98,8 @@ class Record:
         settings: settings of the strategy.
         phases: prediction against measurement per phase.
         exits: the whole accuracy/size frontier's candidates, in chain order.
+        intervals: selections of tensors, where a strategy makes them.
+        tensors: names of all tensors that can be selected, in order of execution.
         profile: lines of the memory model, as data.
         overhead_seconds: ``profiling``, ``caching``, ``exit_selection``.
         confusion: test (or validation) confusion matrix, rows are true classes.
@@ -91,6 +123,8 @@ class Record:
     schema: int = SCHEMA
     phases: tuple[PhaseRecord, ...] = ()
     exits: tuple[ExitRecord, ...] = ()
+    intervals: tuple[IntervalRecord, ...] = ()
+    tensors: tuple[str, ...] = ()
     profile: dict[str, Any] = field(default_factory=dict)
     overhead_seconds: dict[str, float] = field(default_factory=dict)
     confusion: list[list[int]] = field(default_factory=list)

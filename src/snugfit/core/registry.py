@@ -11,11 +11,15 @@ STRATEGIES: dict[str, str] = {
     "backprop": "snugfit.strategies.backprop:Backprop",
     "checkpoint": "snugfit.strategies.checkpoint:Checkpoint",
     "blockwise": "snugfit.strategies.blockwise:Blockwise",
+    "elastic": "snugfit.strategies.elastic:Elastic",
     "feedback": "snugfit.strategies.feedback:Feedback",
 }
 
 NAMED_ONLY = frozenset({"feedback"})
 """Strategies that are there to compare with: ``auto`` does not consider them."""
+
+TIMED = frozenset({"elastic"})
+"""Strategies that answer to a time ratio: ``auto`` considers them, and them alone, where there is one."""
 
 
 def strategy_class(name: str) -> Any:

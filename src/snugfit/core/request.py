@@ -11,6 +11,9 @@ from snugfit.errors import UnknownNameError, UsageError
 
 CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
 FeedbackRule = Literal["dfa", "drtp", "pepita"]
+Scheme = Literal["elastic", "full", "head", "bn+bias", "prunetrain"]
+ImportanceMetric = Literal["contribution", "weight", "gradient"]
+"""``contribution`` is ElasticTrainer's own; it compares with the others in its Figure 20."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ class StrategyOptions:
     """Which way of training, and its settings.
 
     Attributes:
-        strategy: auto, backprop, checkpoint, blockwise or feedback; auto never takes feedback.
+        strategy: auto, backprop, checkpoint, blockwise, elastic or feedback; auto never takes feedback, and takes
+            elastic where there is a time ratio.
         local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options of its own if
             need be, like ``lls:basis=cosine,mode=paper``.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
@@ -122,6 +126,11 @@ class StrategyOptions:
         views: augmented passes that are cached.
         accumulate: let ``backprop`` accumulate micro-batches to the batch size (off: one step per batch that fits).
         feedback_rule: learning rule of ``feedback``: dfa, drtp or pepita.
+        scheme: what ``elastic`` trains: elastic (what matters now), or the baselines full, head, bn+bias, prunetrain.
+        importance: what ``elastic`` ranks tensors by: contribution to lowering the loss, gradient, or weight magnitude.
+        interval: epochs between two selections of ``elastic``, or between two prunings of ``prunetrain``.
+        importance_batch: images that importance is told from.
+        lean: let frozen tensors of ``elastic`` keep no activations (off: torch's own operators).
     """
 
     strategy: str = "auto"
@@ -138,8 +147,20 @@ class StrategyOptions:
     views: int = 1
     accumulate: bool = True
     feedback_rule: FeedbackRule = "dfa"
+    scheme: Scheme = "elastic"
+    importance: ImportanceMetric = "contribution"
+    interval: int = 3
+    importance_batch: int = 4
+    lean: bool = True
 
     def __post_init__(self) -> None:
+        if self.scheme not in get_args(Scheme):
+            raise UnknownNameError("scheme", self.scheme, get_args(Scheme))
+        if self.importance not in get_args(ImportanceMetric):
+            raise UnknownNameError("importance metric", self.importance, get_args(ImportanceMetric))
+        for name in ("interval", "importance_batch"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
         if self.feedback_rule not in get_args(FeedbackRule):
             raise UnknownNameError("feedback rule", self.feedback_rule, get_args(FeedbackRule))
         if self.views < 1:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost
+from snugfit.core.cost import Cost, Shortfall
 from snugfit.core.hardware import Hardware
 from snugfit.core.profile import Profile
 from snugfit.core.record import Record
@@ -39,10 +39,8 @@ class Strategy(Protocol):
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Strategy]:
         """Filled-in instances that fit the budget, best first."""
 
-    def shortfall(
-        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
-    ) -> tuple[tuple[str, ...], int]:
-        """Why nothing was proposed, and the smallest memory budget that would do, in bytes."""
+    def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
+        """Why nothing was proposed, and what would do."""
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Predicted cost of this instance; pure."""

@@ -13,7 +13,7 @@ from snugfit.core.profile import Profile
 from snugfit.core.serial import to_data
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import Workload
-from snugfit.errors import InfeasibleBudgetError
+from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError
 from snugfit.memory import MemoryLimit, PeakMeter
 from snugfit.profiling import measure_probes, unit_facts
 from snugfit.quantities import format_bytes
@@ -81,10 +81,13 @@ def _candidates(
             )
         )
     if not candidates:
-        reasons, smallest = strategy.shortfall(workload, profile, hardware, budget)
+        lack = strategy.shortfall(workload, profile, hardware, budget)
         candidates.append(
-            Candidate(strategy.name, False, to_data(strategy), None, reasons, smallest, exact=strategy.exact)
-        )
+            Candidate(
+                strategy.name, False, to_data(strategy), None, lack.reasons, lack.smallest_bytes, strategy.exact,
+                lack.smallest_ratio,
+            )
+        )  # fmt: skip
     return candidates
 
 
@@ -101,9 +104,17 @@ def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
     return budget_bytes is not None and needed_bytes > budget_bytes
 
 
-def infeasible_error(plan: Plan) -> InfeasibleBudgetError:
+def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
     """The error for a plan in which nothing fits: the closest candidate, what it lacks, the smallest budget."""
     short = [(lack, candidate) for candidate in plan.candidates if (lack := _lack(plan.budget, candidate)) is not None]
+    ratios = [candidate.smallest_ratio for candidate in plan.candidates if candidate.smallest_ratio is not None]
+    if not short and ratios:
+        return InfeasibleTimeError(
+            f"{plan.workload.model} on {plan.workload.data}: "
+            + "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in plan.candidates),
+            smallest_ratio=min(ratios),
+            advice="train the classifier alone with --scheme head",
+        )
     if not short:
         reasons = "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in plan.candidates)
         return InfeasibleBudgetError(

@@ -2,5 +2,6 @@
 
 from snugfit.profiling.facts import unit_facts
 from snugfit.profiling.probe import Probe, measure_probe, measure_probes
+from snugfit.profiling.tensors import TensorProbe, WholeStep
 
-__all__ = ["Probe", "measure_probe", "measure_probes", "unit_facts"]
+__all__ = ["Probe", "TensorProbe", "WholeStep", "measure_probe", "measure_probes", "unit_facts"]

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from snugfit.core.profile import ProbeLine, ProbePoint, Profile
+from snugfit.core.tensors import TensorProfile
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory
+from snugfit.profiling.tensors import TensorProbe
 
 FIRST_BATCHES = (2, 8)
 FIRST_GROWTH, PROBE_GROWTH, LAYER_GROWTH = 3_000_000, 800_000, 80_000
@@ -53,7 +55,7 @@ class Probe:
 
 
 def measure_probes(
-    probes: Sequence[Probe],
+    probes: Sequence[Probe | TensorProbe],
     meter: PeakMeter,
     limit: MemoryLimit,
     on_measured: Callable[[str, int, int], object] | None = None,
@@ -71,7 +73,13 @@ def measure_probes(
     before = meter.current_bytes
     lines: dict[str, ProbeLine] = {}
     floors: dict[str, int] = {}
+    tensors: TensorProfile | None = None
     for index, probe in enumerate(probes, start=1):
+        if isinstance(probe, TensorProbe):
+            if on_measured is not None:
+                tensors = probe.measure(limit)
+                on_measured(probe.name, index, len(probes))
+            continue
         smallest, floors[probe.name] = _smallest(probe)
         if on_measured is None:
             continue
@@ -81,14 +89,16 @@ def measure_probes(
         on_measured(probe.name, index, len(probes))
     release_memory()
     meter.restart()
-    grown = 0 if len(lines) == len(probes) else before + FIRST_GROWTH + sum(probe.growth_bytes for probe in probes)
+    lined = [probe for probe in probes if isinstance(probe, Probe)]
+    grown = 0 if len(lines) == len(lined) else before + FIRST_GROWTH + sum(probe.growth_bytes for probe in lined)
     return Profile(
         units=(),
         lines=lines,
         floors=floors,
-        kept={probe.name: probe.kept_bytes for probe in probes},
+        kept={probe.name: probe.kept_bytes for probe in lined},
         base_bytes=max(meter.current_bytes, grown, 0),
         seconds=time.perf_counter() - started,
+        tensors=tensors,
     )
 
 

@@ -118,14 +118,14 @@ class ConsoleProgress:
         if phase is None:
             return
         total = max(phase.epochs * event.steps, 1)
-        share = (event.epoch * event.steps + event.step) / total
+        share = ((event.epoch - phase.first_epoch) * event.steps + event.step) / total
         if self._left is not None:
             if self._step is None:
                 self._left.progress(share - 1 / total, first=True)
             self._left.progress(share)
         self._step = event
         if self._due(now):
-            where = f"epoch {event.epoch + 1}/{phase.epochs}  step {event.step}/{event.steps}"
+            where = f"epoch {event.epoch + 1}/{phase.first_epoch + phase.epochs}  step {event.step}/{event.steps}"
             rate = speed(getattr(event, "samples", 0), self._pace)
             self._draw(phase.name, share, where, status_line(event, self._budget, rate, self._time_left()))
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from snugfit.chain import Chain, load_into, release
 from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Phase
+from snugfit.core.cost import Cost, Phase, Shortfall
 from snugfit.core.hardware import Hardware
 from snugfit.core.profile import Profile, UnitFacts
 from snugfit.core.record import Record
@@ -153,10 +153,10 @@ def whole_cost(profile: Profile, probe: str, workload: Workload, batch: int, mic
     return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
 
 
-def whole_reasons(profile: Profile, probe: str, budget: Budget) -> tuple[tuple[str, ...], int]:
+def whole_reasons(profile: Profile, probe: str, budget: Budget) -> Shortfall:
     """Why a whole network does not fit at one sample, and the smallest budget that would do."""
     smallest = max(smallest_budget(profile, profile.floors[probe]), (budget.memory_bytes or 0) + 1_000_000)
-    return (f"one sample needs {smallest / 1e6:.0f} MB",), smallest
+    return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
 
 
 def fit_whole(
@@ -287,10 +287,8 @@ class WholeNetwork(ABC):
         """Cost from the measured lines."""
         return whole_cost(profile, self.probe, workload, self.micro_batch, self.micro_batches)
 
-    def shortfall(
-        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
-    ) -> tuple[tuple[str, ...], int]:
-        """Why nothing was proposed, and the smallest memory budget that would do, in bytes."""
+    def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
+        """Why nothing was proposed, and the smallest memory budget that would do."""
         return whole_reasons(profile, self.probe, budget)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:

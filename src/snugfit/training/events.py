@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snugfit.core.cost import Cost
-from snugfit.core.record import Record
+from snugfit.core.record import IntervalRecord, Record
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class PhaseStarted(Event):
-    """A phase begins: ``index`` of ``count`` (from 0), ``steps`` training steps in each of ``epochs`` epochs."""
+    """A phase begins: ``index`` of ``count`` (from 0), ``steps`` training steps in each of ``epochs`` epochs.
+
+    Its epochs are numbered from ``first_epoch``.
+    """
 
     name: str
     index: int
@@ -57,6 +60,16 @@ class PhaseStarted(Event):
     epochs: int
     steps: int
     predicted_peak_bytes: int
+    first_epoch: int = 0
+
+
+@dataclass(frozen=True)
+class TensorsSelected(Event):
+    """The ``index``-th selection of tensors (from 0) was made, of ``count`` tensors that there are."""
+
+    index: int
+    interval: IntervalRecord
+    count: int
 
 
 @dataclass(frozen=True)

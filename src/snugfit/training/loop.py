@@ -63,7 +63,12 @@ class Trainable(Protocol):
 
 
 def train_phase(
-    trainable: Trainable, source: BatchSource, phase: Phase, run: Run, evaluate: Callable[[], float | None]
+    trainable: Trainable,
+    source: BatchSource,
+    phase: Phase,
+    run: Run,
+    evaluate: Callable[[], float | None],
+    span: range | None = None,
 ) -> int:
     """Train for the workload's epochs, from wherever the run stands; returns the steps of one epoch.
 
@@ -73,14 +78,15 @@ def train_phase(
         phase: the phase as predicted.
         run: the run; its position says where to start.
         evaluate: validation accuracy at the end of an epoch, or None.
+        span: the epochs of this phase, where it is one of several stretches of the workload's.
 
     Raises:
         DivergedError, InterruptedRunError, BudgetExceededError: see ``snugfit.errors``; the run can be resumed.
     """
-    epochs, group = run.workload.epochs, min(trainable.micro_batches, source.steps(phase.batch_size))
+    span, group = span or range(run.workload.epochs), min(trainable.micro_batches, source.steps(phase.batch_size))
     steps = source.steps(phase.batch_size) // group
     position = run.position
-    for epoch in range(position.epoch, epochs):
+    for epoch in range(max(position.epoch, span.start), span.stop):
         if position.epoch != epoch:
             position.start_epoch(epoch)
         started = time.perf_counter()

@@ -160,12 +160,14 @@ class Run:
         self.position.phase_peak_bytes = max(self.position.phase_peak_bytes, peak)
         self.position.peak_bytes = max(self.position.peak_bytes, peak)
 
-    def start_phase(self, phase: Phase, index: int, count: int, epochs: int, steps: int) -> None:
+    def start_phase(self, phase: Phase, index: int, count: int, epochs: int, steps: int, first_epoch: int = 0) -> None:
         """Begin (or take up) a phase, whose weights are in memory; its first step has the room that is left now."""
         self.tick()
         self.meter.restart()
         self.emit(
-            PhaseStarted(phase.name, index, count, phase.units, phase.batch_size, epochs, steps, phase.peak_bytes)
+            PhaseStarted(
+                phase.name, index, count, phase.units, phase.batch_size, epochs, steps, phase.peak_bytes, first_epoch
+            )
         )
 
     def end_phase(self, phase: Phase, epochs: int, steps: int, cache_bytes: int = 0) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from snugfit.chain import Chain
 from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost
+from snugfit.core.cost import Cost, Shortfall
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.workload import Workload
@@ -69,7 +69,7 @@ def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
             return Cost(peak, seconds / 10, seconds, storage)
 
         def shortfall(self, workload, profile, hardware, budget):
-            return tuple(reasons), smallest
+            return Shortfall(tuple(reasons), smallest)
 
     Strategy.name, Strategy.exact = name, exact
     return Strategy()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from strategy_samples import HARDWARE, MB, line, profile, workload
 
 from snugfit.core.budget import Budget
+from snugfit.core.cost import Shortfall
 from snugfit.strategies.backprop import Backprop
 from snugfit.strategies.checkpoint import Checkpoint
 from snugfit.strategies.prediction import (
@@ -143,9 +144,11 @@ def test_cost_of_accumulation_by_hand():
 
 def test_reasons_name_the_smallest_budget():
     found = profile({}, floors={"network": 100 * MB})
-    reasons, smallest = whole_reasons(found, "network", Budget("50MB"))
-    assert smallest == ONE_SAMPLE and reasons == (f"one sample needs {ONE_SAMPLE // MB} MB",)
-    assert whole_reasons(found, "network", Budget("200MB"))[1] == 201 * MB, "what was measured not to fit does not fit"
+    lack = whole_reasons(found, "network", Budget("50MB"))
+    assert lack == Shortfall((f"one sample needs {ONE_SAMPLE // MB} MB",), ONE_SAMPLE)
+    assert whole_reasons(found, "network", Budget("200MB")).smallest_bytes == 201 * MB, (
+        "what was measured not to fit does not fit"
+    )
 
 
 @pytest.mark.parametrize(("kind", "probe"), [(Backprop, "network"), (Checkpoint, "checkpoint")])
@@ -157,7 +160,7 @@ def test_strategies_propose_what_the_settings_say(kind, probe):
     cost = proposal.estimate(workload(), found, HARDWARE)
     assert cost == whole_cost(found, probe, workload(), 32, 2) and cost.peak_bytes <= budget.memory_bytes
     assert list(kind().propose(workload(), found, HARDWARE, Budget(5 * MB))) == []
-    assert kind().shortfall(workload(), found, HARDWARE, Budget(5 * MB))[1] == 10 * MB, (
+    assert kind().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 10 * MB, (
         "1.12 + 5.5 + 1 + 2 MB, rounded up"
     )
     assert list(kind().propose(workload(), profile({}, floors={probe: MB}), HARDWARE, budget)) == []

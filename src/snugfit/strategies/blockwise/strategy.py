@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from snugfit.chain import Chain
 from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Phase
+from snugfit.core.cost import Cost, Phase, Shortfall
 from snugfit.core.hardware import Hardware
 from snugfit.core.profile import ProbeLine, Profile, UnitFacts
 from snugfit.core.record import Record
@@ -157,10 +157,8 @@ class Blockwise:
         images = workload.test_count + workload.val_count
         return Phase("exit", peak, EVALUATION_SHARE * seconds * images, self.test_batch)
 
-    def shortfall(
-        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
-    ) -> tuple[tuple[str, ...], int]:
-        """Why nothing was proposed: the hungriest unit, and the smallest memory budget that would do, in bytes."""
+    def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
+        """Why nothing was proposed: the hungriest unit, and the smallest memory budget that would do."""
         names = [facts.name for facts in profile.units[:-1]]
         kept = {name: profile.kept[unit_probe_name(name)] if self.residency == "all" else 0 for name in names}
         floors = {name: profile.floors[unit_probe_name(name)] + sum(kept.values()) - kept[name] for name in names}
@@ -168,7 +166,7 @@ class Blockwise:
         smallest = max(smallest_budget(profile, floors[hungriest]), (budget.memory_bytes or 0) + 1_000_000)
         reason = f"unit {hungriest} needs {smallest / 1e6:.0f} MB for one sample"
         tested = smallest_budget(profile, LEFT_BY_BLOCKS + _tested_weights(profile, hardware))
-        return (reason,), max(smallest, tested)
+        return Shortfall((reason,), max(smallest, tested))
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train block after block."""

@@ -1,0 +1,274 @@
+"""The Tensor Timing Profiler: what each operator's backward pass takes under each output mask, measured here.
+
+ElasticTrainer sections 3.2 and 5. Every operator is run alone on the maps that the ones before it gave: its forward
+pass without gradients, with a gradient that passes to its inputs, with one for each of its tensors, and with one for
+all of them. Nothing is assumed about what a layer is: a norm is the black box of section 5.2, a layer without tensors
+(section 5.3) and attention are operators like any other.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_iter
+
+from snugfit.chain import Chain
+from snugfit.core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
+from snugfit.errors import ModelError
+from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
+from snugfit.profiling.operator import Kept, Operator, Timed, enough, storage, timed, typical
+
+MAP_BYTES = 32_000_000
+"""Largest map that is timed: an operator takes some four times as much."""
+T = TypeVar("T")
+WholeStep = tuple[Callable[[], object], Callable[[], object]]
+"""Makes a network ready for a training step, untimed; and runs the step."""
+_MakeUpdate = Callable[[nn.Parameter], Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class TensorProbe:
+    """A network whose operators and tensors a strategy must know one by one.
+
+    Attributes:
+        name: what is told when it has been measured.
+        chain: the network, on the meta device.
+        device: where to measure.
+        prepare: given a unit's module in memory, gives it weights, operators and modes.
+        make_update: given a parameter, makes a function that applies the gradient that it holds.
+        context: given a batch, the precision's context.
+        make_steps: given a batch size, makes the network in memory, and three pairs of functions: one makes it ready,
+            the other runs a training step, which is timed. They are the three of ``StepSeconds``, in its order.
+        batch_limit: largest batch of interest.
+    """
+
+    name: str
+    chain: Chain
+    device: str
+    prepare: Callable[[nn.Module], object]
+    make_update: _MakeUpdate
+    context: Callable[[Tensor], AbstractContextManager[object]]
+    make_steps: Callable[[int], Sequence[WholeStep]]
+    batch_limit: int
+
+    def measure(self, limit: MemoryLimit) -> TensorProfile | None:
+        """Measure every operator; at half the batch where memory is refused, None where one sample is too much.
+
+        Raises:
+            ModelError: an operator cannot be run alone.
+        """
+        started = time.perf_counter()
+        found = self.measure_operators(limit)
+        if found is None:
+            return None
+        steps = _falling(self._steps, found.batch, limit)
+        return replace(found, steps=steps, seconds=time.perf_counter() - started)
+
+    def measure_operators(self, limit: MemoryLimit) -> TensorProfile | None:
+        """As :meth:`measure`, without whole steps: one unit in memory at a time."""
+        return _falling(self._operators, self._first_batch(), limit)
+
+    def _first_batch(self) -> int:
+        shapes = [shape for unit in self.chain.all_units for shape in (unit.output_shape, unit.map_shape)]
+        largest = max(torch.Size(shape).numel() for shape in shapes)
+        return max(1, min(self.batch_limit, MAP_BYTES // (4 * largest)))
+
+    def _steps(self, batch: int) -> StepSeconds:
+        """Whole steps in turns, so that whatever else the machine does falls on all of them alike."""
+        steps = self.make_steps(batch)
+        times: list[list[float]] = [[] for _ in steps]
+        while not all(map(enough, times)):
+            for (ready, step), seconds in zip(steps, times, strict=True):
+                ready()
+                seconds.append(timed(step, torch.device(self.device))[1])
+        return StepSeconds(batch, *map(typical, times))
+
+    def _operators(self, batch: int) -> TensorProfile:
+        value = torch.randn((batch, *self.chain.input_shape), device=self.device)
+        if value.dim() == 4:
+            value = value.contiguous(memory_format=torch.channels_last)
+        found = _Found(batch)
+        for unit in self.chain.all_units:
+            module = copy.deepcopy(unit.module).to_empty(device=self.device)
+            self.prepare(module)
+            with self.context(value):
+                value = _UnitTimer(module, found, self.make_update).run(value)
+        return TensorProfile(batch, tuple(found.operators))
+
+
+def _falling(measure: Callable[[int], T], batch: int, limit: MemoryLimit) -> T | None:
+    """Measure at a batch, at half of it where memory is refused, and so on; None where one sample is too much."""
+    while batch:
+        try:
+            with limit.room_for_kernels():
+                return measure(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        release_memory()
+        batch //= 2
+    return None
+
+
+@dataclass
+class _Found:
+    """What is known so far: the operators, how many maps, and who gave the value that enters the next unit."""
+
+    batch: int
+    operators: list[OperatorFacts] = field(default_factory=list)
+    maps: int = 0
+    entry: tuple[int, int] = (-1, 0)
+
+    def new_map(self) -> int:
+        self.maps += 1
+        return self.maps
+
+    def saved(self, kept: Kept) -> tuple[Saved, ...]:
+        """What an operator keeps, per sample; a few values per channel do not count."""
+        return tuple(
+            Saved(self.new_map() if number is None else number, size // self.batch)
+            for number, size in kept.values()
+            if size >= self.batch
+        )
+
+
+class _UnitTimer(fx.Interpreter):
+    """Runs a unit's graph node by node, each node many times, and notes what it takes."""
+
+    def __init__(self, module: fx.GraphModule, found: _Found, make_update: _MakeUpdate) -> None:
+        super().__init__(module)
+        self.found, self.make_update = found, make_update
+        self.values: dict[fx.Node, tuple[int, int]] = {}
+        self.trains = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+        self.held = {storage(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        module.requires_grad_(False)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Measure one node; returns what it gives."""
+        if n.op == "placeholder":
+            self.values[n] = self.found.entry
+        if n.op == "output" and isinstance(n.args[0], fx.Node):
+            self.found.entry = self.values[n.args[0]]
+        if n.op in ("placeholder", "get_attr", "output"):
+            return super().run_node(n)
+        arguments = self.fetch_args_kwargs_from_env(n)
+        call = partial(getattr(self, n.op), n.target)
+        operator = Operator(call, arguments, self._maps(n), self._parameters(n), self.held)
+        if not operator.places and not operator.parameters:
+            return call(*arguments)
+        try:
+            return self._note(n, operator)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise ModelError(
+                f"{n.target} ({self._kind(n)}) cannot be timed alone: {str(error).splitlines()[0]}. "
+                "Train this model with another strategy."
+            ) from error
+
+    def _sources(self, node: fx.Node) -> Iterator[tuple[fx.Node, Tensor]]:
+        for source in node.all_input_nodes:
+            if source in self.values:
+                for value in tree_iter(self.env[source]):
+                    if isinstance(value, Tensor) and value.is_floating_point():
+                        yield source, value
+
+    def _maps(self, node: fx.Node) -> dict[int, int]:
+        """Number of each map that a node reads, by the tensor's identity."""
+        return {id(value): self.values[source][1] for source, value in self._sources(node)}
+
+    def _parameters(self, node: fx.Node) -> dict[str, nn.Parameter]:
+        """Trainable parameters that a node reads, by name in the model."""
+        if node.op == "call_module":
+            owned = self.module.get_submodule(str(node.target)).named_parameters()
+            named = {f"{node.target}.{name}": parameter for name, parameter in owned}
+        else:
+            direct = [source for source in node.all_input_nodes if source.op == "get_attr"]
+            named = {str(s.target): value for s in direct if isinstance(value := self.env[s], nn.Parameter)}
+        seen = {tensor.name for operator in self.found.operators for tensor in operator.tensors}
+        twice = next((name for name in named if name in seen), None)
+        if twice is not None:
+            raise ModelError(f"{twice} is read by two operators, so its time cannot be told. Use another strategy.")
+        return {name: parameter for name, parameter in named.items() if self.trains[name]}
+
+    def _kind(self, node: fx.Node) -> str:
+        if node.op == "call_module":
+            return type(self.module.get_submodule(str(node.target))).__name__
+        return str(getattr(node.target, "__name__", node.target))
+
+    def _note(self, node: fx.Node, operator: Operator) -> Any:
+        output, forward = operator.forward()
+        tensors = [value for value in tree_iter(output) if isinstance(value, Tensor) and value.is_floating_point()]
+        if not tensors:
+            return output
+        given = self._map_of(tensors[0], operator)
+        passing = operator.gradient(of_inputs=True, of=(), output_map=given) if operator.places else None
+        sources = dict.fromkeys(self.values[source][0] for source, _ in self._sources(node))
+        batch = self.found.batch
+        facts = OperatorFacts(
+            name=str(node.target if node.op == "call_module" else node.name),
+            kind=self._kind(node),
+            inputs=tuple(sources),
+            map=given,
+            output_bytes=sum(value.numel() * value.element_size() for value in tensors) // batch,
+            forward_seconds=forward,
+            pass_seconds=max(passing.forward - forward, 0.0) + passing.backward if passing else 0.0,
+            macs=operator.macs // batch,
+            saved=self.found.saved(passing.kept) if passing else (),
+            tensors=self._tensors(operator, forward, passing, given),
+        )
+        self.found.operators.append(facts)
+        self.values[node] = (len(self.found.operators) - 1, given)
+        return output
+
+    def _map_of(self, output: Tensor, operator: Operator) -> int:
+        """Number of the map that an operator gives: its input's, where it works in place or gives a view."""
+        numbers = operator.numbers
+        if operator.in_place:
+            return next(iter(numbers.values()))
+        return numbers[storage(output)] if storage(output) in numbers else self.found.new_map()
+
+    def _tensors(
+        self, operator: Operator, forward: float, passing: Timed | None, given: int
+    ) -> tuple[TensorFacts, ...]:
+        """Each tensor alone, then all of them: together they take no more than was measured together."""
+        names = tuple(operator.parameters)
+        alone = {name: operator.gradient(of_inputs=False, of=(name,), output_map=given) for name in names}
+        seconds = {name: max(one.forward - forward, 0.0) + one.backward for name, one in alone.items()}
+        if len(names) > 1:
+            whole = operator.gradient(of_inputs=True, of=names, output_map=given)
+            passed = passing.forward + passing.backward if passing else forward
+            together = max(whole.forward + whole.backward - passed, *seconds.values())
+            share = min(together / max(sum(seconds.values()), 1e-9), 1.0)
+            seconds = {name: value * share for name, value in seconds.items()}
+        return tuple(
+            TensorFacts(
+                name=name,
+                parameters=parameter.numel(),
+                bytes=parameter.numel() * parameter.element_size(),
+                seconds=seconds[name],
+                update_seconds=self._update_seconds(parameter),
+                macs=operator.macs // self.found.batch if parameter.dim() > 1 else 0,
+                saved=self.found.saved(alone[name].kept),
+            )
+            for name, parameter in operator.parameters.items()
+        )
+
+    def _update_seconds(self, parameter: nn.Parameter) -> float:
+        parameter.requires_grad_(True)
+        update = self.make_update(parameter)
+        times: list[float] = []
+        while not enough(times):
+            parameter.grad = torch.zeros_like(parameter)
+            times.append(timed(update, parameter.device)[1])
+        parameter.grad = None
+        parameter.requires_grad_(False)
+        return typical(times)

@@ -1,0 +1,181 @@
+"""The Tensor Importance Evaluator: how much each tensor's update lowers the loss (ElasticTrainer section 4).
+
+The pass never holds the gradients of more than one unit, nor the maps of more than one unit for more than a few images:
+each unit's forward pass is computed anew when its turn comes in the backward pass. The maps between units and the
+weights before the update lie in a mapped file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from snugfit.core.request import ImportanceMetric
+from snugfit.memory.mapped import MappedTensors, mapped_bytes
+
+Update = Callable[[str, nn.Parameter], None]
+
+
+def scratch_bytes(units: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]], batch: int) -> int:
+    """Bytes of mapped file that an evaluation takes: maps between the units, and all weights.
+
+    Args:
+        units: the network's units in order.
+        shapes: shape of each unit's input, without the batch axis.
+        batch: images that importance is told from.
+    """
+    maps = sum(2 * mapped_bytes((batch, *shape)) for shape in shapes)
+    return maps + sum(mapped_bytes(p.shape, p.dtype) for unit in units for p in unit.parameters())
+
+
+def importance(
+    metric: ImportanceMetric,
+    units: Sequence[nn.Module],
+    images: Tensor,
+    labels: Tensor,
+    *,
+    chunk: int,
+    scratch: MappedTensors,
+    update: Update,
+) -> dict[str, float]:
+    """Importance of every parameter, by name; weights are as before when it returns.
+
+    Args:
+        metric: ``contribution``: -sum(gradient x update) at the updated weights, where the update is the optimizer's
+            own on these images (equations 2 and 5, sign such that a positive value lowers the loss); ``gradient`` and
+            ``weight``: sums of magnitudes.
+        units: modules whose composition is the network, in the mode to be evaluated in; every parameter's gradient is
+            told, whether or not it requires one, and the flags are restored.
+        images: (B, ...), uniformly drawn.
+        labels: (B,).
+        chunk: images in memory at once within a unit.
+        scratch: room for :func:`scratch_bytes`.
+        update: steps the optimizer on one parameter, whose gradient is there, and leaves its state as it was.
+    """
+    if metric == "weight":
+        return {name: float(p.detach().abs().sum()) for unit in units for name, p in unit.named_parameters()}
+    flags = [(p, p.requires_grad) for unit in units for p in unit.parameters()]
+    walk = _UnitBackward(units, images, labels, chunk, scratch)
+    try:
+        for parameter, _ in flags:
+            parameter.requires_grad_(True)
+        if metric == "gradient":
+            return _gradients(walk)
+        return _contributions(walk, scratch, update)
+    finally:
+        for parameter, flag in flags:
+            parameter.grad = None
+            parameter.requires_grad_(flag)
+
+
+def _gradients(walk: _UnitBackward) -> dict[str, float]:
+    found: dict[str, float] = {}
+
+    def note(unit: nn.Module) -> None:
+        for name, parameter in _with_gradient(unit):
+            found[name] = float(_gradient(parameter).abs().sum())
+            parameter.grad = None
+
+    walk.run(note)
+    return found
+
+
+def _contributions(walk: _UnitBackward, scratch: MappedTensors, update: Update) -> dict[str, float]:
+    """One pass that updates every tensor on its own gradient, and one that tells and takes back what that gave."""
+    originals: dict[str, Tensor] = {}
+    found: dict[str, float] = {}
+
+    def step(unit: nn.Module) -> None:
+        for name, parameter in _with_gradient(unit):
+            originals[name] = scratch.take(parameter.shape, parameter.dtype)
+            originals[name].copy_(parameter.detach())
+            update(name, parameter)
+            parameter.grad = None
+
+    def tell(unit: nn.Module) -> None:
+        for name, parameter in _with_gradient(unit):
+            found[name] = -_product(_gradient(parameter), parameter.detach(), originals[name])
+            parameter.grad = None
+            _restore(parameter, originals.pop(name))
+
+    try:
+        walk.run(step)
+        walk.run(tell)
+    finally:
+        for unit in walk.units:
+            for name, parameter in unit.named_parameters():
+                if name in originals:
+                    _restore(parameter, originals.pop(name))
+    return found
+
+
+def _product(gradient: Tensor, now: Tensor, before: Tensor) -> float:
+    """Sum of gradient times (now - before), with one temporary of that size."""
+    change = now - before.to(now.device)
+    return float(change.mul_(gradient).sum(dtype=torch.float64))
+
+
+def _with_gradient(unit: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in unit.named_parameters() if parameter.grad is not None]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+@torch.no_grad()
+def _restore(parameter: nn.Parameter, original: Tensor) -> None:
+    parameter.copy_(original)
+
+
+class _UnitBackward:
+    """Backpropagation through units, each recomputed from its input, with the gradients of one at a time."""
+
+    def __init__(
+        self, units: Sequence[nn.Module], images: Tensor, labels: Tensor, chunk: int, scratch: MappedTensors
+    ) -> None:
+        self.units, self.labels, self.chunk, self.scratch = units, labels, chunk, scratch
+        self.device = images.device
+        self.inputs = [images]
+        self.gradients: list[Tensor] = []
+
+    def run(self, consume: Callable[[nn.Module], None]) -> None:
+        """Leave each unit's gradients, of the mean cross entropy, in its parameters, and call ``consume``, last first.
+
+        ``consume`` may change that unit's weights: nothing is computed with them afterwards.
+        """
+        self._forward()
+        for index in range(len(self.units) - 1, -1, -1):
+            for start in range(0, len(self.labels), self.chunk):
+                self._backward(index, slice(start, start + self.chunk))
+            consume(self.units[index])
+
+    @torch.no_grad()
+    def _forward(self) -> None:
+        """Fill the maps between the units."""
+        for index, unit in enumerate(self.units[:-1]):
+            for start in range(0, len(self.labels), self.chunk):
+                output = unit(self._part(index, slice(start, start + self.chunk)))
+                if index + 1 == len(self.inputs):
+                    self.inputs.append(self.scratch.take((len(self.labels), *output.shape[1:]), output.dtype))
+                    self.gradients.append(self.scratch.take((len(self.labels), *output.shape[1:]), output.dtype))
+                self.inputs[index + 1][start : start + len(output)] = output
+
+    def _part(self, index: int, rows: slice) -> Tensor:
+        part = self.inputs[index][rows].to(self.device)
+        return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part.clone()
+
+    def _backward(self, index: int, rows: slice) -> None:
+        part = self._part(index, rows).detach().requires_grad_(index > 0)
+        output = self.units[index](part)
+        if index == len(self.units) - 1:
+            loss = F.cross_entropy(output.float(), self.labels[rows], reduction="sum") / len(self.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            torch.autograd.backward(output, self.gradients[index][rows].to(output.device))
+        if part.grad is not None:
+            self.gradients[index - 1][rows] = part.grad

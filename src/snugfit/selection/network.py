@@ -1,0 +1,161 @@
+"""What a selection of tensors costs, from the profile of every operator: seconds, bytes and multiply-accumulates.
+
+Two views of one network. The *chain* of section 2.2 and 5 in ElasticTrainer, tensors in order of execution with one
+``t_dw`` and one ``t_dy`` each, is what the dynamic programme solves. The *graph* of operators tells the cost of a given
+selection more exactly: where branches meet, the chain charges for a branch that no gradient enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from snugfit.core.tensors import OperatorFacts, TensorFacts, TensorProfile
+
+Mask = np.ndarray
+"""Which tensors train: (N,) bool, in order of execution."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A profiled network at one batch size.
+
+    Attributes:
+        profile: what was measured.
+        batch: samples of a (micro-)batch; times and maps grow with it, updates do not.
+        state_copies: tensors of optimizer state that each trained tensor carries.
+    """
+
+    profile: TensorProfile
+    batch: int
+    state_copies: int = 1
+
+    @property
+    def operators(self) -> Sequence[OperatorFacts]:
+        """The operators in order of execution."""
+        return self.profile.operators
+
+    @cached_property
+    def tensors(self) -> tuple[TensorFacts, ...]:
+        """The tensors in order of execution."""
+        return self.profile.tensors
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Parameter names in order of execution."""
+        return tuple(tensor.name for tensor in self.tensors)
+
+    @cached_property
+    def place(self) -> np.ndarray:
+        """Number of the operator of each tensor, (N,)."""
+        return np.array([i for i, operator in enumerate(self.operators) for _ in operator.tensors], dtype=np.int64)
+
+    @property
+    def scale(self) -> float:
+        """Times at this batch over those of the profile's."""
+        return self.batch / self.profile.batch
+
+    @cached_property
+    def head(self) -> Mask:
+        """Tensors of the last layer that has any: the classifier."""
+        return np.asarray(self.place == self.place[-1]) if len(self.place) else np.zeros(0, dtype=bool)
+
+    def mask(self, names: Iterable[str]) -> Mask:
+        """The selection of these tensors."""
+        wanted = set(names)
+        return np.array([name in wanted for name in self.names], dtype=bool)
+
+    @cached_property
+    def t_dw(self) -> np.ndarray:
+        """Seconds to compute and apply each tensor's update, (N,)."""
+        return np.array([tensor.seconds * self.scale + tensor.update_seconds for tensor in self.tensors])
+
+    @cached_property
+    def t_dy(self) -> np.ndarray:
+        """Seconds to carry the gradient from each tensor to the one before it, (N,).
+
+        Passing time is counted to the tensor at whose input it ends. A bias therefore has none (section 5.1, footnote
+        8), the tensors of a norm have that of the whole norm together (section 5.2), and a layer without tensors
+        (section 5.3) counts to the tensor after it: with that of the layer before, the time would be lost when that
+        tensor is the earliest one selected, whose own ``t_dy`` is not charged.
+        """
+        return self._differences([operator.pass_seconds * self.scale for operator in self.operators])
+
+    @cached_property
+    def pass_bytes(self) -> np.ndarray:
+        """Bytes kept when the gradient passes from each tensor to the one before it, (N,)."""
+        kept = [sum(saved.bytes for saved in operator.saved) * self.batch for operator in self.operators]
+        return self._differences(kept).astype(np.int64)
+
+    def _differences(self, values: Sequence[float]) -> np.ndarray:
+        """Per tensor, the sum of the operators after the previous tensor's, its own included."""
+        passed = np.concatenate([np.cumsum(np.asarray(values, dtype=np.float64)[::-1])[::-1], [0.0]])
+        reach = passed[self.place + 1]
+        before = np.concatenate([[passed[0]], reach[:-1]])
+        return np.asarray(np.maximum(before - reach, 0.0))
+
+    @cached_property
+    def own_bytes(self) -> np.ndarray:
+        """Bytes of optimizer state of each tensor, and of what is kept for it alone, (N,)."""
+        alone = [sum(s.bytes for s in t.saved[1:]) * self.batch for t in self.tensors]
+        return np.array([t.bytes for t in self.tensors]) * self.state_copies + np.array(alone, dtype=np.int64)
+
+    @cached_property
+    def gradient_bytes(self) -> np.ndarray:
+        """Bytes of each tensor's gradient, (N,)."""
+        return np.array([t.bytes for t in self.tensors], dtype=np.int64)
+
+    @cached_property
+    def input_bytes(self) -> np.ndarray:
+        """Bytes of the map that is kept for each tensor, (N,); tensors that read the same map share it."""
+        return np.array([t.saved[0].bytes * self.batch if t.saved else 0 for t in self.tensors], dtype=np.int64)
+
+    def shared_inputs(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The maps that are kept for some tensors, (M,) indices.
+
+        Returns:
+            The number of each tensor's map among those, (M,), -1 for none; and the bytes of each map.
+        """
+        maps = [self.tensors[i].saved[0].map if self.tensors[i].saved else -1 for i in chosen]
+        numbers = {number: index for index, number in enumerate(dict.fromkeys(m for m in maps if m >= 0))}
+        sizes = np.zeros(len(numbers), dtype=np.int64)
+        for tensor, number in zip(chosen, maps, strict=True):
+            if number >= 0:
+                sizes[numbers[number]] = self.input_bytes[tensor]
+        return np.array([numbers.get(number, -1) for number in maps], dtype=np.int64), sizes
+
+    def passes(self, mask: Mask) -> np.ndarray:
+        """Whether a gradient must pass through each operator to its inputs, (operators,) bool."""
+        trains = np.zeros(len(self.operators), dtype=bool)
+        trains[self.place[mask]] = True
+        return self._passes(trains)[0]
+
+    def _passes(self, trains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Per operator, whether its inputs and its output have gradients."""
+        inputs, output = np.zeros_like(trains), np.zeros_like(trains)
+        for index, operator in enumerate(self.operators):
+            inputs[index] = any(output[source] for source in operator.inputs if source >= 0)
+            output[index] = inputs[index] or trains[index]
+        return inputs, output
+
+    def forward_seconds(self) -> float:
+        """Seconds of a forward pass without gradients."""
+        return sum(operator.forward_seconds for operator in self.operators) * self.scale
+
+    def backward_seconds(self, mask: Mask) -> float:
+        """Seconds that a selection adds to a forward pass, updates included (section 2.2, on the graph)."""
+        passed = sum(op.pass_seconds for op, on in zip(self.operators, self.passes(mask), strict=True) if on)
+        return passed * self.scale + float(self.t_dw[mask].sum())
+
+    def macs(self, mask: Mask) -> int:
+        """Multiply-accumulates of a training step per sample: forward pass, passing of gradients, weight gradients."""
+        forward = sum(operator.macs for operator in self.operators)
+        passed = sum(op.macs for op, on in zip(self.operators, self.passes(mask), strict=True) if on)
+        return forward + passed + sum(t.macs for t, on in zip(self.tensors, mask, strict=True) if on)
+
+    def state_bytes(self, mask: Mask) -> int:
+        """Bytes of optimizer state of a selection."""
+        return self.state_copies * sum(t.bytes for t, on in zip(self.tensors, mask, strict=True) if on)

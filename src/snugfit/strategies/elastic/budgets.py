@@ -1,0 +1,115 @@
+"""Predicted peaks of a network of which some tensors train: bytes followed through operators, held against steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from snugfit.core.budget import Budget
+from snugfit.core.profile import Profile
+from snugfit.core.workload import Workload
+from snugfit.selection.choice import Room, choose, needed_bytes
+from snugfit.selection.network import Mask, Network
+from snugfit.selection.timing import StepTimes
+from snugfit.strategies.elastic.probing import FULL, HEAD, IMPORTANCE
+from snugfit.strategies.prediction import TENSOR_TO_PROCESS, room_for_step, with_safety
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A profiled network at the batch that it trains at.
+
+    Attributes:
+        profile: what was measured.
+        workload: what is trained.
+        micro_batch: images in memory at once.
+        micro_batches: of them that make a step.
+    """
+
+    profile: Profile
+    workload: Workload
+    micro_batch: int
+    micro_batches: int
+
+    @cached_property
+    def memory(self) -> Network:
+        """The network at the micro-batch."""
+        return self._network(self.micro_batch)
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """The time model at the effective batch."""
+        return StepTimes(self._network(self.micro_batch * self.micro_batches))
+
+    def _network(self, batch: int) -> Network:
+        if self.profile.tensors is None:
+            raise ValueError("the profile holds no tensors")
+        return Network(self.profile.tensors, batch, self.workload.optimizer.state_per_parameter)
+
+    @property
+    def holds(self) -> bool:
+        """Whether gradients of weights are held over micro-batches."""
+        return self.micro_batches > 1
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of weights and buffers."""
+        return sum(unit.weight_bytes for unit in self.profile.units)
+
+    def analytic(self, mask: Mask) -> int:
+        """Bytes of tensors at the peak of a step with a selection: weights, state, maps and gradients."""
+        return self.weight_bytes + needed_bytes(self.memory, mask, Room(1.0, holds_gradients=self.holds))
+
+    def peak(self, mask: Mask) -> int:
+        """Predicted peak of a step with a selection, above what is in memory before it."""
+        least, most = self._overheads
+        share = (self.analytic(mask) - least[0]) / max(most[0] - least[0], 1)
+        return int(self.analytic(mask) + least[1] + max(share, 0.0) * max(most[1] - least[1], 0.0))
+
+    @cached_property
+    def _overheads(self) -> tuple[tuple[int, float], tuple[int, float]]:
+        """Analytic bytes, and by how much the measured peak lies above them: with the fewest tensors and with all."""
+        single = Sizes(self.profile, self.workload, self.micro_batch, 1)
+        everything = np.ones(len(self.memory.tensors), dtype=bool)
+        found = []
+        for name, mask in ((HEAD, self.memory.head), (FULL, everything)):
+            line, analytic = self.profile.lines.get(name), single.analytic(mask)
+            guess = analytic * (TENSOR_TO_PROCESS - 1)
+            found.append((analytic, max(line.bytes_at(self.micro_batch) - analytic, 0) if line else guess))
+        return found[0], found[1]
+
+    def predicted(self, mask: Mask) -> int:
+        """Predicted peak of an interval above the baseline, the pass that tells importance apart."""
+        return with_safety(self.profile.base_bytes, self.peak(mask))
+
+    def room(self, budget: Budget, ratio: float) -> Room:
+        """What a selection may take of a budget, less weights and what no tensor accounts for."""
+        step = room_for_step(budget, self.profile.base_bytes)
+        if step == float("inf"):
+            return Room(ratio, None, self.holds)
+        least, most = self._overheads
+        slope = max(most[1] - least[1], 0.0) / max(most[0] - least[0], 1)
+        analytic = (step - least[1] + slope * least[0]) / (1 + slope)
+        return Room(ratio, int(analytic) - self.weight_bytes, self.holds)
+
+    def most(self, budget: Budget, ratio: float) -> int:
+        """Upper bound of the predicted peak of every selection within the budgets."""
+        network = self.memory
+        alone = (network.own_bytes + network.input_bytes + network.gradient_bytes).astype(np.float64)
+        hungriest = choose(self.times, network, alone, self.room(budget, ratio))
+        passed = int(network.pass_bytes[: int(np.argmax(hungriest))].sum())
+        return with_safety(self.profile.base_bytes, self.peak(hungriest) + passed)
+
+
+def importance_peak(profile: Profile, chunk: int) -> int:
+    """Predicted peak of the pass that tells importance; the optimizer state lies in a file meanwhile."""
+    return with_safety(profile.base_bytes, profile.lines[IMPORTANCE].bytes_at(chunk))
+
+
+def largest_chunk(profile: Profile, budget: Budget, sizes: Sequence[int]) -> int:
+    """Most images at once at which the pass that tells importance fits the budget; 0 when none does."""
+    line, room = profile.lines.get(IMPORTANCE), room_for_step(budget, profile.base_bytes)
+    return 0 if line is None else max((size for size in sizes if line.bytes_at(size) <= room), default=0)

@@ -1,0 +1,66 @@
+"""When steps take other than predicted for long, the operators are measured anew (ElasticTrainer section 5.4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from snugfit.chain import Chain
+from snugfit.core.record import IntervalRecord
+from snugfit.core.tensors import StepSeconds, TensorProfile
+from snugfit.selection.network import Network
+from snugfit.strategies.elastic.budgets import Sizes
+from snugfit.strategies.elastic.probing import ElasticProbes
+from snugfit.training.events import Notice
+from snugfit.training.run import Run
+
+if TYPE_CHECKING:
+    from snugfit.strategies.elastic.strategy import Elastic
+
+DRIFT = 0.25
+"""Share by which an epoch's median step may differ from its prediction before it counts as drift."""
+LEAST_SECONDS = 0.05
+"""Steps shorter than this differ by more than that from one epoch to the next anyway."""
+
+
+def drifted(interval: IntervalRecord) -> bool:
+    """Whether the steps of an interval took another time than predicted."""
+    measured, predicted = interval.measured_seconds, interval.predicted_seconds
+    return measured > LEAST_SECONDS and abs(measured / predicted - 1) > DRIFT
+
+
+def profile_anew(strategy: Elastic, chain: Chain, sizes: Sizes, run: Run) -> TensorProfile | None:
+    """Measure every operator again, one unit in memory at a time beside the network.
+
+    The whole steps cannot be run again beside it; they are taken to have changed as the sums over operators have.
+
+    Returns:
+        The new profile; None where the memory budget has no room for it.
+    """
+    old = sizes.memory.profile
+    probes = ElasticProbes(chain, run.workload, str(run.device), strategy.lean)
+    tensors = probes.tensors(min(old.batch, strategy.micro_batch)).measure_operators(run.limit)
+    run.tick()
+    if tensors is None:
+        run.emit(Notice("steps have drifted from their prediction, but there is no memory to measure operators anew"))
+        return None
+    run.emit(Notice("steps have drifted from their prediction; operators were measured anew"))
+    return replace(tensors, steps=_changed(old, tensors))
+
+
+def _changed(old: TensorProfile, new: TensorProfile) -> StepSeconds | None:
+    """The whole steps, scaled as the sums of their operators have changed."""
+    steps = old.steps
+    if steps is None:
+        return None
+    before, after = (Network(profile, steps.batch) for profile in (old, new))
+    everything = np.ones(len(before.names), dtype=bool)
+
+    def scale(full: bool) -> float:
+        masks = [everything if full else network.head for network in (before, after)]
+        sums = [n.forward_seconds() + n.backward_seconds(m) for n, m in zip((before, after), masks, strict=True)]
+        return sums[1] / sums[0]
+
+    return StepSeconds(steps.batch, steps.stock * scale(True), steps.full * scale(True), steps.head * scale(False))

@@ -1,0 +1,66 @@
+"""Importance of every tensor where a run stands."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from snugfit.chain import Chain
+from snugfit.memory import release_memory
+from snugfit.memory.mapped import MappedTensors, mapped_bytes
+from snugfit.selection.importance import importance, scratch_bytes
+from snugfit.strategies.elastic.probing import trial_updates
+from snugfit.strategies.elastic.trainer import TensorTrainer
+from snugfit.training.optimizers import lr_factor
+from snugfit.training.run import Run
+from snugfit.training.seeding import derive_seed, seed_all
+from snugfit.training.split import TrainingData
+from snugfit.training.step import precision_context
+
+if TYPE_CHECKING:
+    from snugfit.strategies.elastic.strategy import Elastic
+
+
+def rank_tensors(
+    strategy: Elastic, chain: Chain, trainer: TensorTrainer, data: TrainingData, run: Run
+) -> dict[str, float]:
+    """Importance by tensor name on a few training images drawn for this epoch; weights and optimizer stay as they are.
+
+    The optimizer's state lies in a file meanwhile. Dropout is off: two masks would tell the update apart from nothing.
+    """
+    epoch, workload = run.position.epoch, run.workload
+    seed_all(derive_seed(workload.seed, "importance", epoch))
+    batch = min(strategy.importance_batch, len(data.train))
+    images, labels = next(data.train.epoch(epoch, batch))
+    units = [unit.module.eval() for unit in chain.all_units]
+    state = trainer.optimizers.state()
+    factor = lr_factor(workload.optimizer.schedule, epoch / workload.epochs)
+    size = scratch_bytes(units, [unit.input_shape for unit in chain.all_units], batch)
+    size += sum(mapped_bytes(tensor.shape, tensor.dtype) for tensor in state.values())
+    with ExitStack() as stack:
+        scratch = stack.enter_context(MappedTensors(run.cache_dir / "importance", size))
+        spilled = {name: _spill(scratch, tensor) for name, tensor in state.items()}
+        selected = trainer.selected
+        del state
+        trainer.drop_state()
+        release_memory()
+        with (
+            run.limit.room_for_kernels(),
+            precision_context(images.to(run.device), bfloat16=workload.precision == "bfloat16"),
+        ):
+            found = importance(
+                strategy.importance, units, images.to(run.device), labels.to(run.device), chunk=strategy.chunk,
+                scratch=scratch, update=trial_updates(workload.optimizer, factor, spilled),
+            )  # fmt: skip
+        release_memory()
+        trainer.take_state(selected, {name: tensor.clone() for name, tensor in spilled.items()})
+    run.tick()
+    return {name: value for name, value in found.items() if name in trainer.parameters}
+
+
+def _spill(scratch: MappedTensors, tensor: Tensor) -> Tensor:
+    copy = scratch.take(tensor.shape, tensor.dtype)
+    copy.copy_(tensor)
+    return copy

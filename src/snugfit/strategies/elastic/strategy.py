@@ -1,0 +1,184 @@
+"""ElasticTrainer: train only the tensors that matter now, within a fraction of the full step's time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from snugfit.chain import Chain
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost, Phase, Shortfall
+from snugfit.core.hardware import Hardware
+from snugfit.core.profile import Profile
+from snugfit.core.record import Record
+from snugfit.core.request import ImportanceMetric, Scheme
+from snugfit.core.workload import Workload
+from snugfit.profiling import Probe, TensorProbe
+from snugfit.selection.choice import choose
+from snugfit.selection.network import Mask, Network
+from snugfit.strategies.elastic.budgets import Sizes, importance_peak, largest_chunk
+from snugfit.strategies.elastic.intervals import fit_elastic
+from snugfit.strategies.elastic.probing import HEAD, IMPORTANCE, ElasticProbes
+from snugfit.strategies.elastic.schemes import scheme_mask
+from snugfit.strategies.prediction import room_for_step, smallest_budget
+from snugfit.strategies.whole import VALIDATION_SHARE, divisors
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+DEFAULT_RATIO = 0.5
+"""rho where none is asked for (ElasticTrainer section 8.1)."""
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Tensor selection at run time (ElasticTrainer), and the ways of fine-tuning that it is compared with.
+
+    Attributes:
+        scheme: ``elastic`` selects tensors anew every ``interval`` epochs; ``full``, ``head``, ``bn+bias`` and
+            ``prunetrain`` are the baselines of section 8.
+        importance: what tensors are ranked by.
+        interval: epochs between two selections.
+        importance_batch: images that importance is told from.
+        lean: whether frozen tensors keep no activations.
+        time_ratio: rho, step time over that of full training; filled in by :meth:`propose`.
+        budget_bytes: memory budget, which selections keep to; filled in by :meth:`propose`.
+        micro_batch, micro_batches: as in ``backprop``; filled in by :meth:`propose`.
+        chunk: images at once in the pass that tells importance; filled in by :meth:`propose`.
+        accumulate: whether micro-batches may be accumulated to the effective batch.
+    """
+
+    name: ClassVar[str] = "elastic"
+    exact: ClassVar[bool] = False
+
+    scheme: Scheme = "elastic"
+    importance: ImportanceMetric = "contribution"
+    interval: int = 3
+    importance_batch: int = 4
+    lean: bool = True
+    time_ratio: float | None = None
+    budget_bytes: int | None = None
+    micro_batch: int = 0
+    micro_batches: int = 1
+    chunk: int = 0
+    accumulate: bool = True
+
+    @property
+    def selects(self) -> bool:
+        """Whether tensors are selected at run time."""
+        return self.scheme == "elastic"
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """Averaged weights cannot come and go, and somebody must be able to choose."""
+        reasons = []
+        if workload.optimizer.averages:
+            reasons.append("schedulefree averages weights over all steps, but tensors come and go; use sgd or adamw")
+        if not any(parameter.requires_grad for unit in chain.all_units for parameter in unit.module.parameters()):
+            reasons.append("no parameter of the model requires a gradient: nothing to select")
+        return reasons
+
+    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe | TensorProbe]:
+        """Steps with the fewest tensors and with all, a pass for importance, and every operator."""
+        probes = ElasticProbes(chain, workload, hardware.device, self.lean)
+        return probes.all(self.importance_batch if self.selects else None)
+
+    def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Elastic]:
+        """The largest micro-batch at which memory leaves the selection what time allows, or nearly."""
+        if profile.tensors is None or HEAD not in profile.lines:
+            return
+        ratio = (budget.time_ratio or DEFAULT_RATIO) if self.selects else None
+        limit = min(workload.batch_size, workload.train_count)
+        chunk = largest_chunk(profile, budget, divisors(self.importance_batch)) if self.selects else 1
+        if not chunk:
+            return
+        filled = replace(self, time_ratio=ratio, budget_bytes=budget.memory_bytes, chunk=chunk)
+        options = [filled._at(size, limit) for size in reversed(divisors(limit))] if self.accumulate else []
+        best, best_worth = None, 0.0
+        for option in options or [filled._at(size, size) for size in range(limit, 0, -1)]:
+            worth = option._worth(workload, profile)
+            if worth > best_worth * 1.02:
+                best, best_worth = option, worth
+            if best_worth > 0.98:
+                break
+        if best is not None:
+            yield best
+
+    def _at(self, size: int, batch: int) -> Elastic:
+        return replace(self, micro_batch=size, micro_batches=max(batch // size, 1))
+
+    @property
+    def budget(self) -> Budget:
+        """What its selections keep to."""
+        return Budget(self.budget_bytes, None, self.time_ratio)
+
+    def sizes(self, workload: Workload, profile: Profile) -> Sizes:
+        """What this instance needs, as a function of the selection."""
+        return Sizes(profile, workload, self.micro_batch, self.micro_batches)
+
+    def _worth(self, workload: Workload, profile: Profile) -> float:
+        """Share of the updates' time in a selection by time alone that one within both budgets has; 0: does not fit."""
+        sizes, ratio = self.sizes(workload, profile), self.time_ratio or 1.0
+        if not self.selects:
+            fits = sizes.peak(self.fixed(sizes.memory)) <= room_for_step(self.budget, profile.base_bytes)
+            return 1.0 if fits else 0.0
+        if sizes.times.smallest_ratio > ratio:
+            return 0.0
+        network, room = sizes.times.network, sizes.room(self.budget, ratio)
+        if self.budget_bytes is None:
+            return 1.0
+        free = choose(sizes.times, sizes.memory, network.t_dw, replace(room, bytes=None))
+        bound = choose(sizes.times, sizes.memory, network.t_dw, room)
+        others = ~network.head
+        return float(network.t_dw[bound & others].sum() / max(network.t_dw[free & others].sum(), 1e-12))
+
+    def fixed(self, network: Network) -> Mask:
+        """The selection of a scheme that never changes it."""
+        return scheme_mask(self.scheme, network)
+
+    def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
+        """Why nothing was proposed, and the smallest time ratio or memory budget that would do."""
+        ratio = self.smallest_ratio(workload, profile)
+        asked = budget.time_ratio or DEFAULT_RATIO
+        if ratio is not None and ratio > asked:
+            reason = f"rho {asked:g} is too small: with one tensor beside the classifier a step takes {ratio:.3f}"
+            return Shortfall((reason,), smallest_ratio=ratio)
+        floors = [profile.floors[name] for name in (HEAD, IMPORTANCE) if name in profile.floors]
+        smallest = max(smallest_budget(profile, max(floors)), (budget.memory_bytes or 0) + 1_000_000)
+        return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
+
+    def smallest_ratio(self, workload: Workload, profile: Profile) -> float | None:
+        """Smallest rho at which a tensor beside the classifier trains, rounded up; None for schemes without one."""
+        if not self.selects or profile.tensors is None:
+            return None
+        limit = min(workload.batch_size, workload.train_count)
+        smallest = replace(self, micro_batch=limit).sizes(workload, profile).times.smallest_ratio
+        return math.ceil(smallest * 1000) / 1000
+
+    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
+        """Predicted cost; the peak is that of the hungriest selection that time and memory allow."""
+        sizes = self.sizes(workload, profile)
+        if self.selects:
+            ratio = self.time_ratio or 1.0
+            peak, step = sizes.most(self.budget, ratio), ratio * sizes.times.full
+            peak = max(peak, importance_peak(profile, self.chunk))
+        else:
+            mask = self.fixed(sizes.memory)
+            peak, step = sizes.predicted(mask), sizes.times.step_seconds(mask)
+        batch = self.micro_batch * self.micro_batches
+        steps = max(workload.train_count // batch, 1)
+        epoch = step * (steps + VALIDATION_SHARE * workload.val_count / batch)
+        phases = tuple(
+            Phase(f"interval {index + 1}", peak, epoch * len(span), self.micro_batch)
+            for index, span in enumerate(self.spans(workload.epochs))
+        )
+        return Cost(peak, epoch, epoch * workload.epochs, phases=phases)
+
+    def spans(self, epochs: int) -> list[range]:
+        """Epochs of each interval."""
+        length = self.interval if self.scheme in ("elastic", "prunetrain") else epochs
+        return [range(start, min(start + length, epochs)) for start in range(0, epochs, length)]
+
+    def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
+        """Train."""
+        return fit_elastic(self, chain, data, run)

@@ -1,0 +1,141 @@
+"""Train a network of which only some tensors train, chosen anew as training goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from snugfit.core.workload import Workload
+from snugfit.lean import use_lean
+from snugfit.training.checkpoint import foreign_state
+from snugfit.training.network import Forward
+from snugfit.training.optimizers import ParameterOptimizers
+from snugfit.training.step import StepResult, precision_context
+from snugfit.training.tensorfile import Deferred
+
+
+def set_modes(module: nn.Module) -> None:
+    """Training mode, but BatchNorm keeps to its pre-trained statistics (NOTES ElasticTrainer 6)."""
+    module.train()
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.eval()
+
+
+class TensorTrainer:
+    """Cross entropy on a network's output; gradients and updates for the selected tensors alone.
+
+    Args:
+        module: the network.
+        forward: images (B, C, H, W) to logits (B, classes).
+        workload: optimizer and precision.
+        micro_batches: batches accumulated to one step; with 1 every gradient is applied and freed by a hook.
+        lean: whether frozen tensors keep no activations, through the lean operators.
+    """
+
+    def __init__(
+        self, module: nn.Module, forward: Forward, workload: Workload, micro_batches: int = 1, *, lean: bool = True
+    ) -> None:
+        self.module, self.forward, self.micro_batches = module, forward, micro_batches
+        self.modules = [module]
+        self.settings = workload.optimizer
+        if lean:
+            use_lean(module)
+        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.optimizers = ParameterOptimizers((), workload.optimizer)
+        self.step_seconds: list[float] = []
+        self._bfloat16 = workload.precision == "bfloat16"
+        self._factor, self._spent = 1.0, 0.0
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """Names of the tensors that train."""
+        return tuple(self.optimizers.parameters)
+
+    def select(self, names: Iterable[str]) -> None:
+        """Train these tensors from now on; those that go lose their optimizer state, those that stay keep it."""
+        wanted, state = set(names), self.optimizers.state()
+        self.take_state(wanted, {key: t for key, t in state.items() if key.rpartition("/")[0] in wanted})
+        self.step_seconds.clear()
+
+    def drop_state(self) -> None:
+        """Let go of the optimizers and all that they hold, until :meth:`take_state`."""
+        self.optimizers.release()
+
+    def take_state(self, names: Iterable[str], state: Mapping[str, Tensor]) -> None:
+        """Train these tensors from this optimizer state, as :meth:`ParameterOptimizers.state` gives it."""
+        wanted = set(names)
+        self.optimizers.release()
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name in wanted)
+        self.optimizers = ParameterOptimizers(self.parameters.items(), self.settings)
+        self.optimizers.load_state(state)
+        self.optimizers.set_lr_factor(self._factor)
+        if self.micro_batches == 1:
+            self.optimizers.apply_in_backward()
+
+    def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
+        """One forward and backward; see :class:`snugfit.training.loop.Trainable`."""
+        started = time.perf_counter()
+        set_modes(self.module)
+        with precision_context(inputs, bfloat16=self._bfloat16):
+            logits = self.forward(inputs)
+            loss = nn.functional.cross_entropy(logits, labels)
+        del inputs
+        (loss * share).backward()  # type: ignore[no-untyped-call]
+        if update and self.micro_batches > 1:
+            self.optimizers.step()
+        result = StepResult.of(loss, logits, labels)
+        self._spent += time.perf_counter() - started
+        if update:
+            self.step_seconds.append(self._spent)
+            self._spent = 0.0
+        return result
+
+    def dry_step(self, inputs: Tensor, labels: Tensor) -> None:
+        """The step's forward and backward, whose gradients are freed instead of applied: it changes nothing."""
+        self.optimizers.detach_hooks()
+        drop = _dropping if self.micro_batches == 1 else _keeping
+        handles = [
+            p.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
+            for p in self.optimizers.parameters.values()
+        ]
+        try:
+            set_modes(self.module)
+            with precision_context(inputs, bfloat16=self._bfloat16):
+                nn.functional.cross_entropy(self.forward(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.optimizers.zero_grad()
+            if self.micro_batches == 1:
+                self.optimizers.apply_in_backward()
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Scale the peak learning rate."""
+        self._factor = factor
+        self.optimizers.set_lr_factor(factor)
+
+    def state(self) -> dict[str, dict[str, Tensor | Deferred]]:
+        """All weights, and the optimizer state of the selected ones; between two steps there are no gradients."""
+        return {"model": {**self.module.state_dict()}, "optimizer": {**self.optimizers.state()}}
+
+    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
+        """Take up a state of the same selection, one group in memory at a time."""
+        with foreign_state():
+            self.module.load_state_dict(load("model"))
+        self.optimizers.load_state(load("optimizer"))
+
+    def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Nothing: weights that are averaged cannot come and go, so no such optimizer is taken."""
+
+
+def _dropping(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _keeping(parameter: Tensor) -> None:
+    pass
