@@ -28,14 +28,15 @@ def run_on_meta(
 
     Args:
         module: any module; its parameters and buffers are stood in for by meta tensors during the call.
-        input_shape: shape without the batch axis.
+        input_shape: shape without the batch axis; the batch has the first parameter's dtype.
         training: mode to run in.
         function: what to call; the module itself by default.
 
     Returns:
         The output, and whether the input was modified in place.
     """
-    images = torch.empty((BATCH, *input_shape), device="meta")
+    dtype = next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)
+    images = torch.empty((BATCH, *input_shape), dtype=dtype, device="meta")
     tensors = chain(module.named_parameters(), module.named_buffers())
     stand_ins = {f"module.{name}": torch.empty_like(tensor, device="meta") for name, tensor in tensors}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _mode(module, training):

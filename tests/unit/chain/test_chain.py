@@ -169,3 +169,9 @@ def test_tracing_leaves_the_model_as_it_was():
     assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
     assert torch.equal(torch.get_rng_state(), generator)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_network_in_double_precision_can_be_a_chain():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).double()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    assert torch.equal(Chain.from_module(model, (3, 8, 8))(images), model(images))
