@@ -1,0 +1,308 @@
+"""Channels that can be removed together, found in a network's graph: from what makes them to all that reads them.
+
+Shapes: B batch, C channels, H and W height and width, T tokens, F features.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from snugfit.chain.propagation import Shapes, node_shapes
+from snugfit.errors import ModelError
+from snugfit.surgery import operators
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where the channels of a group lie in one tensor.
+
+    Attributes:
+        tensor: state-dict name of a parameter or buffer.
+        dim: its dimension that runs over the channels.
+        block: consecutive indices per channel: above 1 where a linear layer reads flattened maps (H * W).
+    """
+
+    tensor: str
+    dim: int
+    block: int = 1
+
+
+def by_channel(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """View of a tensor in which dimension ``slot.dim`` runs over channels and the next one over a channel's block."""
+    size = tensor.shape
+    return tensor.view(*size[: slot.dim], -1, slot.block, *size[slot.dim + 1 :])
+
+
+def channel_norms(tensor: torch.Tensor, slot: Slot, order: float = 2) -> torch.Tensor:
+    """Norm of every channel's part of a tensor, shape (channels,): Euclidean, or the largest absolute value (infinity).
+
+    It makes no copy of the tensor and no autograd graph.
+    """
+    blocks = by_channel(tensor.detach(), slot)
+    others = [dim for dim in range(blocks.dim()) if dim != slot.dim]
+    norms: torch.Tensor = torch.linalg.vector_norm(blocks, ord=order, dim=others)
+    return norms
+
+
+@dataclass(frozen=True)
+class ChannelGroup:
+    """Channels that lie in several tensors and can only be removed from all of them.
+
+    It holds names and no sizes, so that it stays true of a network that was reshaped.
+
+    Attributes:
+        name: the layer that makes the channels; the first of several that are added up.
+        producers: weights and biases that make them: convolution or linear layer (dim 0), BatchNorm, depthwise.
+        readers: weights of the convolutions and linear layers that read them (dim 1).
+        statistics: running mean and variance of each channel.
+    """
+
+    name: str
+    producers: tuple[Slot, ...]
+    readers: tuple[Slot, ...]
+    statistics: tuple[Slot, ...] = ()
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """All places that a channel is removed from."""
+        return (*self.producers, *self.readers, *self.statistics)
+
+
+def width(module: nn.Module, group: ChannelGroup) -> int:
+    """Number of channels that a group has now."""
+    slot = group.producers[0]
+    owner, _, name = slot.tensor.rpartition(".")
+    return int(getattr(module.get_submodule(owner), name).shape[slot.dim]) // slot.block
+
+
+def find_groups(module: fx.GraphModule, input_shape: tuple[int, ...]) -> list[ChannelGroup]:
+    """Find the groups of channels of a network, in order of execution; allocates nothing and changes nothing.
+
+    Channels are followed from a convolution or linear layer through BatchNorm, depthwise convolutions, activations that
+    map zero to zero, pools, dropouts and flattening to whatever reads them; layers whose outputs are added form one
+    group (PruneTrain section 4: channel union). Channels of the network's input and output belong to no group, nor do
+    those that anything else touches: concatenation, other reshapes, slicing, products, attention, LayerNorm, grouped
+    convolutions, classes of the user's own, layers that are called twice or share weights.
+
+    Args:
+        module: a traced network, such as ``Chain.to_module()`` or ``torch.fx.symbolic_trace(model)``; meta will do.
+        input_shape: shape of one sample, without the batch axis.
+
+    Raises:
+        ModelError: the network does not run on such an input.
+    """
+    try:
+        shapes = node_shapes(module, input_shape)
+    except Exception as error:
+        raise ModelError(f"channels cannot be followed: the network fails on shape {input_shape}: {error}") from error
+    walk = _Walk(module, shapes)
+    for node in module.graph.nodes:
+        walk.visit(node)
+    return walk.groups()
+
+
+@dataclass
+class _Channels:
+    """Channels of a group in the making: a node of a disjoint-set forest, whose root holds the slots."""
+
+    name: str
+    order: int
+    producers: list[Slot] = field(default_factory=list)
+    readers: list[Slot] = field(default_factory=list)
+    statistics: list[Slot] = field(default_factory=list)
+    fixed: bool = False
+    parent: _Channels | None = None
+
+    def root(self) -> _Channels:
+        return self if self.parent is None else self.parent.root()
+
+    def join(self, other: _Channels) -> None:
+        mine, theirs = sorted((self.root(), other.root()), key=lambda channels: channels.order)
+        if mine is theirs:
+            return
+        mine.producers += theirs.producers
+        mine.readers += theirs.readers
+        mine.statistics += theirs.statistics
+        mine.fixed |= theirs.fixed
+        theirs.parent = mine
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """How a value carries channels: along one axis, ``block`` consecutive features each."""
+
+    channels: _Channels
+    axis: int
+    block: int = 1
+
+
+class _Walk:
+    """One pass over the graph; every value is followed (a flow) or not (None)."""
+
+    def __init__(self, module: fx.GraphModule, shapes: Shapes) -> None:
+        self.module, self.shapes = module, shapes
+        self.flows: dict[fx.Node, _Flow | None] = {}
+        self.made: list[_Channels] = []
+        self.shared = _shared_parameters(module)
+
+    def groups(self) -> list[ChannelGroup]:
+        return [
+            ChannelGroup(made.name, tuple(made.producers), tuple(made.readers), tuple(made.statistics))
+            for made in self.made
+            if made.parent is None and not made.fixed and made.readers
+        ]
+
+    def visit(self, node: fx.Node) -> None:
+        rule = self._rule(node)
+        self.flows[node] = flow = rule(node) if rule and self.shapes.get(node) else None
+        if flow is None and not operators.asks_batch_size(node):
+            self._fix(node.all_input_nodes)
+
+    def _fix(self, nodes: Iterable[fx.Node]) -> None:
+        for flow in map(self.flows.get, nodes):
+            if flow is not None:
+                flow.channels.root().fixed = True
+
+    def _rule(self, node: fx.Node) -> Callable[[fx.Node], _Flow | None] | None:
+        if node.op == "call_module":
+            return self._layer_rule(self.module.get_submodule(str(node.target)))
+        return self._function_rule(node) if node.op in ("call_function", "call_method") else None
+
+    def _function_rule(self, node: fx.Node) -> Callable[[fx.Node], _Flow | None] | None:
+        if node.target in operators.ADDITIONS:
+            return self._add
+        if node.target in operators.MEANS:
+            return self._mean
+        if operators.flattens(node):
+            return self._flatten
+        return self._same if operators.keeps_channels(node.target) else self._pool_rule(node.target)
+
+    def _layer_rule(self, layer: nn.Module) -> Callable[[fx.Node], _Flow | None] | None:
+        kind = type(layer)
+        if any(id(parameter) in self.shared for parameter in layer.parameters()):
+            return None
+        if kind in operators.CONVOLUTIONS:
+            return self._depthwise if operators.is_depthwise(layer) else self._convolution
+        if kind is nn.Linear:
+            return self._linear
+        if kind in operators.BATCHNORMS:
+            return self._batchnorm
+        if isinstance(layer, nn.Flatten):
+            return self._flatten if (layer.start_dim, layer.end_dim) == (1, -1) else None
+        return self._same if operators.keeps_channels(kind) else self._pool_rule(kind)
+
+    def _pool_rule(self, target: Any) -> Callable[[fx.Node], _Flow | None] | None:
+        dims = operators.POOLS.get(target)
+        return None if dims is None else lambda node: self._same(node) if self._is_map(node, dims) else None
+
+    def _source(self, node: fx.Node) -> tuple[_Flow | None, tuple[int, ...]]:
+        """Flow and shape of the single tensor that a node works on."""
+        source = node.all_input_nodes[0]
+        return self.flows[source], self.shapes[source] or ()
+
+    def _is_map(self, node: fx.Node, dims: int) -> bool:
+        """Whether a node's input is (B, C, and as many axes as ``dims``) with its channels along C."""
+        flow, shape = self._source(node)
+        return flow is not None and flow.axis == 1 and len(shape) == dims + 2
+
+    def _start(self, node: fx.Node, axis: int) -> _Flow:
+        """Flow of the channels that a convolution or linear layer makes."""
+        channels = _Channels(str(node.target), len(self.made), self._slots(node, ("weight", "bias")))
+        self.made.append(channels)
+        return _Flow(channels, axis)
+
+    def _slots(self, node: fx.Node, names: Iterable[str], block: int = 1) -> list[Slot]:
+        layer = self.module.get_submodule(str(node.target))
+        return [Slot(f"{node.target}.{name}", 0, block) for name in names if getattr(layer, name) is not None]
+
+    def _read(self, node: fx.Node, axis: int) -> None:
+        """Note that a layer's weight reads the channels of its input, if they lie along the axis that it sums over."""
+        flow, _ = self._source(node)
+        if flow is None:
+            return
+        channels = flow.channels.root()
+        if flow.axis == axis:
+            channels.readers.append(Slot(f"{node.target}.weight", 1, flow.block))
+        else:
+            channels.fixed = True
+
+    def _convolution(self, node: fx.Node) -> _Flow | None:
+        layer = self.module.get_submodule(str(node.target))
+        rank = operators.CONVOLUTIONS[type(layer)] + 2
+        if layer.groups != 1 or "weight" not in layer._parameters or len(self._source(node)[1]) != rank:
+            return None
+        self._read(node, 1)
+        return self._start(node, 1)
+
+    def _linear(self, node: fx.Node) -> _Flow | None:
+        layer = self.module.get_submodule(str(node.target))
+        if "weight" not in layer._parameters:
+            return None
+        last = len(self._source(node)[1]) - 1
+        self._read(node, last)
+        return self._start(node, last)
+
+    def _depthwise(self, node: fx.Node) -> _Flow | None:
+        flow, _ = self._source(node)
+        layer = self.module.get_submodule(str(node.target))
+        if flow is None or flow.axis != 1 or flow.block != 1 or "weight" not in layer._parameters:
+            return None
+        flow.channels.root().producers += self._slots(node, ("weight", "bias"))
+        return flow
+
+    def _batchnorm(self, node: fx.Node) -> _Flow | None:
+        flow, _ = self._source(node)
+        layer = self.module.get_submodule(str(node.target))
+        if flow is None or flow.axis != 1 or not layer.affine:
+            return None
+        channels = flow.channels.root()
+        channels.producers += self._slots(node, ("weight", "bias"), flow.block)
+        channels.statistics += self._slots(node, ("running_mean", "running_var"), flow.block)
+        return flow
+
+    def _same(self, node: fx.Node) -> _Flow | None:
+        """The channels stay where they are."""
+        inputs = node.all_input_nodes
+        return self.flows[inputs[0]] if len(inputs) == 1 else None
+
+    def _add(self, node: fx.Node) -> _Flow | None:
+        inputs = node.all_input_nodes
+        first, *others = (self.flows[value] for value in inputs)
+        if not others or first is None or len({self.shapes[value] for value in inputs}) != 1:
+            return None
+        for other in others:
+            if other is None or (other.axis, other.block) != (first.axis, first.block):
+                return None
+            first.channels.join(other.channels)
+        return first
+
+    def _flatten(self, node: fx.Node) -> _Flow | None:
+        """(B, C, H, W) to (B, C * H * W): the features of a channel follow each other."""
+        flow, shape = self._source(node)
+        if flow is None or flow.axis != 1:
+            return None
+        return _Flow(flow.channels, 1, flow.block * int(torch.Size(shape[2:]).numel()))
+
+    def _mean(self, node: fx.Node) -> _Flow | None:
+        """An average over axes behind the channels, such as (B, C, H, W) to (B, C)."""
+        flow, shape = self._source(node)
+        axes = operators.averaged_axes(node, len(shape))
+        return flow if flow is not None and flow.axis == 1 and axes and min(axes) > 1 else None
+
+
+def _shared_parameters(module: fx.GraphModule) -> set[int]:
+    """Parameters that the graph uses more than once: layers called twice, or weights in two layers."""
+    uses: Counter[int] = Counter()
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            uses.update(id(parameter) for parameter in module.get_submodule(str(node.target)).parameters())
+        elif node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            uses[id(getattr(module.get_submodule(owner), name))] += 1
+    return {parameter for parameter, count in uses.items() if count > 1}
