@@ -9,16 +9,25 @@ from snugfit.surgery.lasso import (
     penalty,
     penalty_scale,
 )
+from snugfit.surgery.reshape import DEFAULT_THRESHOLD, Cut, dead_channels, prune, prune_optimizer, take
+from snugfit.surgery.sizes import adopt_widths
 
 __all__ = [
     "DEFAULT_RATIO",
+    "DEFAULT_THRESHOLD",
     "ChannelGroup",
+    "Cut",
     "Slot",
     "add_penalty_gradient",
     "add_penalty_gradients",
+    "adopt_widths",
+    "dead_channels",
     "find_groups",
     "penalised",
     "penalty",
     "penalty_scale",
+    "prune",
+    "prune_optimizer",
+    "take",
     "width",
 ]

@@ -1,0 +1,117 @@
+"""Removing channels for real: parameters, buffers, layer sizes and the optimizer's state get smaller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms
+from snugfit.surgery.sizes import set_sizes, set_tensor
+
+DEFAULT_THRESHOLD = 1e-4
+"""All weights of a dead channel are below it in absolute value (PruneTrain section 4)."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What was left of one tensor.
+
+    Attributes:
+        before: its shape before.
+        kept: indices that were kept, by dimension; dimensions that lost nothing are left out.
+    """
+
+    before: torch.Size
+    kept: dict[int, torch.Tensor]
+
+
+def dead_channels(module: nn.Module, group: ChannelGroup, threshold: float = DEFAULT_THRESHOLD) -> torch.Tensor:
+    """Which channels of a group hardly take part in what the network computes, shape (channels,), bool.
+
+    A channel is dead if no weight that reads it, or no weight or bias that makes it (BatchNorm's and depthwise ones
+    included), reaches the threshold. Either way it adds about nothing to what follows, and exactly nothing if those
+    weights are zero. A convolution's weights alone are not enough: a bias or BatchNorm's beta would make a constant of
+    the channel, and to remove it would change the network.
+    """
+    tensors = dict(module.state_dict(keep_vars=True))
+    return _below(tensors, group.readers, threshold) | _below(tensors, group.producers, threshold)
+
+
+@torch.no_grad()
+def prune(module: nn.Module, groups: Iterable[ChannelGroup], threshold: float = DEFAULT_THRESHOLD) -> dict[str, Cut]:
+    """Remove the dead channels of every group from a network, in place; every group keeps one channel at least.
+
+    Parameters stay the objects that they are (``.data`` and ``.grad`` are replaced), so that optimizers and hooks keep
+    them; the optimizer's state is cut by :func:`prune_optimizer`. Call it between steps: no backward pass can follow
+    through what was computed before. A chain that shares the layers has to be made anew (``Chain.from_module``): its
+    units note sizes.
+
+    Args:
+        module: the network that the groups were found in, or one with its state-dict names.
+        groups: from :func:`find_groups`; they remain true afterwards and serve again.
+        threshold: what all weights of a dead channel are below, in absolute value.
+
+    Returns:
+        What was left of each tensor that shrank, by state-dict name; empty where no channel was dead.
+    """
+    cuts: dict[str, Cut] = {}
+    tensors = dict(module.state_dict(keep_vars=True))
+    for group in groups:
+        kept = _survivors(tensors, group, dead_channels(module, group, threshold))
+        if kept is None:
+            continue
+        for slot in group.slots:
+            cut = cuts.setdefault(slot.tensor, Cut(tensors[slot.tensor].shape, {}))
+            cut.kept[slot.dim] = _indices(kept, slot.block)
+    for name, cut in cuts.items():
+        owner, _, key = name.rpartition(".")
+        set_tensor(module.get_submodule(owner), key, partial(take, cut=cut))
+    for owner in {name.rpartition(".")[0] for name in cuts}:
+        set_sizes(module.get_submodule(owner))
+    return cuts
+
+
+def take(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """What is left of a tensor of the shape before the cut: a momentum buffer, for one. Its memory format stays."""
+    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    row_major = tensor.is_contiguous()
+    for dim, kept in cut.kept.items():
+        tensor = tensor.index_select(dim, kept.to(tensor.device))
+    return tensor.contiguous(memory_format=torch.channels_last) if channels_last and not row_major else tensor
+
+
+def prune_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, cuts: dict[str, Cut]) -> None:
+    """Cut all of an optimizer's state that has the shape its parameter had: momentum, second moments, averages."""
+    parameters = dict(module.named_parameters())
+    for name in cuts.keys() & parameters.keys():
+        state = optimizer.state.get(parameters[name], {})
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == cuts[name].before:
+                state[key] = take(value, cuts[name])
+
+
+def _below(tensors: dict[str, torch.Tensor], slots: Iterable[Slot], threshold: float) -> torch.Tensor:
+    """Channels whose every weight in the slots is below the threshold, shape (channels,), bool."""
+    return torch.stack([channel_norms(tensors[slot.tensor], slot, math.inf) < threshold for slot in slots]).all(0)
+
+
+def _survivors(tensors: dict[str, torch.Tensor], group: ChannelGroup, dead: torch.Tensor) -> torch.Tensor | None:
+    """Indices of the channels that stay; None where all do. Of a group that is dead altogether the strongest stays."""
+    if not dead.any():
+        return None
+    if dead.all():
+        strength = torch.stack([channel_norms(tensors[slot.tensor], slot) for slot in group.producers]).sum(0)
+        dead[strength.argmax()] = False
+        if dead.numel() == 1:
+            return None
+    return (~dead).nonzero().flatten()
+
+
+def _indices(kept: torch.Tensor, block: int) -> torch.Tensor:
+    """Indices of the features of channels that have ``block`` consecutive ones each."""
+    return (kept[:, None] * block + torch.arange(block, device=kept.device)).flatten()
