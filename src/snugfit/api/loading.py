@@ -21,10 +21,13 @@ from snugfit.core.request import OWN
 from snugfit.core.serial import from_data, to_data
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.local.layout import Layout
+from snugfit.surgery import adopt_widths
 from snugfit.training.artifact import MODEL_FILE
 from snugfit.training.files import write_json_atomic
 
 _FILE = "architecture.json"
+_PRUNING = "prunetrain"
+"""Scheme, in a run's settings, whose trained model has fewer channels than the model that it was given."""
 T = TypeVar("T")
 
 
@@ -146,6 +149,8 @@ def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = No
         state = load_file(folder / MODEL_FILE)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder / MODEL_FILE} is missing or damaged ({error}).") from error
+    if record.settings.get("scheme") == _PRUNING:
+        adopt_widths(module, state, architecture.input_shape)
     try:
         module.load_state_dict(state, assign=True)
     except RuntimeError as error:
