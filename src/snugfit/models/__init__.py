@@ -1,4 +1,4 @@
-"""Networks by name: the papers' CNNs, torchvision's, timm's and the user's own."""
+"""Networks by name: the papers' networks, torchvision's, timm's and the user's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from snugfit.models.lls import smallconv, smallconvl, vgg8
 from snugfit.models.mobilenet import mobilenet_v2
 from snugfit.models.mobilenet_v1 import mobilenet_v1
 from snugfit.models.resnet import resnet18, resnet18_projection
-from snugfit.models.vgg import vgg11, vgg16, vgg19
+from snugfit.models.resnet50 import resnet50
+from snugfit.models.vgg import vgg11, vgg16, vgg16_imagenet, vgg19
+from snugfit.models.vit import vit_b_16
 
 __all__ = ["build", "names"]
 
@@ -22,11 +24,14 @@ _BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "vgg8": vgg8,
     "vgg11": vgg11,
     "vgg16": vgg16,
+    "vgg16_imagenet": vgg16_imagenet,
     "vgg19": vgg19,
     "resnet18": resnet18,
     "resnet18_projection": resnet18_projection,
+    "resnet50": resnet50,
     "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
+    "vit_b_16": vit_b_16,
 }
 
 

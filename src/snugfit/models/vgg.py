@@ -1,4 +1,4 @@
-"""VGG in its CIFAR form."""
+"""VGG in its CIFAR form, and VGG-16 as it was for ImageNet (Simonyan and Zisserman, 2015, arXiv:1409.1556)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,39 @@ class VGG(nn.Module):
         return logits
 
 
+class ImageNetVGG(nn.Module):
+    """Stacked 3x3 convolutions with ReLU and no BatchNorm, pooling to 7x7 and three linear layers with dropout 0.5.
+
+    Maps (batch, channels, image_size, image_size) to (batch, classes); names and shapes are those of torchvision's VGG.
+
+    Args:
+        layout: width of each convolution, or ``"pool"`` for a max-pool that halves the map.
+        classes: number of outputs.
+        image_size: side of the square input in pixels.
+        channels: channels of the input.
+        hidden: width of the two hidden linear layers.
+    """
+
+    def __init__(
+        self, layout: tuple[int | str, ...], classes: int, image_size: int, channels: int, hidden: int = 4096
+    ) -> None:
+        super().__init__()
+        width = [item for item in layout if isinstance(item, int)][-1]
+        round_up = image_size < 2 ** layout.count("pool")  # torchvision's pools round down, to nothing for tiny images
+        self.features = _plain_features(layout, channels, round_up)
+        self.avgpool = nn.AdaptiveAvgPool2d(7)
+        self.classifier = nn.Sequential(
+            nn.Linear(width * 7 * 7, hidden), nn.ReLU(inplace=True), nn.Dropout(0.5),
+            nn.Linear(hidden, hidden), nn.ReLU(inplace=True), nn.Dropout(0.5),
+            nn.Linear(hidden, classes),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of a batch of images."""
+        logits: torch.Tensor = self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
+        return logits
+
+
 def _features(layout: tuple[int | str, ...], image_size: int, channels: int) -> nn.Sequential:
     """Convolution stack; pools round up only where the image cannot be halved so often."""
     round_up = image_size % 2 ** layout.count("pool") != 0
@@ -41,16 +74,35 @@ def _features(layout: tuple[int | str, ...], image_size: int, channels: int) -> 
     return nn.Sequential(*layers)
 
 
+def _plain_features(layout: tuple[int | str, ...], channels: int, round_up: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for item in layout:
+        if isinstance(item, str):
+            layers.append(nn.MaxPool2d(2, ceil_mode=round_up))
+        else:
+            layers += [nn.Conv2d(channels, item, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = item
+    return nn.Sequential(*layers)
+
+
 def vgg11(classes: int, image_size: int, channels: int) -> nn.Module:
     """VGG-11 for small images."""
     return VGG(_VGG11, classes, image_size, channels)
 
 
 def vgg16(classes: int, image_size: int, channels: int) -> nn.Module:
-    """VGG-16 for small images: 14,728,266 parameters for 10 classes."""
+    """VGG-16 for small images: 14,728,266 parameters for 10 classes.
+
+    Not the network that ImageNet weights are for: that is :func:`vgg16_imagenet`.
+    """
     return VGG(_VGG16, classes, image_size, channels)
 
 
 def vgg19(classes: int, image_size: int, channels: int) -> nn.Module:
     """VGG-19 for small images: 20,040,522 parameters for 10 classes."""
     return VGG(_VGG19, classes, image_size, channels)
+
+
+def vgg16_imagenet(classes: int, image_size: int, channels: int) -> nn.Module:
+    """VGG-16 (configuration D, as torchvision's ``vgg16``): 138,357,544 parameters for 1000 classes."""
+    return ImageNetVGG(_VGG16, classes, image_size, channels)

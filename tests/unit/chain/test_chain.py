@@ -24,13 +24,13 @@ def test_chain_equals_its_model(name):
     assert_chain_is_model(ZOO[name]())
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [name for name in names() if name not in ("vgg16_imagenet", "vit_b_16")])
 def test_chain_equals_our_models(name):
     torch.manual_seed(0)
     assert_chain_is_model(build(name, 10, 16), gradients=False)
 
 
-@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "vgg16_bn"])
+@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "vgg16_bn", "swin_t"])
 def test_chain_equals_torchvisions_models(name):
     models = pytest.importorskip("torchvision").models
     torch.manual_seed(0)
@@ -63,6 +63,19 @@ def test_units_of_mobilenet_v2():
     chain = meta_chain("mobilenet_v2")
     assert [unit.name for unit in chain.all_units] == [*(f"features.{i}" for i in range(19)), "classifier"]
     assert chain.head.input_shape == (1280, 1, 1)
+
+
+def test_units_of_resnet50():
+    blocks = [f"layer{stage}.{block}" for stage, count in enumerate((3, 4, 6, 3), start=1) for block in range(count)]
+    chain = meta_chain("resnet50", 64)
+    assert [unit.name for unit in chain.all_units] == ["conv1", *blocks, "fc"]
+    assert chain.units[0].output_shape == (64, 16, 16) and chain.head.input_shape == (2048, 2, 2)
+
+
+def test_units_of_vgg16_for_imagenet():
+    chain = meta_chain("vgg16_imagenet", 224)
+    assert [unit.name for unit in chain.units][12:] == ["features.28", "classifier.0", "classifier.3"]
+    assert chain.units[12].output_shape == (512, 7, 7)
 
 
 def test_conv_facts():

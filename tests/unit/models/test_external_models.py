@@ -75,7 +75,7 @@ def test_plain_name_without_torchvision_is_unknown(monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
 def test_torchvision_models_by_both_names():
     with torch.device("meta"):
-        for name in ("torchvision:resnet50", "resnet50"):
+        for name in ("torchvision:resnet34", "resnet34"):
             model = build(name, 12, 224)
             assert isinstance(model, nn.Module)
             assert model.fc.out_features == 12

@@ -68,8 +68,10 @@ def test_vgg8_needs_the_macs_of_table_3():
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize(("size", "channels"), [(8, 1), (32, 3), (48, 3)])
+@pytest.mark.parametrize(("size", "channels"), [(8, 1), (16, 1), (32, 3), (48, 3)])
 def test_every_model_builds_on_meta_and_maps_images_to_logits(name, size, channels):
+    if name == "vit_b_16" and size % 16:
+        pytest.skip("its images divide into patches of 16 pixels")
     with torch.device("meta"):
         model = build(name, 7, size, channels)
         assert all(p.is_meta for p in model.parameters())
