@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from snugfit.chain.batch_size import localise_batch_size
 from snugfit.chain.cuts import Stretch, cut
+from snugfit.chain.owners import owners_of
 from snugfit.chain.propagation import node_shapes
 from snugfit.chain.tracing import Traced, assemble, attributes_of, trace
 from snugfit.chain.unit import Unit, does_not_run, make_unit
@@ -61,6 +62,7 @@ class Chain:
         units = _extract(traced, stretches, stored, tuple(input_shape))
         for unit in units:
             unit.module.training = model.training
+            unit.owners.update(owners_of(unit.module, model))
         _adopt(units[-1].module, model, stored - _stored_names(units))
         _check_untied(units)
         return cls(name, tuple(units[:-1]), units[-1], tuple(input_shape))

@@ -19,6 +19,8 @@ _AVERAGES: tuple[type[nn.Module], ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool
 _AVERAGE_FUNCTIONS = {F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, torch.mean, "mean"}
 _BLOCK_DEPTHWISE_CONVS = 4
 """A module with more depthwise convolutions than this is a whole network, not a block."""
+_BLOCK_LAYERS = 8
+"""A module around an attention with more layers than this is not one layer of an encoder."""
 
 
 @dataclass
@@ -37,7 +39,7 @@ def cut(traced: Traced, model: nn.Module) -> list[Stretch]:
     """
     nodes = [node for node in traced.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
     layers = {node for node in nodes if _is_layer(node, traced.attributes)}
-    atoms = _atoms(nodes, _cut_points(nodes, traced) - _inside_blocks(nodes, model))
+    atoms = _atoms(nodes, _cut_points(nodes, traced) - _inside_blocks(nodes, traced.attributes, model))
     heavy = [index for index, atom in enumerate(atoms) if layers.intersection(atom)]
     if not heavy:
         return []
@@ -73,11 +75,11 @@ def _cut_points(nodes: list[fx.Node], traced: Traced) -> set[int]:
     return points
 
 
-def _inside_blocks(nodes: list[fx.Node], model: nn.Module) -> set[int]:
-    """Indices after which a cut would split a block built on a depthwise convolution."""
-    paths = [f"{node.target if node.op == 'call_module' else owner_of(node)}." for node in nodes]
+def _inside_blocks(nodes: list[fx.Node], attributes: dict[Any, Any], model: nn.Module) -> set[int]:
+    """Indices after which a cut would split a block built on a depthwise convolution or on attention."""
+    paths = [f"{_path(node)}." for node in nodes]
     forbidden: set[int] = set()
-    for block in _separable_blocks(model):
+    for block in (*_separable_blocks(model), *_attention_blocks(nodes, attributes, model)):
         inside = [index for index, path in enumerate(paths) if path.startswith(f"{block}.")]
         forbidden.update(range(inside[0], inside[-1]) if inside else ())
     return forbidden
@@ -95,6 +97,24 @@ def _is_separable_block(module: nn.Module) -> bool:
     convs = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
     depthwise = sum(conv.groups == conv.in_channels > 1 for conv in convs)
     return len(convs) >= 2 and 1 <= depthwise <= _BLOCK_DEPTHWISE_CONVS
+
+
+def _attention_blocks(nodes: list[fx.Node], attributes: dict[Any, Any], model: nn.Module) -> list[str]:
+    """Encoder layers: modules of the user's own classes right around one attention."""
+    attentions = {_path(node) for node in nodes if _is_attention(node, attributes)}
+    holders = Counter(attention.rpartition(".")[0] for attention in attentions)
+    return [name for name, count in holders.items() if name and count == 1 and _is_small(model.get_submodule(name))]
+
+
+def _is_attention(node: fx.Node, attributes: dict[Any, Any]) -> bool:
+    if node.op == "call_module":
+        return isinstance(attributes[node.target], nn.MultiheadAttention)
+    return node.target is F.scaled_dot_product_attention
+
+
+def _is_small(module: nn.Module) -> bool:
+    layers = sum(isinstance(part, LAYERS) for part in module.modules())
+    return not is_torch_class(module) and layers <= _BLOCK_LAYERS
 
 
 def _atoms(nodes: list[fx.Node], points: set[int]) -> list[list[fx.Node]]:

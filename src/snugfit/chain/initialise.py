@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import cast
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from snugfit.chain.chain import Chain
+from snugfit.chain.owners import reset_through
 from snugfit.chain.store import UnitStore, release, replace_stored
 from snugfit.chain.unit import Unit
 from snugfit.errors import ModelError
@@ -18,8 +20,9 @@ from snugfit.errors import ModelError
 def initialise_by_reset(unit: Unit, seed: int) -> None:
     """Materialise one unit on the CPU with fresh weights: ``reset_parameters()`` of each of its layers.
 
-    The weights depend on the seed and the unit's name alone, not on the order of units or on what was drawn before; the
-    global generator is left as it was.
+    A module resets the tensors that it holds itself, and leaves those of its sub-modules to them. The weights depend on
+    the seed and the unit's name alone, not on the order of units or on what was drawn before; the global generator is
+    left as it was.
 
     Raises:
         ModelError: a module holds parameters or buffers but has no ``reset_parameters``.
@@ -54,6 +57,8 @@ def _resets(unit: Unit) -> list[Callable[[], None]]:
         if not _holds_tensors(module):
             continue
         reset = getattr(module, "reset_parameters", None)
+        if name in unit.owners:
+            reset = functools.partial(reset_through, unit.owners[name], module)
         if reset is None:
             raise ModelError(
                 f"{name or unit.name} ({type(module).__name__}) holds weights but has no reset_parameters(); "

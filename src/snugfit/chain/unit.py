@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -46,6 +46,8 @@ class Unit:
         input_shape, output_shape: without the batch axis.
         convs: its 2-d convolutions in order of execution.
         map_shape: like ``output_shape``, before the pools and dropouts that end the unit.
+        owners: modules of the model whose own tensors the unit reads without calling them (a class token), by name;
+            emptied, they know how those tensors are initialised.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Unit:
     output_shape: tuple[int, ...]
     convs: tuple[ConvFact, ...] = ()
     map_shape: tuple[int, ...] = ()
+    owners: dict[str, nn.Module] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
