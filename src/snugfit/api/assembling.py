@@ -13,13 +13,14 @@ from torch import nn
 from snugfit import data as datasets
 from snugfit import models
 from snugfit.api.loading import Architecture, on_meta
-from snugfit.chain import Chain, UnitStore, initialise_by_reset, load_into, release, spill_module
+from snugfit.api.weights import take_weights
+from snugfit.chain import Chain, UnitStore, initialise_by_reset, release, spill_module
 from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED, strategy_class
 from snugfit.core.request import Request, TrainingOptions
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.data import Batches, Splits, Transform, from_dataset
-from snugfit.errors import CheckpointError, ModelError, UsageError
+from snugfit.errors import ModelError, UsageError
 from snugfit.training.seeding import derive_seed
 from snugfit.training.split import TrainingData
 
@@ -95,54 +96,7 @@ class Assembly:
             module = models.build(name, self.workload.classes, self.splits.image_shape[-1], self.splits.image_shape[0])
             spill_module(Chain.from_module(module, self.splits.image_shape, name), store)
         if path is not None:
-            self._take_weights(store, Path(path))
-
-    def _take_weights(self, store: UnitStore, path: Path) -> None:
-        """Replace first weights by those of a file; a classifier of another size keeps its fresh ones."""
-        state = read_weights(path)
-        taken = 0
-        for index, unit in enumerate(self.chain.all_units):
-            own = store.load(index)
-            given = {key: state[key] for key in own if key in state and state[key].shape == own[key].shape}
-            missing = [key for key in own if key not in given and not key.endswith("num_batches_tracked")]
-            if missing and index < len(self.chain.units):
-                raise CheckpointError(
-                    f"{path} does not hold {missing[0]} in the shape of {self.workload.model}: "
-                    "it belongs to another model."
-                )
-            load_into(unit, {**own, **given})
-            store.save(index, unit)
-            release(unit)
-            taken += len(given)
-        if not taken:
-            raise CheckpointError(f"{path} holds no weights of {self.workload.model}.")
-
-
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read a state dict from safetensors or a weights-only ``.pth``; pickled code is never run.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, or holds more than weights.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no weights file {path}.") from error
-    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{path} is damaged or not a weights file ({reason}).") from error
-    except Exception as error:  # torch.load raises pickle errors of its own kind for anything but weights
-        raise CheckpointError(f"{path} holds more than weights, and is not read: convert it to safetensors.") from error
-    if isinstance(state, dict):
-        state = state.get("state_dict", state)
-    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise CheckpointError(f"{path} does not hold weights by name; save module.state_dict() instead.")
-    return dict(state)
+            take_weights(Path(path), self.chain, store)
 
 
 def load_splits(request: Request) -> Splits:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
 from snugfit.errors import UnknownNameError
-from snugfit.models import external
+from snugfit.models import external, recognition
 from snugfit.models.lls import smallconv, smallconvl, vgg8
 from snugfit.models.mobilenet import mobilenet_v2
 from snugfit.models.mobilenet_v1 import mobilenet_v1
+from snugfit.models.recognition import Match, trained_image_size
 from snugfit.models.resnet import resnet18, resnet18_projection
 from snugfit.models.resnet50 import resnet50
 from snugfit.models.vgg import vgg11, vgg16, vgg16_imagenet, vgg19
 from snugfit.models.vit import vit_b_16
 
-__all__ = ["build", "names"]
+__all__ = ["Match", "build", "names", "recognise", "trained_image_size"]
 
 _BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "smallconv": smallconv,
@@ -38,6 +39,15 @@ _BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
 def names() -> tuple[str, ...]:
     """Names of the models that need no other package."""
     return tuple(_BUILDERS)
+
+
+def recognise(shapes: Mapping[str, tuple[int, ...]]) -> Match | None:
+    """Which of :func:`names` weights of these names and shapes are of, their classifier apart; None for none.
+
+    Args:
+        shapes: shape of each tensor, by its name in a state dict.
+    """
+    return recognition.recognise(shapes, _BUILDERS)
 
 
 def build(name: str, classes: int, image_size: int, channels: int = 3) -> nn.Module:

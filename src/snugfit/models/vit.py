@@ -14,6 +14,8 @@ from snugfit.errors import ModelError
 
 PATCH = 16
 """Side of a patch in pixels."""
+POSITIONS = "encoder.pos_embedding"
+"""Name of the position embeddings in a state dict, the one tensor whose shape depends on the image size."""
 
 
 class _Patches(nn.Conv2d):

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from snugfit.api.assembling import assemble, read_weights
+from snugfit.api.assembling import assemble
 from snugfit.api.loading import on_meta
 from snugfit.api.planning import _request
+from snugfit.api.weights import read_weights
 from snugfit.chain import Chain, UnitStore
 from snugfit.data import from_dataset
 from snugfit.errors import CheckpointError, ModelError
@@ -35,7 +36,8 @@ def test_both_formats_are_read(tmp_path):
     safetensors.torch.save_file(state(), tmp_path / "w.safetensors")
     torch.save(state(), tmp_path / "w.pth")
     torch.save({"state_dict": state(), "epoch": 3}, tmp_path / "wrapped.pth")
-    for name in ("w.safetensors", "w.pth", "wrapped.pth"):
+    torch.save({"model": state(), "epoch": 3}, tmp_path / "trained.pth")
+    for name in ("w.safetensors", "w.pth", "wrapped.pth", "trained.pth"):
         read = read_weights(tmp_path / name)
         assert set(read) == set(state()) and all(torch.equal(read[key], state()[key]) for key in read)
 
