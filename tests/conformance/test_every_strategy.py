@@ -26,6 +26,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "full": {"strategy": "elastic", "scheme": "full", "optimizer": "adamw"},
     "head": {"strategy": "elastic", "scheme": "head"},
     "bn+bias": {"strategy": "elastic", "scheme": "bn+bias", "lean": False},
+    "prunetrain": {"strategy": "elastic", "scheme": "prunetrain", "interval": 1, "lasso": 0.9},
     "dfa": {"strategy": "feedback"},
     "drtp": {"strategy": "feedback", "feedback_rule": "drtp"},
     "pepita": {"strategy": "feedback", "feedback_rule": "pepita", "optimizer": "adamw"},

@@ -131,6 +131,7 @@ class StrategyOptions:
         interval: epochs between two selections of ``elastic``, or between two prunings of ``prunetrain``.
         importance_batch: images that importance is told from.
         lean: let frozen tensors of ``elastic`` keep no activations (off: torch's own operators).
+        lasso: share of the group lasso of ``prunetrain`` in the loss at the start.
     """
 
     strategy: str = "auto"
@@ -152,15 +153,10 @@ class StrategyOptions:
     interval: int = 3
     importance_batch: int = 4
     lean: bool = True
+    lasso: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.scheme not in get_args(Scheme):
-            raise UnknownNameError("scheme", self.scheme, get_args(Scheme))
-        if self.importance not in get_args(ImportanceMetric):
-            raise UnknownNameError("importance metric", self.importance, get_args(ImportanceMetric))
-        for name in ("interval", "importance_batch"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
+        self._check_elastic()
         if self.feedback_rule not in get_args(FeedbackRule):
             raise UnknownNameError("feedback rule", self.feedback_rule, get_args(FeedbackRule))
         if self.views < 1:
@@ -171,6 +167,17 @@ class StrategyOptions:
             raise UsageError(f"--block-units must be at least 1, not {self.block_units}.")
         if not 0 <= self.rho <= 1:
             raise UsageError(f"--rho is a threshold between 0 and 1, not {self.rho}.")
+
+    def _check_elastic(self) -> None:
+        if self.scheme not in get_args(Scheme):
+            raise UnknownNameError("scheme", self.scheme, get_args(Scheme))
+        if self.importance not in get_args(ImportanceMetric):
+            raise UnknownNameError("importance metric", self.importance, get_args(ImportanceMetric))
+        if not 0 <= self.lasso < 1:
+            raise UsageError(f"--lasso is a share of the loss, at least 0 and below 1, not {self.lasso}.")
+        for name in ("interval", "importance_batch"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from snugfit.selection.choice import choose
 from snugfit.selection.network import Mask
 from snugfit.strategies.elastic.budgets import importance_peak
 from snugfit.strategies.elastic.drift import drifted, profile_anew
+from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.ranking import rank_tensors
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.strategies.prediction import random_batch
@@ -53,7 +54,8 @@ def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -
     fit.trainer.optimizers.release()
     save_model(run.folder, fit.trainer.module.state_dict())
     evaluation = evaluate_model(fit.trainer.module.eval(), data, run, phase.batch_size)
-    parameters = {"full": chain.parameters, "trained_model": chain.parameters}
+    kept = sum(parameter.numel() for parameter in fit.trainer.module.parameters())
+    parameters = {"full": fit.parameters, "trained_model": kept}
     record = make_record(
         run, strategy=strategy.name, settings=asdict(strategy), evaluation=evaluation, parameters=parameters, data=data
     )
@@ -67,17 +69,22 @@ class _Fit:
         self.strategy, self.chain, self.data, self.run = strategy, chain, data, run
         notes = run.position.notes
         self.intervals = [from_data(IntervalRecord, each) for each in notes.setdefault(_INTERVALS, [])]
-        self.profile = run.profile
+        self.profile, self.parameters = run.profile, chain.parameters
         if _PROFILE in notes:
             self.profile = replace(run.profile, tensors=from_data(TensorProfile, notes[_PROFILE]))
         self.sizes = strategy.sizes(run.workload, self.profile)
         self.trainer = self._load()
+        self.pruner = Pruner(self.trainer, chain.input_shape, strategy.lasso) if strategy.prunes else None
+        if self.pruner is not None and not run.resumed:
+            self.pruner.start(data, run, strategy.micro_batch)
         if self.intervals:
             self.trainer.select(self.intervals[-1].tensors)
         else:
             self._look_at_norms()
         if run.resumed:
             self.trainer.load_state(run.resumed_tensors)
+            if self.pruner is not None:
+                self.pruner.start(data, run, strategy.micro_batch)
 
     def _load(self) -> TensorTrainer:
         for index, unit in enumerate(self.chain.all_units):
@@ -140,6 +147,7 @@ class _Fit:
         """Make the next interval's selection, and note it, so that it is never made anew."""
         started = time.perf_counter()
         profiled = bool(self.intervals) and self._drifted() and self._profile_anew()
+        pruned = self._prune() if self.intervals else 1.0
         scores = self._importance() if self.strategy.selects else {}
         mask = self._choose(scores)
         network, times = self.sizes.memory, self.sizes.times
@@ -151,9 +159,9 @@ class _Fit:
             IntervalRecord(
                 first_epoch=self.run.position.epoch,
                 tensors=tuple(np.array(network.names)[mask]),
-                predicted_seconds=times.step_seconds(mask),
+                predicted_seconds=times.step_seconds(mask) * pruned,
                 full_seconds=times.full,
-                macs=network.macs(mask),
+                macs=int(network.macs(mask) * pruned),
                 full_macs=network.macs(everything),
                 predicted_peak_bytes=max(peaks),
                 selection_seconds=time.perf_counter() - started,
@@ -165,6 +173,15 @@ class _Fit:
         self.run.emit(TensorsSelected(len(self.intervals) - 1, self.intervals[-1], len(network.names)))
         self._note()
         self.run.save(self.trainer.state())
+
+    def _prune(self) -> float:
+        """Remove what ``prunetrain`` has driven to zero; multiply-accumulates that are left, over those at the start."""
+        if self.pruner is None:
+            return 1.0
+        removed = self.pruner.prune()
+        if removed:
+            self.run.emit(Notice(f"prunetrain removed {removed:,} parameters"))
+        return self.pruner.macs() / sum(unit.macs for unit in self.profile.units)
 
     def _note(self) -> None:
         self.run.position.notes[_INTERVALS] = to_data(self.intervals)

@@ -42,6 +42,7 @@ class Elastic:
         interval: epochs between two selections.
         importance_batch: images that importance is told from.
         lean: whether frozen tensors keep no activations.
+        lasso: share of the group lasso in the loss of ``prunetrain`` at the start.
         time_ratio: rho, step time over that of full training; filled in by :meth:`propose`.
         budget_bytes: memory budget, which selections keep to; filled in by :meth:`propose`.
         micro_batch, micro_batches: as in ``backprop``; filled in by :meth:`propose`.
@@ -57,6 +58,7 @@ class Elastic:
     interval: int = 3
     importance_batch: int = 4
     lean: bool = True
+    lasso: float = 0.2
     time_ratio: float | None = None
     budget_bytes: int | None = None
     micro_batch: int = 0
@@ -68,6 +70,11 @@ class Elastic:
     def selects(self) -> bool:
         """Whether tensors are selected at run time."""
         return self.scheme == "elastic"
+
+    @property
+    def prunes(self) -> bool:
+        """Whether channels are removed at run time."""
+        return self.scheme == "prunetrain"
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Averaged weights cannot come and go, and somebody must be able to choose."""
@@ -176,7 +183,7 @@ class Elastic:
 
     def spans(self, epochs: int) -> list[range]:
         """Epochs of each interval."""
-        length = self.interval if self.scheme in ("elastic", "prunetrain") else epochs
+        length = self.interval if self.selects or self.prunes else epochs
         return [range(start, min(start + length, epochs)) for start in range(0, epochs, length)]
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:

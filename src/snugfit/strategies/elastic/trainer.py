@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 from snugfit.core.workload import Workload
 from snugfit.lean import use_lean
+from snugfit.surgery import adopt_widths
 from snugfit.training.checkpoint import foreign_state
 from snugfit.training.network import Forward
 from snugfit.training.optimizers import ParameterOptimizers
@@ -46,9 +49,11 @@ class TensorTrainer:
             use_lean(module)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.optimizers = ParameterOptimizers((), workload.optimizer)
+        self.before_update: Callable[[str, nn.Parameter], None] | None = None
         self.step_seconds: list[float] = []
         self._bfloat16 = workload.precision == "bfloat16"
         self._factor, self._spent = 1.0, 0.0
+        self._handles: list[RemovableHandle] = []
 
     @property
     def selected(self) -> tuple[str, ...]:
@@ -74,8 +79,20 @@ class TensorTrainer:
         self.optimizers = ParameterOptimizers(self.parameters.items(), self.settings)
         self.optimizers.load_state(state)
         self.optimizers.set_lr_factor(self._factor)
-        if self.micro_batches == 1:
-            self.optimizers.apply_in_backward()
+        self._hook()
+
+    def _hook(self) -> None:
+        """Let gradients be applied, and changed before, as they come; unless they are to be accumulated."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self.micro_batches > 1:
+            return
+        if self.before_update is not None:
+            for name, parameter in self.optimizers.parameters.items():
+                hook = partial(self.before_update, name)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
         """One forward and backward; see :class:`snugfit.training.loop.Trainable`."""
@@ -87,7 +104,7 @@ class TensorTrainer:
         del inputs
         (loss * share).backward()  # type: ignore[no-untyped-call]
         if update and self.micro_batches > 1:
-            self.optimizers.step()
+            self._update()
         result = StepResult.of(loss, logits, labels)
         self._spent += time.perf_counter() - started
         if update:
@@ -95,9 +112,17 @@ class TensorTrainer:
             self._spent = 0.0
         return result
 
+    def _update(self) -> None:
+        """Apply the gradients that were accumulated."""
+        for name, parameter in self.optimizers.parameters.items() if self.before_update is not None else ():
+            self.before_update(name, parameter)  # type: ignore[misc]
+        self.optimizers.step()
+
     def dry_step(self, inputs: Tensor, labels: Tensor) -> None:
         """The step's forward and backward, whose gradients are freed instead of applied: it changes nothing."""
         self.optimizers.detach_hooks()
+        for handle in self._handles:
+            handle.remove()
         drop = _dropping if self.micro_batches == 1 else _keeping
         handles = [
             p.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
@@ -111,8 +136,7 @@ class TensorTrainer:
             for handle in handles:
                 handle.remove()
             self.optimizers.zero_grad()
-            if self.micro_batches == 1:
-                self.optimizers.apply_in_backward()
+            self._hook()
 
     def set_lr_factor(self, factor: float) -> None:
         """Scale the peak learning rate."""
@@ -125,8 +149,12 @@ class TensorTrainer:
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Take up a state of the same selection, one group in memory at a time."""
+        weights = load("model")
         with foreign_state():
-            self.module.load_state_dict(load("model"))
+            if self.before_update is not None:
+                adopt_widths(self.module, weights)  # channels may have been removed
+            self.module.load_state_dict(weights)
+        del weights
         self.optimizers.load_state(load("optimizer"))
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -1,0 +1,69 @@
+"""PruneTrain as a scheme: full training with group lasso on channels, and a smaller network at every interval."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from snugfit.chain import Chain
+from snugfit.profiling import unit_facts
+from snugfit.strategies.elastic.trainer import TensorTrainer
+from snugfit.surgery import add_penalty_gradient, find_groups, penalised, penalty, penalty_scale, prune, take
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+_SCALE = "lasso_scale"
+
+
+class Pruner:
+    """Group lasso in every step of a trainer, and the removal of channels that it has driven to zero.
+
+    Args:
+        trainer: what trains the network.
+        input_shape: channels, height, width of an image.
+        ratio: share of the penalty in the loss at the start (PruneTrain section 4).
+    """
+
+    def __init__(self, trainer: TensorTrainer, input_shape: tuple[int, ...], ratio: float) -> None:
+        self.trainer, self.input_shape, self.ratio, self.scale = trainer, input_shape, ratio, 0.0
+        self.groups = find_groups(trainer.module, input_shape)  # type: ignore[arg-type]
+        self.slots = penalised(trainer.module, self.groups)
+        trainer.before_update = self._penalise
+
+    def _penalise(self, name: str, parameter: nn.Parameter) -> None:
+        if name in self.slots:
+            add_penalty_gradient(parameter, self.slots[name], self.scale)
+
+    def start(self, data: TrainingData, run: Run, batch: int) -> None:
+        """Scale the penalty by the loss of the first batch, or take up what it was scaled by before an interruption."""
+        notes = run.position.notes
+        if _SCALE not in notes:
+            module = self.trainer.module.eval()
+            images, labels = next(data.train.epoch(0, batch))
+            with torch.no_grad(), run.limit.room_for_kernels():
+                loss = float(F.cross_entropy(module(images.to(run.device)).float(), labels.to(run.device)))
+            whole = penalty(module, self.groups)
+            notes[_SCALE] = penalty_scale(loss, whole, self.ratio) if whole else 0.0
+        self.scale = float(notes[_SCALE])
+
+    def prune(self) -> int:
+        """Remove dead channels and what the optimizer holds for them; how many parameters that were."""
+        trainer = self.trainer
+        before = sum(parameter.numel() for parameter in trainer.parameters.values())
+        state = trainer.optimizers.state()
+        cuts = prune(trainer.module, self.groups)
+        if not cuts:
+            return 0
+
+        def cut(key: str, tensor: Tensor) -> Tensor:
+            found = cuts.get(key.rpartition("/")[0])
+            return take(tensor, found) if found is not None and tensor.shape == found.before else tensor
+
+        trainer.take_state(trainer.selected, {key: cut(key, tensor) for key, tensor in state.items()})
+        return before - sum(parameter.numel() for parameter in trainer.parameters.values())
+
+    def macs(self) -> int:
+        """Multiply-accumulates of a forward pass of the network as it is now, per image."""
+        chain = Chain.from_module(self.trainer.module, self.input_shape)  # type: ignore[arg-type]
+        return sum(facts.macs for facts in unit_facts(chain))
