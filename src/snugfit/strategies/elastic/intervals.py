@@ -175,7 +175,7 @@ class _Fit:
         self.run.save(self.trainer.state())
 
     def _prune(self) -> float:
-        """Remove what ``prunetrain`` has driven to zero; multiply-accumulates that are left, over those at the start."""
+        """Remove what ``prunetrain`` has driven to zero; multiply-accumulates left, over those at the start."""
         if self.pruner is None:
             return 1.0
         removed = self.pruner.prune()
