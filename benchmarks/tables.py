@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import ablations, accuracy, budgets, lls, memory, overhead, speed_tables
+from benchmarks import ablations, accuracy, budgets, elastic_tables, lls, memory, overhead, speed_tables
 from benchmarks.common import ROOT, Cell, program
 from benchmarks.store import RESULTS, load, note
 
@@ -21,6 +21,7 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "overhead": overhead.render,
     "lls": lls.render,
     "memory": memory.render,
+    "elastic": elastic_tables.render,
 }
 _NAME = re.compile(r"(?P<claim>[a-z]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
 

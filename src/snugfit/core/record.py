@@ -64,7 +64,9 @@ class IntervalRecord:
         predicted_seconds, measured_seconds: of a training step: predicted, and the median of those run (0: none yet).
         full_seconds: of a step of full training with torch's own operators, as measured before.
         macs, full_macs: multiply-accumulates of a training step per image: of this selection, of full training.
+        flops_per_epoch: floating-point operations of an epoch: two for each multiply-accumulate of every image.
         predicted_peak_bytes: predicted peak above the baseline.
+        analytic_peak_bytes: bytes of tensors at the peak of a step, followed through the operators.
         selection_seconds: time that ranking and selecting took.
         profiled: whether operators were measured anew before it, since steps had drifted from their prediction.
     """
@@ -75,7 +77,9 @@ class IntervalRecord:
     full_seconds: float
     macs: int
     full_macs: int
+    flops_per_epoch: int
     predicted_peak_bytes: int
+    analytic_peak_bytes: int = 0
     epochs: int = 0
     measured_seconds: float = 0.0
     selection_seconds: float = 0.0
@@ -91,7 +95,8 @@ class Record:
         budget: ``memory_bytes``, ``storage_bytes``, ``time_ratio``.
         enforced: whether the operating system or allocator enforced the memory budget.
         predicted: ``peak_bytes``, ``seconds``, ``storage_bytes``.
-        measured: ``peak_bytes``, ``peak_metric``, ``tensor_peak_bytes``, ``seconds``, ``storage_bytes``.
+        measured: ``peak_bytes``, ``peak_metric``, ``tensor_peak_bytes``, ``seconds``, ``storage_bytes``,
+            ``energy_joules`` (None where the machine has no counter that may be read).
         accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None where there is no such split.
         parameters: ``full`` and ``trained_model``.
         exit: ``unit``, ``index``, ``of``; None when the whole network was trained.

@@ -106,6 +106,7 @@ def make_record(
             "tensor_peak_bytes": max((phase.tensor_peak_bytes for phase in position.phases), default=0),
             "seconds": position.seconds,
             "storage_bytes": position.storage_bytes,
+            "energy_joules": position.energy_joules if run.energy.counts else None,
         },
         accuracy={"val": evaluation.val, "test": evaluation.test, "test_top5": evaluation.test_top5},
         parameters=parameters,

@@ -22,6 +22,7 @@ from snugfit.core.workload import Workload
 from snugfit.errors import CheckpointError, DivergedError
 from snugfit.memory import MemoryLimit, PeakMeter
 from snugfit.training.checkpoint import Checkpoint, CheckpointStore
+from snugfit.training.energy import EnergyMeter
 from snugfit.training.events import Event, PhaseDone, PhaseStarted, Subscriber
 from snugfit.training.metrics import MetricsWriter
 from snugfit.training.stopping import StopFlag
@@ -39,6 +40,7 @@ class Position:
         phase, epoch, step: the next step to run.
         loss_sum, correct, samples: what the present epoch has added up so far.
         seconds: time spent in training before this position; ``phase_seconds`` of it in the present phase.
+        energy_joules: energy of the machine's processors before this position; 0 where nothing counts it.
         phase_peak_bytes, phase_tensor_bytes: measured so far in the present phase.
         peak_bytes: measured so far in the run.
         storage_bytes: most bytes of cache on disk so far.
@@ -55,6 +57,7 @@ class Position:
     samples: int = 0
     seconds: float = 0.0
     phase_seconds: float = 0.0
+    energy_joules: float = 0.0
     phase_peak_bytes: int = 0
     phase_tensor_bytes: int = 0
     peak_bytes: int = 0
@@ -104,6 +107,7 @@ class Run:
         self.position = Position()
         self._subscribers: list[Subscriber] = [self.metrics, *subscribers]
         self._resumed: Checkpoint | None = None
+        self.energy = EnergyMeter()
         self._clock = self._saved_at = time.perf_counter()
 
     def emit(self, event: Event) -> None:
@@ -115,6 +119,7 @@ class Run:
         """Take up the newest checkpoint; False when there is none."""
         self._resumed = self.checkpoints.latest()
         self._clock = time.perf_counter()
+        self.energy.spent()
         if self._resumed is None:
             self.metrics.truncate(0)
             return False
@@ -155,6 +160,7 @@ class Run:
         self.position.seconds += now - self._clock
         self.position.phase_seconds += now - self._clock
         self._clock = now
+        self.position.energy_joules += self.energy.spent()
         peak = self.meter.mark()
         self.limit.refresh()
         self.position.phase_peak_bytes = max(self.position.phase_peak_bytes, peak)

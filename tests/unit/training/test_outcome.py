@@ -74,6 +74,8 @@ def test_the_record_puts_prediction_beside_measurement(tmp_path):
     assert record.predicted == {"peak_bytes": 100, "seconds": 3.0, "storage_bytes": 7}
     seconds = record.measured.pop("seconds")
     assert seconds >= run.position.phases[0].seconds > 0
+    energy = record.measured.pop("energy_joules")
+    assert energy is None or energy >= 0, "None where the machine has no counter"
     assert record.measured == {"peak_bytes": 80, "peak_metric": "told", "tensor_peak_bytes": 60, "storage_bytes": 5}
     assert record.budget == {"memory_bytes": 100_000_000, "storage_bytes": None, "time_ratio": None}
     assert record.accuracy == {"val": 0.5, "test": 0.25, "test_top5": 1.0}

@@ -152,6 +152,7 @@ class _Fit:
         mask = self._choose(scores)
         network, times = self.sizes.memory, self.sizes.times
         everything = np.ones(len(network.names), dtype=bool)
+        macs = int(network.macs(mask) * pruned)
         peaks = [self.sizes.predicted(mask)]
         if self.strategy.selects:
             peaks.append(importance_peak(self.profile, self.strategy.chunk))
@@ -161,9 +162,11 @@ class _Fit:
                 tensors=tuple(np.array(network.names)[mask]),
                 predicted_seconds=times.step_seconds(mask) * pruned,
                 full_seconds=times.full,
-                macs=int(network.macs(mask) * pruned),
+                macs=macs,
+                flops_per_epoch=2 * macs * self.run.workload.train_count,
                 full_macs=network.macs(everything),
                 predicted_peak_bytes=max(peaks),
+                analytic_peak_bytes=self.sizes.analytic(mask),
                 selection_seconds=time.perf_counter() - started,
                 importance=scores,
                 profiled=profiled,
