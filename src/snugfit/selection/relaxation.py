@@ -19,7 +19,7 @@ from snugfit.selection.byte_model import ByteModel
 from snugfit.selection.checks import Floats, Integers, Mask
 from snugfit.selection.quantise import Steps
 
-COARSE, FINE = 10, 16
+COARSE, FINE = 8, 12
 """Halvings of the range of a price: enough to rank the earliest tensors, and enough to search one."""
 
 
