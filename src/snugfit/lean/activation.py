@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from snugfit.lean.bits import Test, masked, pack
+from snugfit.lean.bits import LEAKY_RELU, RELU, RELU6, Tests, masked, pack
 from snugfit.lean.saving import Layout, memory_order, needs_gradient
 
 Forward = Callable[[Tensor], Tensor]
@@ -23,13 +23,13 @@ class _Activation(torch.autograd.Function):
     """What an activation passes back is told from its output, so that it may have overwritten its input."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, forward: Forward, passes: Test, slope: float) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, forward: Forward, tests: Tests, slope: float) -> Tensor:
         output = forward(inputs)
         if output is inputs:
             ctx.mark_dirty(inputs)
         row = memory_order(output.detach())
         assert row is not None, "a new map fills its memory, and no other is overwritten"
-        ctx.save_for_backward(pack(row, passes))
+        ctx.save_for_backward(pack(row, tests))
         ctx.layout, ctx.slope = Layout.of(output), slope
         return output
 
@@ -44,10 +44,10 @@ class _Activation(torch.autograd.Function):
         return passed, None, None, None
 
 
-def _activate(inputs: Tensor, forward: Forward, in_place: bool, passes: Test, slope: float = 0.0) -> Tensor:
+def _activate(inputs: Tensor, forward: Forward, in_place: bool, tests: Tests, slope: float = 0.0) -> Tensor:
     if not needs_gradient(inputs) or (in_place and memory_order(inputs) is None):
         return forward(inputs)
-    output: Tensor = _Activation.apply(inputs, forward, passes, slope)  # type: ignore[no-untyped-call]
+    output: Tensor = _Activation.apply(inputs, forward, tests, slope)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -56,7 +56,7 @@ class LeanReLU(nn.ReLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map of any shape to one of the same; NaN passes its gradient, as with torch's."""
-        return _activate(input, super().forward, self.inplace, lambda output: output != 0)
+        return _activate(input, super().forward, self.inplace, RELU)
 
 
 class LeanReLU6(nn.ReLU6):
@@ -64,7 +64,7 @@ class LeanReLU6(nn.ReLU6):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map of any shape to one of the same; the gradient of NaN is 0, as in torch's vectorised kernel."""
-        return _activate(input, super().forward, self.inplace, lambda output: (output > 0) & (output < 6))
+        return _activate(input, super().forward, self.inplace, RELU6)
 
 
 class LeanLeakyReLU(nn.LeakyReLU):
@@ -74,4 +74,4 @@ class LeanLeakyReLU(nn.LeakyReLU):
         """Map of any shape to one of the same."""
         if self.negative_slope < 0:
             return super().forward(input)
-        return _activate(input, super().forward, self.inplace, lambda output: output > 0, self.negative_slope)
+        return _activate(input, super().forward, self.inplace, LEAKY_RELU, self.negative_slope)

@@ -1,64 +1,91 @@
 """One bit per element of what an activation passes back: packed eight to a byte, and applied to a gradient.
 
-A few hundred thousand elements are worked on at once, so that what is between one step and the next stays in the
-processor's cache and no map of bytes is ever made.
+Chunks are worked on one after another, so that what lies between two steps stays in the processor's cache. An eighth of
+a chunk makes a plane, and a byte holds a bit of each of the eight planes: packing and unpacking are arithmetic on whole
+planes. Nothing is allocated per chunk, since the kernel hands out fresh memory more slowly than all of this takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_CHUNK = {"cpu": 1 << 19}
-_LARGE_CHUNK = 1 << 26
-"""Elements worked on at once, divisible by 8; a graphics processor wants few and large kernels."""
-Test = Callable[[Tensor], Tensor]
+CHUNK = {"cpu": 1 << 18}
+LARGE_CHUNK = 1 << 26
+"""Elements worked on at once; a graphics processor wants few and large kernels."""
+
+Tests = tuple[tuple[str, float], ...]
+"""Comparisons of the output that all hold where the gradient passes; torch and numpy know them by the same names."""
+RELU: Tests = (("not_equal", 0.0),)
+"""Nothing is below 0 in a ReLU's output, and NaN passes its gradient as it does with torch's."""
+RELU6: Tests = (("greater", 0.0), ("less", 6.0))
+LEAKY_RELU: Tests = (("greater", 0.0),)
 
 
-def _chunks(values: Tensor) -> Iterator[slice]:
-    step = _CHUNK.get(values.device.type, _LARGE_CHUNK)
-    return (slice(start, min(start + step, len(values))) for start in range(0, len(values), step))
+def _chunks(values: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Where a chunk lies among the elements, and where its bits lie among the bytes."""
+    step = CHUNK.get(values.device.type, LARGE_CHUNK)
+    for start in range(0, values.numel(), step):
+        stop = min(start + step, values.numel())
+        yield slice(start, stop), slice(start // 8, (stop + 7) // 8)
 
 
-def _bytes(elements: slice) -> slice:
-    return slice(elements.start // 8, (elements.stop + 7) // 8)
+def _room(values: Tensor, copies: int, dtype: torch.dtype) -> Tensor:
+    """(copies, 8 planes of the longest chunk)."""
+    longest = min(values.numel(), CHUNK.get(values.device.type, LARGE_CHUNK))
+    return torch.empty(copies, (longest + 7) // 8 * 8, dtype=dtype, device=values.device)
 
 
-def _is_memory(tensor: Tensor) -> bool:
-    """Whether numpy can work on it: neither on another device nor a tensor without values."""
-    return type(tensor) is Tensor and tensor.device.type == "cpu"
+def _library(tensor: Tensor) -> Any:
+    """Numpy where there is memory that it can work on: its comparisons are several times as fast as torch's."""
+    return np if type(tensor) is Tensor and tensor.device.type == "cpu" else torch
 
 
-def pack(values: Tensor, test: Test) -> Tensor:
-    """Pack what a test says of each of ``values``, (N,).
+def _array(tensor: Tensor, library: Any) -> Any:
+    return tensor.numpy() if library is np else tensor
+
+
+def _bits(device: torch.device) -> Tensor:
+    """One bit for each of the eight planes, (8, 1)."""
+    return 2 ** torch.arange(8, dtype=torch.uint8, device=device).view(8, 1)
+
+
+def pack(values: Tensor, tests: Tests) -> Tensor:
+    """Pack whether each of ``values`` passes the tests, a bit for each.
 
     Args:
-        values: a row in the order of memory.
-        test: values to booleans of the same shape; it is given numpy arrays or tensors, and uses operators alone.
+        values: a row of floats, (N,).
+        tests: comparisons that all have to hold.
 
     Returns:
-        Bytes, (ceil(N / 8),), the first element in the lowest bit.
+        Bytes, (ceil(N / 8),).
     """
-    packed = torch.empty((len(values) + 7) // 8, dtype=torch.uint8, device=values.device)
-    for part in _chunks(values):
-        packed[_bytes(part)] = _pack_part(values[part], test)
+    library = _library(values)
+    packed = torch.empty((values.numel() + 7) // 8, dtype=torch.uint8, device=values.device)
+    room, bits = _room(values, len(tests), torch.bool), _array(_bits(values.device), library)
+    target, passed = _array(packed, library), _array(room, library)
+    for part, place in _chunks(values):
+        chunk, width = values[part], place.stop - place.start
+        if library is np and chunk.dtype in (torch.bfloat16, torch.float16):
+            chunk = chunk.float()
+        passed[0, chunk.numel() : 8 * width] = False
+        _test(_array(chunk, library), tests, passed[:, : chunk.numel()], library)
+        planes = _array(room[0, : 8 * width].view(torch.uint8).view(8, width), library)
+        library.multiply(planes, bits, out=planes)
+        library.sum(planes, 0, dtype=target.dtype, out=target[place])
     return packed
 
 
-def _pack_part(values: Tensor, test: Test) -> Tensor:
-    if _is_memory(values):  # numpy's comparisons and packing are several times as fast as torch's
-        single = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-        passed = test(single.numpy())  # type: ignore[arg-type]
-        return torch.from_numpy(np.packbits(passed, bitorder="little"))
-    bits = torch.nn.functional.pad(test(values).to(torch.uint8), (0, -len(values) % 8)).view(-1, 8)
-    return (bits << _places(values.device)).sum(1, dtype=torch.uint8)
-
-
-def _places(device: torch.device) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=device)
+def _test(values: Any, tests: Tests, passed: Any, library: Any) -> None:
+    """Write to ``passed[0]`` whether all tests hold; the other rows are room."""
+    for (name, bound), row in zip(tests, passed, strict=True):
+        getattr(library, name)(values, bound, out=row)
+    for row in passed[1:]:
+        library.logical_and(passed[0], row, out=passed[0])
 
 
 def masked(gradient: Tensor, packed: Tensor, slope: float, out: Tensor) -> None:
@@ -67,21 +94,18 @@ def masked(gradient: Tensor, packed: Tensor, slope: float, out: Tensor) -> None:
     Where the slope is 0 what is written is 0, whatever the gradient, as in torch's own kernels.
 
     Args:
-        gradient, out: rows of floats, (N,).
+        gradient, out: rows of floats, (N,); they may be the same.
         packed: the bits, as :func:`pack` makes them.
         slope: factor where the bit is not set.
     """
-    for part in _chunks(gradient):
-        mask = _unpack_part(packed[_bytes(part)], part.stop - part.start, gradient.dtype)
-        given = (gradient[part], mask)
+    library = _library(packed)
+    (room,), (floats,) = _room(gradient, 1, torch.uint8), _room(gradient, 1, gradient.dtype)
+    bits, source, planes = (_array(each, library) for each in (_bits(packed.device), packed, room))
+    for part, place in _chunks(gradient):
+        chunk, width = gradient[part], place.stop - place.start
+        library.bitwise_and(source[place], bits, out=planes[: 8 * width].reshape(8, width))
+        mask = floats[: chunk.numel()].copy_(room[: chunk.numel()])  # vectorised kernels are there for floats only
         if slope:
-            torch.ops.aten.leaky_relu_backward.grad_input(*given, slope, False, grad_input=out[part])
+            torch.ops.aten.leaky_relu_backward.grad_input(chunk, mask, slope, False, grad_input=out[part])
         else:
-            torch.ops.aten.threshold_backward.grad_input(*given, 0, grad_input=out[part])
-
-
-def _unpack_part(packed: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Ones and zeros, (count,): vectorised kernels exist for floats only."""
-    if _is_memory(packed):
-        return torch.from_numpy(np.unpackbits(packed.numpy(), count=count, bitorder="little")).to(dtype)
-    return ((packed.unsqueeze(1) >> _places(packed.device)) & 1).view(-1)[:count].to(dtype)
+            torch.ops.aten.threshold_backward.grad_input(chunk, mask, 0, grad_input=out[part])

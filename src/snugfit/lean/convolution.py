@@ -90,8 +90,8 @@ def _with_stand_ins(
         of_weight = of_weight._replace(dtype=dtype)
         weight = None if weight is None else weight.to(dtype)
     stand_ins = (of_inputs.stand_in() if inputs is None else inputs, of_weight.stand_in() if weight is None else weight)
-    if inputs is None and _needs_memory(*stand_ins, geometry):
-        return of_inputs.empty(), stand_ins[1]
+    if _needs_memory(*stand_ins, geometry):
+        return (of_inputs.empty() if inputs is None else inputs, of_weight.empty() if weight is None else weight)
     return stand_ins
 
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from snugfit.lean.saving import Layout, memory_order, needs_gradient
 
-_CHUNK = {"cpu": 1 << 19}
-_LARGE_CHUNK = 1 << 26
+CHUNK = {"cpu": 1 << 17}
+LARGE_CHUNK = 1 << 26
 """Elements of the input for whose outputs places are held in eight bytes at once, or those of one image."""
 
 Pair = tuple[int, int]
@@ -54,11 +54,10 @@ class _Places:
         """Write to (B, C, H', W'), of the same strides, the tap of each place; ``places`` is overwritten."""
         torch.index_select(self.taps, 0, _row(places.sub_(self.first)), out=_row(out))
 
-    def to_places(self, taps: Tensor) -> Tensor:
+    def to_places(self, taps: Tensor, out: Tensor) -> Tensor:
         """The inverse of :meth:`to_taps`."""
-        places = torch.empty_like(taps, dtype=torch.int64)
-        torch.index_select(self.offsets, 0, _row(taps).int(), out=_row(places))
-        return places.add_(self.first)
+        torch.index_select(self.offsets, 0, _row(taps).int(), out=_row(out))
+        return out.add_(self.first)
 
 
 def _smallest(count: int) -> torch.dtype:
@@ -74,7 +73,7 @@ def _row(map_: Tensor) -> Tensor:
 
 def _parts(size: torch.Size, device: torch.device) -> Iterator[slice]:
     """Slices of a few images each, one empty slice where there are none."""
-    step = max(1, _CHUNK.get(device.type, _LARGE_CHUNK) // max(1, size[1:].numel()))
+    step = max(1, CHUNK.get(device.type, LARGE_CHUNK) // max(1, size[1:].numel()))
     return (slice(start, min(start + step, size[0])) for start in range(0, max(1, size[0]), step))
 
 
@@ -84,16 +83,17 @@ class _LeanMaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, window: _Window) -> Tensor:
         ctx.layout, ctx.window = Layout.of(inputs), window
-        whole: list[Tensor] = []
+        pooled = _pooled(inputs, window).empty()
+        places = _Places(window, inputs.shape[3], pooled.shape, inputs.device)
+        taps = torch.empty_like(pooled, dtype=places.dtype)
+        room: Tensor | None = None
         for part in _parts(inputs.shape, inputs.device):
-            pooled, found = F.max_pool2d(inputs[part], *window, return_indices=True)
-            if not whole:
-                places = _Places(window, inputs.shape[3], pooled.shape, inputs.device)
-                whole = [_for_all(pooled, len(inputs), kind) for kind in (pooled.dtype, places.dtype)]
-            whole[0][part] = pooled
-            places.to_taps(found, whole[1][part])
-        ctx.save_for_backward(whole[1])
-        return whole[0]
+            room = torch.empty_like(pooled[part], dtype=torch.int64) if room is None else room
+            found = room[: len(pooled[part])]
+            torch.ops.aten.max_pool2d_with_indices.out(inputs[part], *window, out=pooled[part], indices=found)
+            places.to_taps(found, taps[part])
+        ctx.save_for_backward(taps)
+        return pooled
 
     @staticmethod
     @once_differentiable
@@ -101,19 +101,21 @@ class _LeanMaxPool(torch.autograd.Function):
         (taps,), window = ctx.saved_tensors, ctx.window
         passed = ctx.layout.empty()
         places = _Places(window, passed.shape[3], taps.shape, taps.device)
+        room: Tensor | None = None
         for part in _parts(passed.shape, passed.device):
             into = passed[part]
+            room = torch.empty_like(taps[part], dtype=torch.int64) if room is None else room
+            found = places.to_places(taps[part], room[: len(into)])
             torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-                gradient[part], into, *window, places.to_places(taps[part]), grad_input=into
+                gradient[part], into, *window, found, grad_input=into
             )
         return passed, None
 
 
-def _for_all(part: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
-    """Room for a whole batch, in the layout of a part of it."""
-    last = part.is_contiguous(memory_format=torch.channels_last) and not part.is_contiguous()
-    memory_format = torch.channels_last if last else torch.contiguous_format
-    return torch.empty((batch, *part.shape[1:]), dtype=dtype, device=part.device, memory_format=memory_format)
+def _pooled(inputs: Tensor, window: _Window) -> Layout:
+    """Layout of what torch makes of a map."""
+    values = torch.empty_strided(inputs.shape, inputs.stride(), dtype=inputs.dtype, device="meta")
+    return Layout.of(F.max_pool2d(values, *window))._replace(device=inputs.device)
 
 
 class LeanMaxPool2d(nn.MaxPool2d):

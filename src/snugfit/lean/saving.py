@@ -37,11 +37,13 @@ class Layout(NamedTuple):
     def stand_in(self) -> Tensor:
         """A tensor of this layout without memory, for kernels that read its shape and strides alone.
 
-        Its memory is given back before it was touched. An expanded scalar would not do: kernels ask for it to be
-        contiguous, which copies it.
+        Its memory is given back before it was touched, and never counted as a new tensor's. An expanded scalar would
+        not do: kernels ask for it to be contiguous, which copies it. Reading its values is an error, printing included.
         """
-        tensor = self.empty()
-        tensor.untyped_storage().resize_(0)
+        tensor = torch.empty(0, dtype=self.dtype, device=self.device)
+        storage = tensor.untyped_storage()
+        tensor.set_(storage, 0, self.size, self.stride)
+        storage.resize_(0)
         return tensor
 
 
