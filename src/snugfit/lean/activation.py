@@ -36,11 +36,14 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        passed = ctx.layout.empty()
-        if gradient.stride() != passed.stride():  # the bits are in the order of the output's memory
-            gradient = passed.copy_(gradient)
         (packed,) = ctx.saved_tensors
-        masked(memory_order(gradient), packed, ctx.slope, memory_order(passed))  # type: ignore[arg-type]
+        passed = ctx.layout.empty()
+        out = memory_order(passed)
+        given = memory_order(gradient) if gradient.stride() == passed.stride() else out
+        assert out is not None and given is not None
+        if given is out:  # the bits are in the order of the output's memory
+            passed.copy_(gradient)
+        masked(given, packed, ctx.slope, out)
         return passed, None, None, None
 
 

@@ -94,17 +94,20 @@ def masked(gradient: Tensor, packed: Tensor, slope: float, out: Tensor) -> None:
     Where the slope is 0 what is written is 0, whatever the gradient, as in torch's own kernels.
 
     Args:
-        gradient, out: rows of floats, (N,); they may be the same.
+        gradient, out: rows of floats, (N,); they may be one tensor, but not two that overlap.
         packed: the bits, as :func:`pack` makes them.
         slope: factor where the bit is not set.
     """
     library = _library(packed)
-    (room,), (floats,) = _room(gradient, 1, torch.uint8), _room(gradient, 1, gradient.dtype)
+    (room,) = _room(gradient, 1, torch.uint8)
+    floats = _room(gradient, 1, gradient.dtype)[0] if out is gradient else None
     bits, source, planes = (_array(each, library) for each in (_bits(packed.device), packed, room))
     for part, place in _chunks(gradient):
         chunk, width = gradient[part], place.stop - place.start
         library.bitwise_and(source[place], bits, out=planes[: 8 * width].reshape(8, width))
-        mask = floats[: chunk.numel()].copy_(room[: chunk.numel()])  # vectorised kernels are there for floats only
+        # Vectorised kernels are there for floats only; what is to be overwritten has room for them.
+        mask = out[part] if floats is None else floats[: chunk.numel()]
+        mask.copy_(room[: chunk.numel()])
         if slope:
             torch.ops.aten.leaky_relu_backward.grad_input(chunk, mask, slope, False, grad_input=out[part])
         else:

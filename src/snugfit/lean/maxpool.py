@@ -54,9 +54,9 @@ class _Places:
         """Write to (B, C, H', W'), of the same strides, the tap of each place; ``places`` is overwritten."""
         torch.index_select(self.taps, 0, _row(places.sub_(self.first)), out=_row(out))
 
-    def to_places(self, taps: Tensor, out: Tensor) -> Tensor:
-        """The inverse of :meth:`to_taps`."""
-        torch.index_select(self.offsets, 0, _row(taps).int(), out=_row(out))
+    def to_places(self, taps: Tensor, indices: Tensor, out: Tensor) -> Tensor:
+        """The inverse of :meth:`to_taps`; ``indices`` is room for 32-bit copies of the taps, which a look-up needs."""
+        torch.index_select(self.offsets, 0, _row(indices.copy_(taps)), out=_row(out))
         return out.add_(self.first)
 
 
@@ -101,11 +101,11 @@ class _LeanMaxPool(torch.autograd.Function):
         (taps,), window = ctx.saved_tensors, ctx.window
         passed = ctx.layout.empty()
         places = _Places(window, passed.shape[3], taps.shape, taps.device)
-        room: Tensor | None = None
+        room: list[Tensor] = []
         for part in _parts(passed.shape, passed.device):
-            into = passed[part]
-            room = torch.empty_like(taps[part], dtype=torch.int64) if room is None else room
-            found = places.to_places(taps[part], room[: len(into)])
+            into, count = passed[part], part.stop - part.start
+            room = room or [torch.empty_like(taps[part], dtype=kind) for kind in (torch.int32, torch.int64)]
+            found = places.to_places(taps[part], room[0][:count], room[1][:count])
             torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
                 gradient[part], into, *window, found, grad_input=into
             )
