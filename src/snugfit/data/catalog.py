@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from snugfit.data import cifar, digits, folder, idx, imagenet, vww
+from snugfit.data import cifar, cub, digits, dogs, folder, idx, imagenet, pets, vww
 from snugfit.data.download import ARCHIVES, can_download, download
 from snugfit.data.locate import data_root, find, image_folder
 from snugfit.data.sets import Bordered, ImageSet, Parts, Splits
@@ -81,6 +81,22 @@ SOURCES: dict[str, Source] = {
         vww.read,
         128, *_IMAGENET, True, ("vww", "coco", "coco2014", "coco2017", "."), vww.MARKERS,
         "train2014.zip, val2014.zip and annotations_trainval2014.zip from https://cocodataset.org into a folder 'coco'",
+    ),
+    "cub200": Source(
+        cub.read,
+        224, *_IMAGENET, True, ("CUB_200_2011", "cub200/CUB_200_2011", "."), cub.MARKERS,
+        "CUB_200_2011.tgz from https://www.vision.caltech.edu/datasets/cub_200_2011/",
+    ),
+    "pets": Source(
+        pets.read,
+        224, *_IMAGENET, True, ("oxford-iiit-pet", "pets", "."), pets.MARKERS,
+        "images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets/ into a folder "
+        "'oxford-iiit-pet'",
+    ),
+    "dogs": Source(
+        dogs.read,
+        224, *_IMAGENET, True, ("stanford-dogs", "StanfordDogs", "dogs", "."), dogs.MARKERS,
+        "images.tar and lists.tar from http://vision.stanford.edu/aditya86/ImageNetDogs/ into a folder 'stanford-dogs'",
     ),
 }  # fmt: skip
 _FOLDER = Source(folder.read, 224, *_IMAGENET, True)
@@ -192,9 +208,10 @@ def ensure(name: str, data_dir: str | Path | None = None) -> Path:
 
 def _fetch(name: str, root: Path) -> str:
     """Download a data set if torchvision is there to do it; returns why that failed, or nothing."""
-    archive = Path(ARCHIVES[name][0].url).name
-    if (root / archive).is_file() and not can_download():
-        raise DataError(f"{root / archive} is there but not unpacked. Unpack it in {root}.")
+    first = ARCHIVES[name][0]
+    archive = root / Path(first.url).name
+    if archive.is_file() and not can_download():
+        raise DataError(f"{archive} is there but not unpacked. Unpack it in {root / first.folder}.")
     if can_download():
         try:
             download(name, root)

@@ -11,16 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_PETS = "https://thor.robots.ox.ac.uk/pets/"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One file to fetch: its address, MD5 sum, and the folder (under the data folder) that it goes to."""
+    """One file to fetch: its address, its MD5 sum, and the folder under the data folder that its content goes to."""
 
     url: str
     md5: str
     folder: str = "."
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether it holds files; what is only compressed stays as it is."""
+        return self.url.endswith((".tar.gz", ".tgz", ".zip"))
 
 
 ARCHIVES: dict[str, tuple[Archive, ...]] = {
@@ -43,6 +49,10 @@ ARCHIVES: dict[str, tuple[Archive, ...]] = {
         Archive(_FASHION + "t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", "fashion-mnist"),
     ),
     "tiny-imagenet": (Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+    "pets": (  # the lists last: a set is found by them
+        Archive(_PETS + "images.tar.gz", "5c4f3ee8e5d25df40f4fd59a7f44e54c", "oxford-iiit-pet"),
+        Archive(_PETS + "annotations.tar.gz", "95a8c909bbe2e81eed6a22bccdf3f68f", "oxford-iiit-pet"),
+    ),
     "imagenette": (
         Archive("https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz", "e793b78cc4c9e9a4ccc0c1155377a412"),
     ),
@@ -65,23 +75,23 @@ def download(name: str, root: Path) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         for archive in ARCHIVES[name]:
             folder = str(root / archive.folder)
-            if archive.folder == ".":
-                with _unpacked_whole(root, name) as unpacking:
+            if archive.unpacked:
+                with _unpacked_whole(root / archive.folder, name) as unpacking:
                     utils.download_and_extract_archive(archive.url, folder, str(unpacking), md5=archive.md5)
             else:
                 utils.download_url(archive.url, folder, md5=archive.md5)
 
 
 @contextlib.contextmanager
-def _unpacked_whole(root: Path, name: str) -> Iterator[Path]:
-    """A folder to unpack in; its content moves to ``root`` once all is there, so that half of a set is never found."""
-    unpacking = root / f".unpacking-{name}"
+def _unpacked_whole(folder: Path, name: str) -> Iterator[Path]:
+    """A folder to unpack in; its content moves to ``folder`` once all is there, so that half a set is never found."""
+    unpacking = folder / f".unpacking-{name}"
     shutil.rmtree(unpacking, ignore_errors=True)
     unpacking.mkdir(parents=True)
     try:
         yield unpacking
         for entry in sorted(unpacking.iterdir()):
-            target = root / entry.name
+            target = folder / entry.name
             if target.is_dir():
                 shutil.rmtree(target)  # what an earlier unpacking left
             entry.replace(target)
