@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from snugfit.chain.batch_size import localise_batch_size
 from snugfit.chain.cuts import Stretch, cut
-from snugfit.chain.owners import owners_of
+from snugfit.chain.owners import owners_of, share_holders
 from snugfit.chain.propagation import node_shapes
 from snugfit.chain.tracing import Traced, assemble, attributes_of, trace
 from snugfit.chain.unit import Unit, does_not_run, make_unit
@@ -115,7 +115,11 @@ class Chain:
     __call__ = forward
 
     def to_module(self) -> nn.Module:
-        """One plain module that computes the same and shares the parameters; its state-dict names are the model's."""
+        """One plain module that computes the same and shares the parameters; its state-dict names are the model's.
+
+        Moving or emptying its weights does so in the units, and the other way round; but not those that belong to no
+        layer and whose module is read by several units.
+        """
         graph = fx.Graph()
         attributes: dict[str, Any] = {}
         value: Any = graph.placeholder("x")
@@ -127,6 +131,7 @@ class Chain:
         stored = _stored_names(self.all_units)
         module = assemble(graph, attributes, stored)
         _adopt(module, self.head.module, stored - set(module.state_dict()))
+        share_holders(module, [unit.module for unit in self.all_units])
         module.training = self.head.module.training
         return module
 

@@ -7,6 +7,8 @@ them, are not part of it.
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import fx, nn
@@ -17,8 +19,7 @@ def owners_of(unit: fx.GraphModule, model: nn.Module) -> dict[str, nn.Module]:
 
     They are copies on the meta device without sub-modules, so that they hold no weights in memory.
     """
-    names = {str(node.target).rpartition(".")[0] for node in unit.graph.nodes if node.op == "get_attr"}
-    owners = {name: model.get_submodule(name) for name in sorted(names)}
+    owners = {name: model.get_submodule(name) for name in sorted(_names(unit))}
     return {name: _emptied(owner) for name, owner in owners.items() if hasattr(owner, "reset_parameters")}
 
 
@@ -31,6 +32,24 @@ def reset_through(owner: nn.Module, holder: nn.Module) -> None:
         owner.reset_parameters()  # type: ignore[operator]
     finally:
         owner._parameters, owner._buffers = parameters, buffers
+
+
+def share_holders(whole: fx.GraphModule, units: Sequence[fx.GraphModule]) -> None:
+    """Let a module made of units keep such tensors where the units keep theirs.
+
+    Layers are shared as modules, and what is replaced in one (by ``to_empty``, or by weights that are assigned) is
+    replaced in the other. These tensors have no module to share, so what is shared is the dictionary that they are in.
+    """
+    readers = Counter(name for unit in units for name in _names(unit))
+    for unit in units:
+        for name in (name for name in _names(unit) if readers[name] == 1):
+            mine, theirs = whole.get_submodule(name), unit.get_submodule(name)
+            mine._parameters, mine._buffers = theirs._parameters, theirs._buffers
+
+
+def _names(unit: fx.GraphModule) -> set[str]:
+    """Names of the modules whose own tensors a graph reads."""
+    return {str(node.target).rpartition(".")[0] for node in unit.graph.nodes if node.op == "get_attr"}
 
 
 def _emptied(module: nn.Module) -> nn.Module:

@@ -1,5 +1,7 @@
 """Vision transformers as chains: encoder layers as units, and tensors that belong to no layer."""
 
+import copy
+
 import pytest
 import torch
 from chain_zoo import assert_chain_is_model
@@ -146,6 +148,23 @@ def test_weights_spill_and_load(tmp_path):
     fresh = vit().eval()
     fresh.load_state_dict(chain.to_module().state_dict())
     assert torch.equal(fresh(x), expected)
+
+
+def test_emptying_and_filling_the_whole_does_so_in_the_units():
+    chain = on_meta()
+    whole = chain.to_module().to_empty(device="cpu")
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    x = torch.randn(2, *SHAPE)
+    assert torch.equal(chain(x), whole(x))
+    own = dict(whole.named_parameters())
+    assert all(p is own[name] for unit in chain.all_units for name, p in unit.module.named_parameters())
+    for unit in chain.all_units:
+        release(unit)
+    assert all(parameter.is_meta for parameter in whole.parameters())
+    copied = copy.deepcopy(chain)
+    copied.to_module().to_empty(device="cpu")
+    assert all(p.is_meta is (owner is chain) for owner in (chain, copied) for p in owner.to_module().parameters())
 
 
 def test_released_weights_are_not_kept_by_their_owners():

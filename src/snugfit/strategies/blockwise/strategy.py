@@ -77,8 +77,14 @@ class Blockwise:
     test_batch: int = 1
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why it cannot serve this model."""
-        return [] if chain.units else ["the chain has no unit besides its head"]
+        """Reasons why it cannot serve this model: local losses are of feature maps and vectors, not of tokens."""
+        if not chain.units:
+            return ["the chain has no unit besides its head"]
+        strange = next((unit for unit in chain.units if len(unit.output_shape) not in (1, 3)), None)
+        if strange is None:
+            return []
+        shape = "x".join(map(str, strange.output_shape))
+        return [f"unit {strange.name} gives {shape} values per image, and local losses need maps or vectors"]
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """Every unit with its local loss."""
