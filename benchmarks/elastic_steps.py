@@ -22,7 +22,7 @@ from snugfit.core.tensors import TensorProfile
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.lean import use_lean, use_stock
 from snugfit.memory import MemoryLimit
-from snugfit.memory.mapped import MappedTensors
+from snugfit.memory.scratch import ScratchFile
 from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
@@ -137,7 +137,7 @@ def drawn_importances(
             for draw in range(draws):
                 images, labels = next(data.train.epoch(1000 * size + draw, size))
                 room = scratch_bytes(units, [unit.input_shape for unit in made.chain.all_units], size)
-                with MappedTensors(Path(folder) / "scratch", room) as scratch:
+                with ScratchFile(Path(folder) / "scratch", room) as scratch:
                     scores = importance(
                         "contribution", units, images, labels, chunk=min(size, 8), scratch=scratch,
                         update=trial_updates(made.workload.optimizer),

@@ -2,7 +2,7 @@
 
 The pass never holds the gradients of more than one unit, nor the maps of more than one unit for more than a few images:
 each unit's forward pass is computed anew when its turn comes in the backward pass. The maps between units and the
-weights before the update lie in a mapped file.
+weights before the update lie in a scratch file.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from snugfit.core.request import ImportanceMetric
-from snugfit.memory.mapped import MappedTensors, mapped_bytes
+from snugfit.memory.scratch import ScratchFile, StoredTensor, stored_bytes
 
 Update = Callable[[str, nn.Parameter], None]
 
 
 def scratch_bytes(units: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]], batch: int) -> int:
-    """Bytes of mapped file that an evaluation takes: maps between the units, and all weights.
+    """Bytes of scratch file that an evaluation takes: maps between the units, and all weights.
 
     Args:
         units: the network's units in order.
         shapes: shape of each unit's input, without the batch axis.
         batch: images that importance is told from.
     """
-    maps = sum(2 * mapped_bytes((batch, *shape)) for shape in shapes)
-    return maps + sum(mapped_bytes(p.shape, p.dtype) for unit in units for p in unit.parameters())
+    maps = sum(2 * stored_bytes((batch, *shape)) for shape in shapes)
+    return maps + sum(stored_bytes(p.shape, p.dtype) for unit in units for p in unit.parameters())
 
 
 def importance(
@@ -38,7 +38,7 @@ def importance(
     labels: Tensor,
     *,
     chunk: int,
-    scratch: MappedTensors,
+    scratch: ScratchFile,
     update: Update,
 ) -> dict[str, float]:
     """Importance of every parameter, by name; weights are as before when it returns.
@@ -83,23 +83,20 @@ def _gradients(walk: _UnitBackward) -> dict[str, float]:
     return found
 
 
-def _contributions(walk: _UnitBackward, scratch: MappedTensors, update: Update) -> dict[str, float]:
+def _contributions(walk: _UnitBackward, scratch: ScratchFile, update: Update) -> dict[str, float]:
     """One pass that updates every tensor on its own gradient, and one that tells and takes back what that gave."""
-    originals: dict[str, Tensor] = {}
+    originals: dict[str, StoredTensor] = {}
     found: dict[str, float] = {}
 
     def step(unit: nn.Module) -> None:
         for name, parameter in _with_gradient(unit):
-            originals[name] = scratch.take(parameter.shape, parameter.dtype)
-            originals[name].copy_(parameter.detach())
+            originals[name] = scratch.store(parameter)
             update(name, parameter)
             parameter.grad = None
 
     def tell(unit: nn.Module) -> None:
         for name, parameter in _with_gradient(unit):
-            found[name] = -_product(_gradient(parameter), parameter.detach(), originals[name])
-            parameter.grad = None
-            _restore(parameter, originals.pop(name))
+            found[name] = -_taken_back(parameter, originals.pop(name))
 
     try:
         walk.run(step)
@@ -112,10 +109,14 @@ def _contributions(walk: _UnitBackward, scratch: MappedTensors, update: Update) 
     return found
 
 
-def _product(gradient: Tensor, now: Tensor, before: Tensor) -> float:
-    """Sum of gradient times (now - before), with one temporary of that size."""
-    change = now - before.to(now.device)
-    return float(change.mul_(gradient).sum(dtype=torch.float64))
+@torch.no_grad()
+def _taken_back(parameter: nn.Parameter, stored: StoredTensor) -> float:
+    """Sum of gradient times update, with one temporary of that size; the update is taken back, the gradient freed."""
+    before = stored.read().to(parameter.device)
+    total = float(parameter.sub_(before).mul_(_gradient(parameter)).sum(dtype=torch.float64))
+    parameter.grad = None
+    parameter.copy_(before)
+    return total
 
 
 def _with_gradient(unit: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -128,20 +129,19 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 @torch.no_grad()
-def _restore(parameter: nn.Parameter, original: Tensor) -> None:
-    parameter.copy_(original)
+def _restore(parameter: nn.Parameter, original: StoredTensor) -> None:
+    parameter.copy_(original.read())
 
 
 class _UnitBackward:
     """Backpropagation through units, each recomputed from its input, with the gradients of one at a time."""
 
     def __init__(
-        self, units: Sequence[nn.Module], images: Tensor, labels: Tensor, chunk: int, scratch: MappedTensors
+        self, units: Sequence[nn.Module], images: Tensor, labels: Tensor, chunk: int, scratch: ScratchFile
     ) -> None:
-        self.units, self.labels, self.chunk, self.scratch = units, labels, chunk, scratch
-        self.device = images.device
-        self.inputs = [images]
-        self.gradients: list[Tensor] = []
+        self.units, self.images, self.labels, self.chunk, self.scratch = units, images, labels, chunk, scratch
+        self.outputs: list[StoredTensor] = []
+        self.gradients: list[StoredTensor] = []
 
     def run(self, consume: Callable[[nn.Module], None]) -> None:
         """Leave each unit's gradients, of the mean cross entropy, in its parameters, and call ``consume``, last first.
@@ -160,14 +160,15 @@ class _UnitBackward:
         for index, unit in enumerate(self.units[:-1]):
             for start in range(0, len(self.labels), self.chunk):
                 output = unit(self._part(index, slice(start, start + self.chunk)))
-                if index + 1 == len(self.inputs):
-                    self.inputs.append(self.scratch.take((len(self.labels), *output.shape[1:]), output.dtype))
-                    self.gradients.append(self.scratch.take((len(self.labels), *output.shape[1:]), output.dtype))
-                self.inputs[index + 1][start : start + len(output)] = output
+                if index == len(self.outputs):
+                    shape = (len(self.labels), *output.shape[1:])
+                    self.outputs.append(self.scratch.reserve(shape, output.dtype))
+                    self.gradients.append(self.scratch.reserve(shape, output.dtype))
+                self.outputs[index].write(output, start)
 
     def _part(self, index: int, rows: slice) -> Tensor:
-        part = self.inputs[index][rows].to(self.device)
-        return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part.clone()
+        part = self.outputs[index - 1].read(rows).to(self.images.device) if index else self.images[rows]
+        return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
 
     def _backward(self, index: int, rows: slice) -> None:
         part = self._part(index, rows).detach().requires_grad_(index > 0)
@@ -176,6 +177,6 @@ class _UnitBackward:
             loss = F.cross_entropy(output.float(), self.labels[rows], reduction="sum") / len(self.labels)
             loss.backward()  # type: ignore[no-untyped-call]
         else:
-            torch.autograd.backward(output, self.gradients[index][rows].to(output.device))
+            torch.autograd.backward(output, self.gradients[index].read(rows).to(output.device))
         if part.grad is not None:
-            self.gradients[index - 1][rows] = part.grad
+            self.gradients[index - 1].write(part.grad, rows.start)

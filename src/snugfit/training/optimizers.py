@@ -194,9 +194,14 @@ class ParameterOptimizers:
         group["train_mode"] = not self._averaged
 
     def release(self) -> None:
-        """Drop hooks, gradients and all optimizer state; the object is spent."""
+        """Drop hooks, gradients and all optimizer state; the object is spent.
+
+        torch's optimizers are parts of reference cycles: what they hold would stay until the garbage collector comes.
+        """
         self.detach_hooks()
         self.zero_grad()
+        for optimizer in self._optimizers.values():
+            optimizer.state.clear()
         self._optimizers.clear()
         self.parameters.clear()
 

@@ -311,7 +311,8 @@ class _Fit:
 
     def _profile_anew(self) -> bool:
         """Measure the operators again (ElasticTrainer section 5.4)."""
-        tensors = profile_anew(self.strategy, self.chain, self.sizes, self.run)
+        with self.trainer.all_training():
+            tensors = profile_anew(self.strategy, self.chain, self.sizes, self.run)
         if tensors is None:
             return False
         self.profile = replace(self.profile, tensors=tensors)

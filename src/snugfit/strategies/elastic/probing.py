@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from snugfit.chain import Chain
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.lean import use_lean, use_stock
-from snugfit.memory.mapped import MappedTensors
+from snugfit.memory.scratch import ScratchFile, StoredTensor
 from snugfit.profiling import Probe, TensorProbe, WholeStep
 from snugfit.selection.importance import Update, importance, scratch_bytes
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
@@ -27,7 +27,7 @@ from snugfit.training.step import precision_context
 HEAD, FULL, IMPORTANCE, TENSORS = "elastic:head", "elastic:full", "elastic:importance", "elastic:tensors"
 """Names of the probes."""
 Which = Literal["head", "full"]
-NO_STATE: Mapping[str, Tensor] = {}
+NO_STATE: Mapping[str, StoredTensor] = {}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ElasticProbes:
                 with ExitStack() as stack:
                     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                     size = scratch_bytes(units, shapes, batch)
-                    scratch = stack.enter_context(MappedTensors(folder / "importance", size))
+                    scratch = stack.enter_context(ScratchFile(folder / "importance", size))
                     stack.enter_context(precision_context(images, bfloat16=self.workload.precision == "bfloat16"))
                     importance("contribution", units, images, labels, chunk=chunk, scratch=scratch, update=update)
 
@@ -165,21 +165,24 @@ def attribute(module: nn.Module, name: str) -> object:
     return getattr(module.get_submodule(owner), last)
 
 
-def trial_updates(settings: OptimizerSettings, factor: float = 1.0, state: Mapping[str, Tensor] = NO_STATE) -> Update:
+def trial_updates(
+    settings: OptimizerSettings, factor: float = 1.0, state: Mapping[str, StoredTensor] = NO_STATE
+) -> Update:
     """The optimizer's steps from a state that they leave as it is, one parameter at a time.
 
     Args:
         settings: the optimizer.
         factor: of the peak learning rate.
-        state: as :meth:`ParameterOptimizers.state` gives it.
+        state: as :meth:`ParameterOptimizers.state` gives it, in a scratch file.
     """
 
     def update(name: str, parameter: nn.Parameter) -> None:
         optimizers = ParameterOptimizers([(name, parameter)], settings)
-        own = {key: t.detach().clone() for key, t in state.items() if key.rpartition("/")[0] == name}
+        own = {key: stored.read() for key, stored in state.items() if key.rpartition("/")[0] == name}
         optimizers.load_state(own)
         optimizers.set_lr_factor(factor)
         optimizers.step()
+        optimizers.release()
 
     return update
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from snugfit.chain import Chain
 from snugfit.memory import release_memory
-from snugfit.memory.mapped import MappedTensors, mapped_bytes
+from snugfit.memory.scratch import ScratchFile, stored_bytes
 from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.strategies.elastic.probing import trial_updates
 from snugfit.strategies.elastic.trainer import TensorTrainer
@@ -38,29 +36,21 @@ def rank_tensors(
     state = trainer.optimizers.state()
     factor = lr_factor(workload.optimizer.schedule, epoch / workload.epochs)
     size = scratch_bytes(units, [unit.input_shape for unit in chain.all_units], batch)
-    size += sum(mapped_bytes(tensor.shape, tensor.dtype) for tensor in state.values())
+    size += sum(stored_bytes(tensor.shape, tensor.dtype) for tensor in state.values())
     with ExitStack() as stack:
-        scratch = stack.enter_context(MappedTensors(run.cache_dir / "importance", size))
-        spilled = {name: _spill(scratch, tensor) for name, tensor in state.items()}
+        scratch = stack.enter_context(ScratchFile(run.cache_dir / "importance", size))
+        spilled = {name: scratch.store(tensor) for name, tensor in state.items()}
         selected = trainer.selected
         del state
         trainer.drop_state()
         release_memory()
-        with (
-            run.limit.room_for_kernels(),
-            precision_context(images.to(run.device), bfloat16=workload.precision == "bfloat16"),
-        ):
-            found = importance(
-                strategy.importance, units, images.to(run.device), labels.to(run.device), chunk=strategy.chunk,
-                scratch=scratch, update=trial_updates(workload.optimizer, factor, spilled),
-            )  # fmt: skip
+        stack.enter_context(run.limit.room_for_kernels())
+        stack.enter_context(precision_context(images.to(run.device), bfloat16=workload.precision == "bfloat16"))
+        found = importance(
+            strategy.importance, units, images.to(run.device), labels.to(run.device), chunk=strategy.chunk,
+            scratch=scratch, update=trial_updates(workload.optimizer, factor, spilled),
+        )  # fmt: skip
         release_memory()
-        trainer.take_state(selected, {name: tensor.clone() for name, tensor in spilled.items()})
+        trainer.take_state(selected, {name: stored.read() for name, stored in spilled.items()})
     run.tick()
     return {name: value for name, value in found.items() if name in trainer.parameters}
-
-
-def _spill(scratch: MappedTensors, tensor: Tensor) -> Tensor:
-    copy = scratch.take(tensor.shape, tensor.dtype)
-    copy.copy_(tensor)
-    return copy

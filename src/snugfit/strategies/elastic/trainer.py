@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from torch import Tensor, nn
@@ -65,6 +66,18 @@ class TensorTrainer:
         wanted, state = set(names), self.optimizers.state()
         self.take_state(wanted, {key: t for key, t in state.items() if key.rpartition("/")[0] in wanted})
         self.step_seconds.clear()
+
+    @contextmanager
+    def all_training(self) -> Iterator[None]:
+        """Context in which every tensor that may train says so, whatever is selected."""
+        flags = {parameter: parameter.requires_grad for parameter in self.parameters.values()}
+        for parameter in flags:
+            parameter.requires_grad_(True)
+        try:
+            yield
+        finally:
+            for parameter, flag in flags.items():
+                parameter.requires_grad_(flag)
 
     def drop_state(self) -> None:
         """Let go of the optimizers and all that they hold, until :meth:`take_state`."""
