@@ -34,6 +34,7 @@ class TensorFacts:
         update_seconds: time of the optimizer's step on it, whatever the batch.
         macs: multiply-accumulates of its gradient, per sample.
         saved: what is kept only because it trains.
+        scratch_bytes: the most that computing its gradient takes on the way, per sample.
     """
 
     name: str
@@ -43,6 +44,21 @@ class TensorFacts:
     update_seconds: float
     macs: int = 0
     saved: tuple[Saved, ...] = ()
+    scratch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The most that an operator takes on the way, per sample, beside what it reads, gives and keeps.
+
+    Attributes:
+        alone: in its forward pass, where no gradient passes.
+        forward, backward: in its two passes where one does.
+    """
+
+    alone: int = 0
+    forward: int = 0
+    backward: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,10 @@ class OperatorFacts:
         macs: multiply-accumulates of its forward pass, per sample; passing a gradient takes as many.
         saved: what is kept because a gradient passes through it.
         tensors: the trainable tensors that it reads, in the layer's own order.
+        entry: number of the operator whose output entered the unit that it belongs to, -1 for the network's input: that
+            output stays in memory while the unit runs.
+        handed: those of ``inputs`` whose gradient lies in the memory of its output's: views and sums make no other.
+        scratch: what it takes on the way.
     """
 
     name: str
@@ -73,6 +93,9 @@ class OperatorFacts:
     macs: int = 0
     saved: tuple[Saved, ...] = ()
     tensors: tuple[TensorFacts, ...] = ()
+    entry: int = -1
+    handed: tuple[int, ...] = ()
+    scratch: Scratch = Scratch()
 
 
 @dataclass(frozen=True)
@@ -101,12 +124,14 @@ class TensorProfile:
         operators: the operators.
         steps: whole steps, which the sum over operators is held against; None where the budget refuses them.
         seconds: time that profiling took.
+        input_bytes: bytes of the network's input per sample.
     """
 
     batch: int
     operators: tuple[OperatorFacts, ...]
     steps: StepSeconds | None = None
     seconds: float = 0.0
+    input_bytes: int = 0
 
     @property
     def tensors(self) -> tuple[TensorFacts, ...]:

@@ -17,8 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
-class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of every storage from the operator that makes it until it is freed."""
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of every storage from the operator that makes it until it is freed.
+
+    Attributes:
+        live: bytes alive now.
+        peak: the most that were alive at once.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -26,6 +31,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen: dict[int, weakref.ref[Any]] = {}
 
     def add(self, tensor: Tensor) -> None:
+        """Count a tensor that was made before."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._seen:
@@ -57,7 +63,7 @@ def tensor_peak_bytes(step: Callable[[], object], tracked: Iterable[nn.Module | 
         tracked: modules and tensors made before that are alive during the step.
         repeats: how often to run it; from the second time on there is optimizer state.
     """
-    counter = _LiveBytes()
+    counter = LiveBytes()
     for item in tracked:
         tensors = [item] if isinstance(item, Tensor) else chain(item.parameters(), item.buffers())
         for tensor in tensors:

@@ -4,31 +4,65 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from snugfit.memory.tensors import LiveBytes
 
 REPEATS = 5
 """Timed runs, after one that is not (ElasticTrainer's profiler: five after two)."""
 LONG_SECONDS, LONG_REPEATS = 0.02, 2
 """An operator that takes longer is timed twice only: its runs differ by little."""
-Kept = dict[int, tuple[int | None, int]]
-"""What autograd keeps, by storage: the number of the map that it is, None for what was made inside, and its bytes."""
+
+
+@dataclass(frozen=True)
+class KeptMap:
+    """What autograd keeps.
+
+    Attributes:
+        map: number of the map that it is; None for what was made inside.
+        bytes: its bytes.
+        values: sum of its values where it was made inside, which tells it from others of its size.
+    """
+
+    map: int | None
+    bytes: int
+    values: float = 0.0
+
+
+Kept = dict[int, KeptMap]
+"""By storage."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of a forward and a backward pass, and what was kept between them."""
+    """A forward and a backward pass.
+
+    Attributes:
+        forward, backward: their seconds.
+        kept: what was kept between them.
+        forward_scratch, backward_scratch: bytes that they took on the way, beside what was read, given and kept.
+        handed: identities of the arguments whose gradient lies in the memory of the output's.
+        passed: whether a gradient came to any of them.
+        macs: multiply-accumulates of the backward pass.
+    """
 
     forward: float
-    backward: float
-    kept: Kept
+    backward: float = 0.0
+    kept: Kept = field(default_factory=dict)
+    forward_scratch: int = 0
+    backward_scratch: int = 0
+    handed: frozenset[int] = frozenset()
+    passed: bool = False
+    macs: int = 0
 
 
 class Operator:
@@ -55,7 +89,7 @@ class Operator:
         self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor) and id(leaf) in maps]
         tensors = [leaf for leaf in (*self.leaves, *parameters.values()) if isinstance(leaf, Tensor)]
         self.device = tensors[0].device if tensors else torch.device("cpu")
-        self.in_place, self.macs = False, 0
+        self.in_place, self.macs, self.scratch = False, 0, 0
 
     @property
     def numbers(self) -> dict[int, int]:
@@ -73,72 +107,137 @@ class Operator:
         return output, typical(times)
 
     def gradient(self, *, of_inputs: bool, of: Iterable[str], output_map: int) -> Timed:
-        """Seconds when the inputs or some parameters have gradients, and what is kept for them.
+        """What is taken and kept when the inputs or some parameters have gradients.
 
         Args:
             of_inputs: whether a gradient passes to every map that it reads.
             of: names of the parameters that train.
             output_map: number of the map that it gives.
         """
-        trained = [self.parameters[name] for name in of]
-        forward: list[float] = []
-        backward: list[float] = []
-        kept: Kept = {}
+        with self._training(of) as trained:
+            found = self._weighed(of_inputs, trained, output_map)
+            if not found.passed:
+                return found
+            forward, backward = self._seconds(of_inputs, trained)
+        return replace(found, forward=forward, backward=backward)
+
+    def backward_macs(self, of: Iterable[str]) -> int:
+        """Multiply-accumulates of a backward pass to the inputs and some parameters."""
+        with self._training(of) as trained:
+            return self._weighed(True, trained, 0).macs
+
+    @contextmanager
+    def _training(self, names: Iterable[str]) -> Iterator[list[nn.Parameter]]:
+        trained = [self.parameters[name] for name in names]
         for parameter in trained:
             parameter.requires_grad_(True)
         try:
-            while not enough(backward):
-                leaves, handed = self._fresh(of_inputs)
-                output, seconds = self._recorded(handed, kept)
-                forward.append(seconds)
-                outputs = [v for v in tree_iter(output) if isinstance(v, Tensor) and v.requires_grad]
-                if not outputs:
-                    return Timed(typical(forward), 0.0, {})
-                _number(kept, {storage(v) for v in outputs}, output_map)
-                upper = [torch.ones_like(v) for v in outputs]
-                wanted = [*leaves, *trained]
-                backward.append(
-                    timed(partial(torch.autograd.grad, outputs, wanted, upper, allow_unused=True), self.device)[1]
-                )
+            yield trained
         finally:
             for parameter in trained:
                 parameter.requires_grad_(False)
-        return Timed(typical(forward), typical(backward), kept)
 
     def _look(self) -> None:
-        """Run once to see whether it works in place, and count its multiply-accumulates."""
-        copies = {place: self.leaves[place].clone() for place in self.places}
+        """Run once to see whether it works in place, and what it computes and takes on the way."""
+        copies = self._each(Tensor.clone)
         versions = {place: tensor._version for place, tensor in copies.items()}
-        with FlopCounterMode(display=False) as counter:
-            self._run(copies)
+        with _counter() as counter, self._meter(copies) as meter:
+            output = self._run(copies)
+            self.scratch = meter.peak - meter.live
+        del output
         self.macs = counter.get_total_flops() // 2
         self.in_place = any(tensor._version > versions[place] for place, tensor in copies.items())
 
+    def _weighed(self, of_inputs: bool, trained: list[nn.Parameter], output_map: int) -> Timed:
+        """Both passes once, untimed."""
+        leaves, handed = self._fresh(of_inputs)
+        with self._meter(handed) as meter:
+            output, kept = self._recorded(handed, output_map)
+            forward_scratch = meter.peak - meter.live
+        outputs = _with_gradient(output)
+        if not outputs:
+            return Timed(0.0, forward_scratch=forward_scratch)
+        upper = [torch.ones_like(v) for v in outputs]
+        for tensor in upper:
+            meter.add(tensor)
+        meter.peak = started = meter.live
+        with meter, _counter() as counter:  # not in the forward pass: its hooks on layers fail in ``grad``
+            found = torch.autograd.grad(outputs, [*leaves.values(), *trained], upper, allow_unused=True)
+        above = {storage(tensor) for tensor in upper}
+        new = {storage(g): g.untyped_storage().nbytes() for g in found if g is not None and storage(g) not in above}
+        return Timed(
+            forward=0.0,
+            kept=kept,
+            forward_scratch=forward_scratch,
+            backward_scratch=max(meter.peak - started - sum(new.values()), 0),
+            handed=frozenset(
+                argument
+                for argument, gradient in zip(leaves, found, strict=False)
+                if gradient is not None and storage(gradient) in above
+            ),
+            passed=True,
+            macs=counter.get_total_flops() // 2,
+        )
+
+    def _seconds(self, of_inputs: bool, trained: list[nn.Parameter]) -> tuple[float, float]:
+        """Seconds of both passes; the run before that was weighed is the first, which does not count."""
+        forward, backward = [0.0], [0.0]
+        while not enough(backward):
+            leaves, handed = self._fresh(of_inputs)
+            output, seconds = timed(partial(self._run, handed), self.device)
+            forward.append(seconds)
+            outputs = _with_gradient(output)
+            upper = [torch.ones_like(v) for v in outputs]
+            call = partial(torch.autograd.grad, outputs, [*leaves.values(), *trained], upper, allow_unused=True)
+            backward.append(timed(call, self.device)[1])
+        return typical(forward), typical(backward)
+
+    def _meter(self, handed: Mapping[int, Tensor]) -> LiveBytes:
+        """Counts bytes beside those of the operator's arguments."""
+        meter = LiveBytes()
+        held = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        for tensor in (*held, *handed.values(), *self.parameters.values()):
+            meter.add(tensor)
+        meter.peak = meter.live
+        return meter
+
     def _copies(self) -> dict[int, Tensor]:
-        return {place: self.leaves[place].clone() for place in self.places} if self.in_place else {}
+        return self._each(Tensor.clone) if self.in_place else {}
 
-    def _fresh(self, of_inputs: bool) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """The tensors whose gradients are asked for, and the maps that are handed in for them."""
-        leaves, handed = [], {}
+    def _each(self, function: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+        """The maps in their places, changed; one that is read twice stays one: attention takes another way else."""
+        changed: dict[int, Tensor] = {}
         for place in self.places:
-            tensor = self.leaves[place].detach()
-            if of_inputs:
-                leaves.append(tensor.requires_grad_(True))
-            handed[place] = tensor.clone() if self.in_place else tensor
-        return leaves, handed
+            tensor = self.leaves[place]
+            if id(tensor) not in changed:
+                changed[id(tensor)] = function(tensor)
+        return {place: changed[id(self.leaves[place])] for place in self.places}
 
-    def _recorded(self, handed: dict[int, Tensor], kept: Kept) -> tuple[Any, float]:
-        """Run it on these maps; its output, the seconds, and in ``kept`` what autograd keeps."""
-        kept.clear()
-        numbers = {storage(t): self.maps[id(self.leaves[place])] for place, t in handed.items()}
+    def _fresh(self, of_inputs: bool) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """The maps whose gradients are asked for, by the identity of the argument; and what is handed in for them."""
+        leaves: dict[int, Tensor] = {}
+
+        def fresh(tensor: Tensor) -> Tensor:
+            leaf = leaves[id(tensor)] = tensor.detach().requires_grad_(of_inputs)
+            return leaf.clone() if self.in_place else leaf
+
+        handed = self._each(fresh)
+        return leaves if of_inputs else {}, handed
+
+    def _recorded(self, handed: dict[int, Tensor], output_map: int) -> tuple[Any, Kept]:
+        """Run it on these maps; its output, and what autograd keeps."""
+        kept: dict[int, Tensor] = {}
 
         def keep(tensor: Tensor) -> Tensor:
             if storage(tensor) not in self.held and tensor.numel():
-                kept[storage(tensor)] = (numbers.get(storage(tensor)), tensor.untyped_storage().nbytes())
+                kept[storage(tensor)] = tensor.detach()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            return timed(partial(self._run, handed), self.device)
+            output = self._run(handed)
+        numbers = {storage(t): self.maps[id(self.leaves[place])] for place, t in handed.items()}
+        numbers |= {storage(value): output_map for value in _with_gradient(output)}
+        return output, {key: _told(tensor, numbers.get(key)) for key, tensor in kept.items()}
 
     def _run(self, handed: Mapping[int, Tensor]) -> Any:
         leaves = [handed.get(index, leaf) for index, leaf in enumerate(self.leaves)]
@@ -146,10 +245,29 @@ class Operator:
         return self.call(args, kwargs)
 
 
-def _number(kept: Kept, storages: set[int], number: int) -> None:
-    """Say which map an operator's own output is, where that is kept."""
-    for key in storages & kept.keys():
-        kept[key] = (number, kept[key][1])
+def _counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping=_ATTENTION)
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+_ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+"""The counter knows every kernel of attention but this one."""
+
+
+def _told(tensor: Tensor, number: int | None) -> KeptMap:
+    """What is kept of a storage that autograd holds through this view."""
+    whole = tensor.untyped_storage()
+    if number is not None:
+        return KeptMap(number, whole.nbytes())
+    values = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(whole)
+    return KeptMap(None, whole.nbytes(), float(values.sum(dtype=torch.float64)))
+
+
+def _with_gradient(output: Any) -> list[Tensor]:
+    return [value for value in tree_iter(output) if isinstance(value, Tensor) and value.requires_grad]
 
 
 def storage(tensor: Tensor) -> int:

@@ -21,10 +21,10 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter
 
 from snugfit.chain import Chain
-from snugfit.core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
+from snugfit.core.tensors import OperatorFacts, Saved, Scratch, StepSeconds, TensorFacts, TensorProfile
 from snugfit.errors import ModelError
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
-from snugfit.profiling.operator import Kept, Operator, Timed, enough, storage, timed, typical
+from snugfit.profiling.operator import Kept, KeptMap, Operator, Timed, enough, storage, timed, typical
 
 MAP_BYTES = 32_000_000
 """Largest map that is timed: an operator takes some four times as much."""
@@ -95,13 +95,13 @@ class TensorProbe:
         value = torch.randn((batch, *self.chain.input_shape), device=self.device)
         if value.dim() == 4:
             value = value.contiguous(memory_format=torch.channels_last)
-        found = _Found(batch)
+        input_bytes, found = value.untyped_storage().nbytes() // batch, _Found(batch)
         for unit in self.chain.all_units:
             module = copy.deepcopy(unit.module).to_empty(device=self.device)
             self.prepare(module)
             with self.context(value):
                 value = _UnitTimer(module, found, self.make_update).run(value)
-        return TensorProfile(batch, tuple(found.operators))
+        return TensorProfile(batch, tuple(found.operators), input_bytes=input_bytes)
 
 
 def _falling(measure: Callable[[int], T], batch: int, limit: MemoryLimit) -> T | None:
@@ -131,13 +131,23 @@ class _Found:
         self.maps += 1
         return self.maps
 
-    def saved(self, kept: Kept) -> tuple[Saved, ...]:
-        """What an operator keeps, per sample; a few values per channel do not count."""
+    def saved(self, kept: Kept, inside: dict[KeptMap, int]) -> tuple[Saved, ...]:
+        """What an operator keeps, per sample; a few values per channel do not count.
+
+        Args:
+            kept: as the operator tells it.
+            inside: the maps that were made inside this operator, which grows.
+        """
         return tuple(
-            Saved(self.new_map() if number is None else number, size // self.batch)
-            for number, size in kept.values()
-            if size >= self.batch
+            Saved(one.map if one.map is not None else self._inside(one, inside), one.bytes // self.batch)
+            for one in kept.values()
+            if one.bytes >= self.batch
         )
+
+    def _inside(self, one: KeptMap, inside: dict[KeptMap, int]) -> int:
+        if one not in inside:
+            inside[one] = self.new_map()
+        return inside[one]
 
 
 class _UnitTimer(fx.Interpreter):
@@ -145,8 +155,10 @@ class _UnitTimer(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, found: _Found, make_update: _MakeUpdate) -> None:
         super().__init__(module)
+        self.extra_traceback = False  # errors are told in our own words
         self.found, self.make_update = found, make_update
         self.values: dict[fx.Node, tuple[int, int]] = {}
+        self.entry = found.entry[0]
         self.trains = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
         self.held = {storage(tensor) for tensor in (*module.parameters(), *module.buffers())}
         module.requires_grad_(False)
@@ -166,11 +178,11 @@ class _UnitTimer(fx.Interpreter):
             return call(*arguments)
         try:
             return self._note(n, operator)
-        except RuntimeError as error:
+        except Exception as error:
             if is_out_of_memory(error):
                 raise
             raise ModelError(
-                f"{n.target} ({self._kind(n)}) cannot be timed alone: {str(error).splitlines()[0]}. "
+                f"{n.target} ({self._kind(n)}) cannot be timed alone: {_first_line(error)}. "
                 "Train this model with another strategy."
             ) from error
 
@@ -187,12 +199,11 @@ class _UnitTimer(fx.Interpreter):
 
     def _parameters(self, node: fx.Node) -> dict[str, nn.Parameter]:
         """Trainable parameters that a node reads, by name in the model."""
+        direct = [source for source in node.all_input_nodes if source.op == "get_attr"]
+        named = {str(s.target): value for s in direct if isinstance(value := self.env[s], nn.Parameter)}
         if node.op == "call_module":
             owned = self.module.get_submodule(str(node.target)).named_parameters()
-            named = {f"{node.target}.{name}": parameter for name, parameter in owned}
-        else:
-            direct = [source for source in node.all_input_nodes if source.op == "get_attr"]
-            named = {str(s.target): value for s in direct if isinstance(value := self.env[s], nn.Parameter)}
+            named |= {f"{node.target}.{name}": parameter for name, parameter in owned}
         seen = {tensor.name for operator in self.found.operators for tensor in operator.tensors}
         twice = next((name for name in named if name in seen), None)
         if twice is not None:
@@ -211,19 +222,26 @@ class _UnitTimer(fx.Interpreter):
             return output
         given = self._map_of(tensors[0], operator)
         passing = operator.gradient(of_inputs=True, of=(), output_map=given) if operator.places else None
-        sources = dict.fromkeys(self.values[source][0] for source, _ in self._sources(node))
-        batch = self.found.batch
+        sources = [(self.values[source][0], id(value)) for source, value in self._sources(node)]
+        batch, inside = self.found.batch, dict[KeptMap, int]()
         facts = OperatorFacts(
             name=str(node.target if node.op == "call_module" else node.name),
             kind=self._kind(node),
-            inputs=tuple(sources),
+            inputs=tuple(dict.fromkeys(number for number, _ in sources)),
             map=given,
             output_bytes=sum(value.numel() * value.element_size() for value in tensors) // batch,
             forward_seconds=forward,
             pass_seconds=max(passing.forward - forward, 0.0) + passing.backward if passing else 0.0,
             macs=operator.macs // batch,
-            saved=self.found.saved(passing.kept) if passing else (),
-            tensors=self._tensors(operator, forward, passing, given),
+            saved=self.found.saved(passing.kept, inside) if passing else (),
+            tensors=self._tensors(operator, forward, passing, given, inside),
+            entry=self.entry,
+            handed=tuple(dict.fromkeys(n for n, value in sources if passing and value in passing.handed)),
+            scratch=Scratch(
+                operator.scratch // batch,
+                (passing.forward_scratch if passing else operator.scratch) // batch,
+                passing.backward_scratch // batch if passing else 0,
+            ),
         )
         self.found.operators.append(facts)
         self.values[node] = (len(self.found.operators) - 1, given)
@@ -237,7 +255,7 @@ class _UnitTimer(fx.Interpreter):
         return numbers[storage(output)] if storage(output) in numbers else self.found.new_map()
 
     def _tensors(
-        self, operator: Operator, forward: float, passing: Timed | None, given: int
+        self, operator: Operator, forward: float, passing: Timed | None, given: int, inside: dict[KeptMap, int]
     ) -> tuple[TensorFacts, ...]:
         """Each tensor alone, then all of them: together they take no more than was measured together."""
         names = tuple(operator.parameters)
@@ -256,11 +274,22 @@ class _UnitTimer(fx.Interpreter):
                 bytes=parameter.numel() * parameter.element_size(),
                 seconds=seconds[name],
                 update_seconds=self._update_seconds(parameter),
-                macs=operator.macs // self.found.batch if parameter.dim() > 1 else 0,
-                saved=self.found.saved(alone[name].kept),
+                macs=self._macs(operator, name) // self.found.batch,
+                saved=self.found.saved(alone[name].kept, inside),
+                scratch_bytes=alone[name].backward_scratch // self.found.batch,
             )
             for name, parameter in operator.parameters.items()
         )
+
+    def _macs(self, operator: Operator, name: str) -> int:
+        """Multiply-accumulates of a tensor's gradient: the operator's, or its share where there are more matrices."""
+        matrices = [each for each, parameter in operator.parameters.items() if parameter.dim() > 1]
+        if name not in matrices:
+            return 0
+        if len(matrices) == 1:
+            return operator.macs
+        others = [each for each in matrices if each != name]
+        return operator.backward_macs(matrices) - operator.backward_macs(others)
 
     def _update_seconds(self, parameter: nn.Parameter) -> float:
         parameter.requires_grad_(True)
@@ -272,3 +301,8 @@ class _UnitTimer(fx.Interpreter):
         parameter.grad = None
         parameter.requires_grad_(False)
         return typical(times)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")

@@ -86,9 +86,17 @@ class Network:
 
     @cached_property
     def pass_bytes(self) -> np.ndarray:
-        """Bytes kept when the gradient passes from each tensor to the one before it, (N,)."""
-        kept = [sum(saved.bytes for saved in operator.saved) * self.batch for operator in self.operators]
-        return self._differences(kept).astype(np.int64)
+        """Bytes kept when the gradient passes from each tensor to the one before it, (N,).
+
+        A map that several operators keep counts where the gradient, on its way from the output, first needs it.
+        """
+        seen: set[int] = set()
+        kept = []
+        for operator in reversed(self.operators):
+            new = {saved.map: saved.bytes for saved in operator.saved if saved.map not in seen}
+            seen |= new.keys()
+            kept.append(sum(new.values()) * self.batch)
+        return self._differences(kept[::-1]).astype(np.int64)
 
     def _differences(self, values: Sequence[float]) -> np.ndarray:
         """Per tensor, the sum of the operators after the previous tensor's, its own included."""
