@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,8 @@ REPEATS = 5
 """Timed runs, after one that is not (ElasticTrainer's profiler: five after two)."""
 LONG_SECONDS, LONG_REPEATS = 0.02, 2
 """An operator that takes longer is timed twice only: its runs differ by little."""
+
+Room = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Operator:
         maps: the maps among the arguments, each with its number: what can have a gradient besides parameters.
         parameters: the trainable parameters that it reads, by name in the model.
         held: storages that are in memory anyway, of weights and buffers.
+        room: context for runs that are not timed, in which kernels are generated.
     """
 
     def __init__(
@@ -83,12 +86,14 @@ class Operator:
         maps: Mapping[int, int],
         parameters: dict[str, nn.Parameter],
         held: set[int],
+        room: Room = nullcontext,
     ) -> None:
         self.call, self.parameters, self.maps, self.held = call, parameters, dict(maps), held
         self.leaves, self.structure = tree_flatten(arguments)
         self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor) and id(leaf) in maps]
         tensors = [leaf for leaf in (*self.leaves, *parameters.values()) if isinstance(leaf, Tensor)]
         self.device = tensors[0].device if tensors else torch.device("cpu")
+        self.room = room
         self.in_place, self.macs, self.scratch = False, 0, 0
 
     @property
@@ -100,7 +105,8 @@ class Operator:
         """Its output, with its arguments left as they are, and the seconds of a forward pass without gradients."""
         times: list[float] = []
         with torch.no_grad():
-            self._look()
+            with self.room():
+                self._look()
             while not enough(times):
                 output, seconds = timed(partial(self._run, self._copies()), self.device)
                 times.append(seconds)
@@ -115,7 +121,8 @@ class Operator:
             output_map: number of the map that it gives.
         """
         with self._training(of) as trained:
-            found = self._weighed(of_inputs, trained, output_map)
+            with self.room():
+                found = self._weighed(of_inputs, trained, output_map)
             if not found.passed:
                 return found
             forward, backward = self._seconds(of_inputs, trained)
@@ -123,7 +130,7 @@ class Operator:
 
     def backward_macs(self, of: Iterable[str]) -> int:
         """Multiply-accumulates of a backward pass to the inputs and some parameters."""
-        with self._training(of) as trained:
+        with self._training(of) as trained, self.room():
             return self._weighed(True, trained, 0).macs
 
     @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from snugfit.chain import Chain
 from snugfit.core.tensors import OperatorFacts, Saved, Scratch, StepSeconds, TensorFacts, TensorProfile
 from snugfit.errors import ModelError
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
-from snugfit.profiling.operator import Kept, KeptMap, Operator, Timed, enough, storage, timed, typical
+from snugfit.profiling.operator import Kept, KeptMap, Operator, Room, Timed, enough, storage, timed, typical
 
 MAP_BYTES = 32_000_000
 """Largest map that is timed: an operator takes some four times as much."""
@@ -48,6 +48,8 @@ class TensorProbe:
         make_steps: given a batch size, makes the network in memory, and three pairs of functions: one makes it ready,
             the other runs a training step, which is timed. They are the three of ``StepSeconds``, in its order.
         batch_limit: largest batch of interest.
+        live: whether the chain's own modules are measured, which are in memory and stay as they are; ``prepare`` gives
+            them no weights then, and updates are not timed.
     """
 
     name: str
@@ -58,6 +60,7 @@ class TensorProbe:
     context: Callable[[Tensor], AbstractContextManager[object]]
     make_steps: Callable[[int], Sequence[WholeStep]]
     batch_limit: int
+    live: bool = False
 
     def measure(self, limit: MemoryLimit) -> TensorProfile | None:
         """Measure every operator; at half the batch where memory is refused, None where one sample is too much.
@@ -69,47 +72,50 @@ class TensorProbe:
         found = self.measure_operators(limit)
         if found is None:
             return None
-        steps = _falling(self._steps, found.batch, limit)
+        steps = _falling(partial(self._steps, limit), found.batch, limit, tries=2)
         return replace(found, steps=steps, seconds=time.perf_counter() - started)
 
     def measure_operators(self, limit: MemoryLimit) -> TensorProfile | None:
         """As :meth:`measure`, without whole steps: one unit in memory at a time."""
-        return _falling(self._operators, self._first_batch(), limit)
+        return _falling(partial(self._operators, limit), self._first_batch(), limit)
 
     def _first_batch(self) -> int:
         shapes = [shape for unit in self.chain.all_units for shape in (unit.output_shape, unit.map_shape)]
         largest = max(torch.Size(shape).numel() for shape in shapes)
         return max(1, min(self.batch_limit, MAP_BYTES // (4 * largest)))
 
-    def _steps(self, batch: int) -> StepSeconds:
+    def _steps(self, limit: MemoryLimit, batch: int) -> StepSeconds:
         """Whole steps in turns, so that whatever else the machine does falls on all of them alike."""
-        steps = self.make_steps(batch)
+        with limit.room_for_kernels():
+            steps = self.make_steps(batch)
         times: list[list[float]] = [[] for _ in steps]
         while not all(map(enough, times)):
             for (ready, step), seconds in zip(steps, times, strict=True):
                 ready()
-                seconds.append(timed(step, torch.device(self.device))[1])
+                with nullcontext() if seconds else limit.room_for_kernels():
+                    seconds.append(timed(step, torch.device(self.device))[1])
         return StepSeconds(batch, *map(typical, times))
 
-    def _operators(self, batch: int) -> TensorProfile:
+    def _operators(self, limit: MemoryLimit, batch: int) -> TensorProfile:
         value = torch.randn((batch, *self.chain.input_shape), device=self.device)
         if value.dim() == 4:
             value = value.contiguous(memory_format=torch.channels_last)
         input_bytes, found = value.untyped_storage().nbytes() // batch, _Found(batch)
         for unit in self.chain.all_units:
-            module = copy.deepcopy(unit.module).to_empty(device=self.device)
+            module = unit.module if self.live else copy.deepcopy(unit.module).to_empty(device=self.device)
             self.prepare(module)
-            with self.context(value):
-                value = _UnitTimer(module, found, self.make_update).run(value)
+            timer = _UnitTimer(module, found, None if self.live else self.make_update, limit.room_for_kernels)
+            with self.context(value), timer:
+                value = timer.run(value)
         return TensorProfile(batch, tuple(found.operators), input_bytes=input_bytes)
 
 
-def _falling(measure: Callable[[int], T], batch: int, limit: MemoryLimit) -> T | None:
-    """Measure at a batch, at half of it where memory is refused, and so on; None where one sample is too much."""
-    while batch:
+def _falling(measure: Callable[[int], T], batch: int, limit: MemoryLimit, tries: int = 64) -> T | None:
+    """Measure at a batch, at half of it where memory is refused, and so on; None where all tries were refused."""
+    while batch and tries:
+        tries -= 1
         try:
-            with limit.room_for_kernels():
-                return measure(batch)
+            return measure(batch)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -153,15 +159,23 @@ class _Found:
 class _UnitTimer(fx.Interpreter):
     """Runs a unit's graph node by node, each node many times, and notes what it takes."""
 
-    def __init__(self, module: fx.GraphModule, found: _Found, make_update: _MakeUpdate) -> None:
+    def __init__(self, module: fx.GraphModule, found: _Found, make_update: _MakeUpdate | None, room: Room) -> None:
         super().__init__(module)
         self.extra_traceback = False  # errors are told in our own words
-        self.found, self.make_update = found, make_update
+        self.found, self.make_update, self.room = found, make_update, room
         self.values: dict[fx.Node, tuple[int, int]] = {}
         self.entry = found.entry[0]
         self.trains = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
         self.held = {storage(tensor) for tensor in (*module.parameters(), *module.buffers())}
         module.requires_grad_(False)
+
+    def __enter__(self) -> _UnitTimer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let the parameters train again that did."""
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(self.trains[name])
 
     def run_node(self, n: fx.Node) -> Any:
         """Measure one node; returns what it gives."""
@@ -173,7 +187,7 @@ class _UnitTimer(fx.Interpreter):
             return super().run_node(n)
         arguments = self.fetch_args_kwargs_from_env(n)
         call = partial(getattr(self, n.op), n.target)
-        operator = Operator(call, arguments, self._maps(n), self._parameters(n), self.held)
+        operator = Operator(call, arguments, self._maps(n), self._parameters(n), self.held, self.room)
         if not operator.places and not operator.parameters:
             return call(*arguments)
         try:
@@ -292,6 +306,8 @@ class _UnitTimer(fx.Interpreter):
         return operator.backward_macs(matrices) - operator.backward_macs(others)
 
     def _update_seconds(self, parameter: nn.Parameter) -> float:
+        if self.make_update is None:
+            return 0.0
         parameter.requires_grad_(True)
         update = self.make_update(parameter)
         times: list[float] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -72,14 +72,21 @@ class Sizes:
     @cached_property
     def _overheads(self) -> tuple[tuple[int, float], tuple[int, float]]:
         """Analytic bytes, and by how much the measured peak lies above them: with the fewest tensors and with all."""
-        single = Sizes(self.profile, self.workload, self.micro_batch, 1)
         everything = np.ones(len(self.memory.tensors), dtype=bool)
         found = []
         for name, mask in ((HEAD, self.memory.head), (FULL, everything)):
-            line, analytic = self.profile.lines.get(name), single.analytic(mask)
-            guess = analytic * (TENSOR_TO_PROCESS - 1)
-            found.append((analytic, max(line.bytes_at(self.micro_batch) - analytic, 0) if line else guess))
+            analytic = replace(self, micro_batches=1).analytic(mask)
+            found.append((analytic, analytic * self._above(name, mask)))
         return found[0], found[1]
+
+    def _above(self, probe: str, mask: Mask) -> float:
+        """Share by which the measured peak of a probe lies above the analytic one, at the batch nearest to ours."""
+        line = self.profile.lines.get(probe)
+        if line is None or not line.points:
+            return TENSOR_TO_PROCESS - 1
+        point = min(line.points, key=lambda point: abs(point.batch - self.micro_batch))
+        analytic = replace(self, micro_batch=point.batch, micro_batches=1).analytic(mask)
+        return max(point.peak_bytes / analytic - 1, 0.0)
 
     def predicted(self, mask: Mask) -> int:
         """Predicted peak of an interval above the baseline, the pass that tells importance apart."""

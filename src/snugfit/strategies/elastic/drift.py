@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from snugfit.chain import Chain
 from snugfit.core.record import IntervalRecord
-from snugfit.core.tensors import StepSeconds, TensorProfile
+from snugfit.core.tensors import OperatorFacts, StepSeconds, TensorProfile
 from snugfit.selection.network import Network
 from snugfit.strategies.elastic.budgets import Sizes
 from snugfit.strategies.elastic.probing import ElasticProbes
@@ -32,22 +33,33 @@ def drifted(interval: IntervalRecord) -> bool:
 
 
 def profile_anew(strategy: Elastic, chain: Chain, sizes: Sizes, run: Run) -> TensorProfile | None:
-    """Measure every operator again, one unit in memory at a time beside the network.
+    """Measure every operator of the network in memory again, at half a step's batch, which takes less than a step.
 
-    The whole steps cannot be run again beside it; they are taken to have changed as the sums over operators have.
+    Updates are not run, and neither are whole steps: these are taken to have changed as the sums over operators have.
 
     Returns:
         The new profile; None where the memory budget has no room for it.
     """
     old = sizes.memory.profile
     probes = ElasticProbes(chain, run.workload, str(run.device), strategy.lean)
-    tensors = probes.tensors(min(old.batch, strategy.micro_batch)).measure_operators(run.limit)
+    batch = max(1, min(old.batch, strategy.micro_batch) // 2)
+    tensors = probes.tensors(batch, live=True).measure_operators(run.limit)
     run.tick()
     if tensors is None:
         run.emit(Notice("steps have drifted from their prediction, but there is no memory to measure operators anew"))
         return None
     run.emit(Notice("steps have drifted from their prediction; operators were measured anew"))
+    tensors = replace(tensors, operators=_with_updates(tensors.operators, old))
     return replace(tensors, steps=_changed(old, tensors))
+
+
+def _with_updates(operators: Sequence[OperatorFacts], old: TensorProfile) -> tuple[OperatorFacts, ...]:
+    """Operators whose updates take as long as they took before."""
+    known = {tensor.name: tensor.update_seconds for tensor in old.tensors}
+    return tuple(
+        replace(op, tensors=tuple(replace(t, update_seconds=known.get(t.name, 0.0)) for t in op.tensors))
+        for op in operators
+    )
 
 
 def _changed(old: TensorProfile, new: TensorProfile) -> StepSeconds | None:

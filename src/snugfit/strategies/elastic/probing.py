@@ -107,11 +107,11 @@ class ElasticProbes:
 
         return Probe(IMPORTANCE, build, floor, min(batch, self.workload.train_count), layers=_layers(self.chain))
 
-    def tensors(self, batch_limit: int) -> TensorProbe:
-        """The probe of every operator."""
+    def tensors(self, batch_limit: int, *, live: bool = False) -> TensorProbe:
+        """The probe of every operator; of the chain's own modules, which stay as they are, if it is ``live``."""
 
         def prepare(module: nn.Module) -> None:
-            set_modes(_filled(module, lean=self.lean))
+            set_modes(module if live else _filled(module, lean=self.lean))
 
         def make_update(parameter: nn.Parameter) -> Callable[[], object]:
             return ParameterOptimizers([("tensor", parameter)], self.workload.optimizer).step
@@ -119,7 +119,7 @@ class ElasticProbes:
         return TensorProbe(
             TENSORS, self.chain, self.device, prepare, make_update,
             lambda value: precision_context(value, bfloat16=self.workload.precision == "bfloat16"),
-            self._whole_steps, batch_limit,
+            self._whole_steps, batch_limit, live,
         )  # fmt: skip
 
     def _whole_steps(self, batch: int) -> Sequence[WholeStep]:
