@@ -72,14 +72,15 @@ class InfeasibleTimeError(SnugfitError):
     """No selection of tensors is fast enough, or none within the budgets is worth training.
 
     Attributes:
-        smallest_ratio: the smallest time ratio that would do.
+        smallest_ratio: the smallest time ratio that would do; None where none would.
     """
 
     exit_code = 3
 
-    def __init__(self, message: str, *, smallest_ratio: float, advice: str) -> None:
-        self.smallest_ratio = math.ceil(smallest_ratio * 1000) / 1000
-        super().__init__(f"{message}. Smallest time ratio that would do: {self.smallest_ratio:g}; or {advice}.")
+    def __init__(self, message: str, *, smallest_ratio: float | None, advice: str) -> None:
+        self.smallest_ratio = None if smallest_ratio is None else math.ceil(smallest_ratio * 1000) / 1000
+        smallest = "none" if smallest_ratio is None else f"{self.smallest_ratio:g}"
+        super().__init__(f"{message}. Smallest time ratio that would do: {smallest}; or {advice}.")
 
 
 class UnusableInputError(SnugfitError):

@@ -204,13 +204,13 @@ def make_strategies(request: Request) -> list[Strategy]:
         UnknownNameError: there is no such strategy.
     """
     name, timed = request.strategy.strategy, request.budget.time_ratio is not None
+    if timed and (name not in (*TIMED, "auto") or request.strategy.scheme != "elastic"):
+        raise UsageError(
+            "--time-ratio is what the elastic scheme of --strategy elastic answers to; leave one of them out."
+        )
     names = [each for each in STRATEGIES if each not in NAMED_ONLY and (each in TIMED) == timed]
     if name != "auto":
         names = [name]
-        if timed and (name not in TIMED or request.strategy.scheme != "elastic"):
-            raise UsageError(
-                "--time-ratio is what the elastic scheme of --strategy elastic answers to; leave one of them out."
-            )
     strategies = []
     for kind in map(strategy_class, names):
         known = {item.name for item in fields(kind)}

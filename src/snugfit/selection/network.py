@@ -68,6 +68,10 @@ class Network:
         wanted = set(names)
         return np.array([name in wanted for name in self.names], dtype=bool)
 
+    def selected(self, mask: Mask) -> tuple[str, ...]:
+        """Names of a selection's tensors, in order of execution."""
+        return tuple(name for name, on in zip(self.names, mask, strict=True) if on)
+
     @cached_property
     def t_dw(self) -> np.ndarray:
         """Seconds to compute and apply each tensor's update, (N,)."""

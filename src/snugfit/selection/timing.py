@@ -9,6 +9,10 @@ import numpy as np
 
 from snugfit.core.tensors import StepSeconds
 from snugfit.selection.network import Mask, Network
+from snugfit.selection.time_model import least_seconds
+
+_ROUNDING = 1e-9
+"""Share by which sums in another order may differ: at a rho of 1 everything fits."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class StepTimes:
         soon as any other tensor is selected, the gradient passes through it. Negative where rho is too small for that.
         """
         room = (ratio * self.full - self._anchors.head) / self._scale
-        return room - self._first_pass
+        return (room - self._first_pass) * (1 + _ROUNDING)
 
     @cached_property
     def _first_pass(self) -> float:
@@ -91,10 +95,10 @@ class StepTimes:
     @property
     def smallest_ratio(self) -> float:
         """Smallest rho at which a tensor beside the classifier can be trained; infinite where there is none."""
-        network = self.network
-        others = np.flatnonzero(~network.head)
-        if not len(others):
-            return float("inf")
-        passed = np.concatenate([np.cumsum(network.t_dy[others][::-1])[::-1][1:], [0.0]])
-        needed = float((network.t_dw[others] + passed).min()) + self._first_pass
+        return self.smallest_ratio_for(self.everything)
+
+    def smallest_ratio_for(self, wanted: np.ndarray) -> float:
+        """Smallest rho at which one of the tensors above 0, (N,), can be trained beside the classifier."""
+        network, others = self.network, ~self.network.head
+        needed = least_seconds(network.t_dw[others], network.t_dy[others], wanted[others]) + self._first_pass
         return (self._anchors.head + self._scale * needed) / self.full

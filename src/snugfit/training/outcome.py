@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from snugfit.core.record import Record
+from snugfit.core.record import IntervalRecord, Record
 from snugfit.core.serial import to_data
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.training.events import Notice, RunDone
@@ -80,6 +80,8 @@ def make_record(
     parameters: dict[str, int],
     data: TrainingData,
     exit_taken: dict[str, Any] | None = None,
+    intervals: tuple[IntervalRecord, ...] = (),
+    tensors: tuple[str, ...] = (),
 ) -> Record:
     """Put prediction beside measurement, and tell the subscribers that the run is done."""
     run.tick()
@@ -115,6 +117,8 @@ def make_record(
         run_dir=str(run.folder),
         phases=tuple(position.phases),
         exits=tuple(position.exits),
+        intervals=intervals,
+        tensors=tensors,
         profile=to_data(run.profile),
         overhead_seconds={"profiling": run.profile.seconds, **position.overheads},
         confusion=evaluation.confusion,

@@ -11,11 +11,19 @@ import numpy as np
 from snugfit.core.budget import Budget
 from snugfit.core.profile import Profile
 from snugfit.core.workload import Workload
+from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, SnugfitError
 from snugfit.selection.choice import Room, choose, needed_bytes
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic.probing import FULL, HEAD, IMPORTANCE
-from snugfit.strategies.prediction import TENSOR_TO_PROCESS, room_for_step, with_safety
+from snugfit.strategies.prediction import (
+    DRIFT_BYTES,
+    HELD_BYTES,
+    MB,
+    TENSOR_TO_PROCESS,
+    room_for_step,
+    with_safety,
+)
 
 
 @dataclass(frozen=True)
@@ -106,14 +114,53 @@ class Sizes:
         """Upper bound of the predicted peak of every selection within the budgets."""
         network = self.memory
         alone = (network.own_bytes + network.input_bytes + network.gradient_bytes).astype(np.float64)
-        hungriest = choose(self.times, network, alone, self.room(budget, ratio))
+        hungriest = choose(self.times, network, alone, Room(ratio))
         passed = int(network.pass_bytes[: int(np.argmax(hungriest))].sum())
-        return with_safety(self.profile.base_bytes, self.peak(hungriest) + passed)
+        most = with_safety(self.profile.base_bytes, self.peak(hungriest) + passed)
+        return most if budget.memory_bytes is None else min(most, budget.memory_bytes - HELD_BYTES)
+
+    def least(self, ratio: float, wanted: np.ndarray) -> int | None:
+        """Smallest predicted peak with one of the tensors above 0, (N,), beside the classifier; None: too slow."""
+        network, peaks = self.memory, []
+        for alone in np.eye(len(network.names), dtype=bool)[(wanted > 0) & ~network.head]:
+            if self.times.smallest_ratio_for(alone) <= ratio:
+                peaks.append(self.predicted(network.head | alone))
+        return min(peaks, default=None)
 
 
 def importance_peak(profile: Profile, chunk: int) -> int:
     """Predicted peak of the pass that tells importance; the optimizer state lies in a file meanwhile."""
     return with_safety(profile.base_bytes, profile.lines[IMPORTANCE].bytes_at(chunk))
+
+
+def budget_for(peak_bytes: int, refused: int | None) -> int:
+    """Memory budget that holds a predicted peak, also in the next process, rounded up; above one that was refused."""
+    return max(-(-(peak_bytes + HELD_BYTES + DRIFT_BYTES) // MB) * MB, (refused or 0) + MB)
+
+
+def nothing_selected(sizes: Sizes, budget: Budget, importance: np.ndarray) -> SnugfitError:
+    """The error for a first selection without any tensor beside the classifier: worth, time or memory lacks."""
+    ratio, head_alone = budget.time_ratio or 1.0, "train the classifier alone with --scheme head"
+    if not (importance[~sizes.memory.head] > 0).any():
+        return InfeasibleTimeError(
+            "no update of a tensor beside the classifier lowers the loss",
+            smallest_ratio=None,
+            advice=f"choose another --lr, rank on more images with --importance-batch, or {head_alone}",
+        )
+    least, smallest = sizes.least(ratio, importance), sizes.times.smallest_ratio_for(importance)
+    if least is None or budget.memory_bytes is None:
+        return InfeasibleTimeError(
+            f"of the tensors that lower the loss none trains in {ratio:g} of a full step's time",
+            smallest_ratio=smallest,
+            advice=head_alone,
+        )
+    enough = budget_for(least, budget.memory_bytes)
+    return InfeasibleBudgetError(
+        f"of the tensors that lower the loss none fits a budget of {budget}.",
+        closest="elastic",
+        lacking_bytes=enough - budget.memory_bytes,
+        smallest_bytes=enough,
+    )
 
 
 def largest_chunk(profile: Profile, budget: Budget, sizes: Sequence[int]) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import nn
 
 from snugfit.chain import Chain
 from snugfit.core.record import IntervalRecord
@@ -32,9 +34,12 @@ def drifted(interval: IntervalRecord) -> bool:
     return measured > LEAST_SECONDS and abs(measured / predicted - 1) > DRIFT
 
 
-def profile_anew(strategy: Elastic, chain: Chain, sizes: Sizes, run: Run) -> TensorProfile | None:
+def profile_anew(
+    strategy: Elastic, chain: Chain, sizes: Sizes, run: Run, parameters: Iterable[nn.Parameter]
+) -> TensorProfile | None:
     """Measure every operator of the network in memory again, at half a step's batch, which takes less than a step.
 
+    All ``parameters`` may train in it, not only those of the present selection: the next one is made among all.
     Updates are not run, and neither are whole steps: these are taken to have changed as the sums over operators have.
 
     Returns:
@@ -43,7 +48,8 @@ def profile_anew(strategy: Elastic, chain: Chain, sizes: Sizes, run: Run) -> Ten
     old = sizes.memory.profile
     probes = ElasticProbes(chain, run.workload, str(run.device), strategy.lean)
     batch = max(1, min(old.batch, strategy.micro_batch) // 2)
-    tensors = probes.tensors(batch, live=True).measure_operators(run.limit)
+    with _trainable(parameters):
+        tensors = probes.tensors(batch, live=True).measure_operators(run.limit)
     run.tick()
     if tensors is None:
         run.emit(Notice("steps have drifted from their prediction, but there is no memory to measure operators anew"))
@@ -60,6 +66,19 @@ def _with_updates(operators: Sequence[OperatorFacts], old: TensorProfile) -> tup
         replace(op, tensors=tuple(replace(t, update_seconds=known.get(t.name, 0.0)) for t in op.tensors))
         for op in operators
     )
+
+
+@contextmanager
+def _trainable(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Context in which all of them require gradients."""
+    flags = [(parameter, parameter.requires_grad) for parameter in parameters]
+    try:
+        for parameter, _ in flags:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
 
 
 def _changed(old: TensorProfile, new: TensorProfile) -> StepSeconds | None:

@@ -18,12 +18,12 @@ from snugfit.core.cost import Phase
 from snugfit.core.record import IntervalRecord, Record
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.tensors import TensorProfile
-from snugfit.errors import BudgetExceededError, DivergedError, InfeasibleTimeError
+from snugfit.errors import BudgetExceededError, DivergedError
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.selection.choice import choose
 from snugfit.selection.network import Mask
-from snugfit.strategies.elastic.budgets import importance_peak
+from snugfit.strategies.elastic.budgets import importance_peak, nothing_selected
 from snugfit.strategies.elastic.drift import drifted, profile_anew
 from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.ranking import rank_tensors
@@ -48,7 +48,7 @@ _SHRINK = 0.9
 def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -> Record:
     """Train, evaluate, save, and return the record."""
     fit = _Fit(strategy, chain, data, run)
-    while run.position.epoch < run.workload.epochs:
+    while fit.unfinished:
         fit.interval()
     phase = run.predicted.phases[-1]
     fit.trainer.optimizers.release()
@@ -56,10 +56,10 @@ def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -
     evaluation = evaluate_model(fit.trainer.module.eval(), data, run, phase.batch_size)
     kept = sum(parameter.numel() for parameter in fit.trainer.module.parameters())
     parameters = {"full": fit.parameters, "trained_model": kept}
-    record = make_record(
-        run, strategy=strategy.name, settings=asdict(strategy), evaluation=evaluation, parameters=parameters, data=data
-    )
-    return replace(record, intervals=tuple(fit.intervals), tensors=fit.sizes.memory.names)
+    return make_record(
+        run, strategy=strategy.name, settings=asdict(strategy), evaluation=evaluation, parameters=parameters, data=data,
+        intervals=tuple(fit.intervals), tensors=fit.sizes.memory.names,
+    )  # fmt: skip
 
 
 class _Fit:
@@ -106,6 +106,11 @@ class _Fit:
                 )
             )
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether epochs are left, or the last interval was interrupted after its last one."""
+        return self.run.position.epoch < self.run.workload.epochs or not self._is_over()
+
     def interval(self) -> None:
         """Select, unless that was done before an interruption, and train for the interval's epochs."""
         run, epoch = self.run, self.run.position.epoch
@@ -120,13 +125,11 @@ class _Fit:
         count = max(len(run.predicted.phases), len(self.intervals))
         steps = self.data.train.steps(phase.batch_size * self.strategy.micro_batches)
         run.start_phase(phase, len(self.intervals) - 1, count, end - present.first_epoch, steps, present.first_epoch)
-        while epoch < end:
+        while epoch < end and not self._drifted():
             train_phase(
                 self.trainer, self.data.train, phase, run, lambda: self._close_epoch(phase), range(epoch, epoch + 1)
             )
             epoch = run.position.epoch
-            if self._drifted():
-                break
         run.end_phase(phase, epoch - present.first_epoch, steps)
         run.position.start_epoch(epoch)
 
@@ -146,6 +149,7 @@ class _Fit:
     def _begin(self) -> None:
         """Make the next interval's selection, and note it, so that it is never made anew."""
         started = time.perf_counter()
+        self.trainer.step_seconds.clear()
         profiled = bool(self.intervals) and self._drifted() and self._profile_anew()
         pruned = self._prune() if self.intervals else 1.0
         scores = self._importance() if self.strategy.selects else {}
@@ -159,7 +163,7 @@ class _Fit:
         self.intervals.append(
             IntervalRecord(
                 first_epoch=self.run.position.epoch,
-                tensors=tuple(np.array(network.names)[mask]),
+                tensors=network.selected(mask),
                 predicted_seconds=times.step_seconds(mask) * pruned,
                 full_seconds=times.full,
                 macs=macs,
@@ -216,39 +220,35 @@ class _Fit:
         values = np.array([scores[name] for name in network.names])
         room = self.sizes.room(strategy.budget, strategy.time_ratio or 1.0)
         while True:
-            mask = choose(self.sizes.times, network, values, room)
-            mask = self._unless_empty(mask)
+            found = choose(self.sizes.times, network, values, room)
+            mask = self._unless_empty(found, values)
             self._take(mask)
             if self._rehearsed():
                 return mask
-            if room.bytes is None or not (mask & ~network.head).any():
+            if room.bytes is None or mask is not found:
                 raise self._refused()
             self.run.emit(
                 Notice(f"interval {len(self.intervals) + 1}: a selection was refused memory; taking a smaller one")
             )
             room = replace(room, bytes=int(room.bytes * _SHRINK))
 
-    def _unless_empty(self, mask: Mask) -> Mask:
+    def _unless_empty(self, mask: Mask, values: np.ndarray) -> Mask:
         """The selection; the last one again where no update lowers the loss.
 
         Raises:
-            InfeasibleTimeError: nothing is worth training, and nothing was before.
+            InfeasibleTimeError: nothing is worth training in that time, and nothing was before.
+            InfeasibleBudgetError: nor in that memory.
         """
-        network, times = self.sizes.memory, self.sizes.times
+        network = self.sizes.memory
         if (mask & ~network.head).any():
             return mask
         if self.intervals:
             self.run.emit(Notice("no update lowers the loss within the budget; keeping the selection as it is"))
             return network.mask(self.intervals[-1].tensors)
-        ratio = times.smallest_ratio
-        raise InfeasibleTimeError(
-            "the selection is empty: no tensor beside the classifier lowers the loss within the budget",
-            smallest_ratio=ratio,
-            advice="give more --memory, lower --lr, or train the classifier alone with --scheme head",
-        )
+        raise nothing_selected(self.sizes, self.strategy.budget, values)
 
     def _take(self, mask: Mask) -> None:
-        names = np.array(self.sizes.memory.names)[mask]
+        names = self.sizes.memory.selected(mask)
         if set(names) != set(self.trainer.selected):
             self.trainer.select(names)
             release_memory()
@@ -307,12 +307,14 @@ class _Fit:
         return float(confusion.trace()) / int(confusion.sum())
 
     def _drifted(self) -> bool:
-        return self.strategy.selects and drifted(self.intervals[-1])
+        """Whether steps have drifted; where operators were just measured, measuring them again would not help."""
+        present = self.intervals[-1]
+        return self.strategy.selects and not present.profiled and drifted(present)
 
     def _profile_anew(self) -> bool:
         """Measure the operators again (ElasticTrainer section 5.4)."""
-        with self.trainer.all_training():
-            tensors = profile_anew(self.strategy, self.chain, self.sizes, self.run)
+        parameters = self.trainer.parameters.values()
+        tensors = profile_anew(self.strategy, self.chain, self.sizes, self.run, parameters)
         if tensors is None:
             return False
         self.profile = replace(self.profile, tensors=tensors)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
-from snugfit.chain import Chain
+from snugfit.chain import Chain, Unit
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.lean import use_lean, use_stock
 from snugfit.memory.scratch import ScratchFile, StoredTensor
+from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, TensorProbe, WholeStep
 from snugfit.selection.importance import Update, importance, scratch_bytes
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
@@ -102,10 +104,22 @@ class ElasticProbes:
 
             return step
 
-        def floor(_: int) -> int:
-            return sum(unit.weight_bytes for unit in self.chain.all_units)
+        def floor(chunk: int) -> int:
+            weights = sum(unit.weight_bytes for unit in self.chain.all_units)
+            return weights + max(self._unit_floor(unit, chunk) for unit in self.chain.all_units)
 
         return Probe(IMPORTANCE, build, floor, min(batch, self.workload.train_count), layers=_layers(self.chain))
+
+    def _unit_floor(self, unit: Unit, chunk: int) -> int:
+        """Tensor bytes of a unit's part of the pass beside the weights: maps and gradients, then an update."""
+        module = copy.deepcopy(unit.module).requires_grad_(True).eval()
+        if self.lean:
+            use_lean(module)
+        inputs = torch.empty((chunk, *unit.input_shape), device="meta", requires_grad=True)
+        backward = tensor_peak_bytes(lambda: module(inputs).sum().backward(), [module, inputs]) - unit.weight_bytes
+        sizes = [p.numel() * p.element_size() for p in module.parameters()]
+        step = (self.workload.optimizer.state_per_parameter + 1) * max(sizes, default=0)
+        return max(backward, sum(sizes) + step)
 
     def tensors(self, batch_limit: int, *, live: bool = False) -> TensorProbe:
         """The probe of every operator; of the chain's own modules, which stay as they are, if it is ``live``."""
@@ -166,7 +180,10 @@ def attribute(module: nn.Module, name: str) -> object:
 
 
 def trial_updates(
-    settings: OptimizerSettings, factor: float = 1.0, state: Mapping[str, StoredTensor] = NO_STATE
+    settings: OptimizerSettings,
+    factor: float = 1.0,
+    state: Mapping[str, StoredTensor] = NO_STATE,
+    names: Set[str] | None = None,
 ) -> Update:
     """The optimizer's steps from a state that they leave as it is, one parameter at a time.
 
@@ -174,9 +191,12 @@ def trial_updates(
         settings: the optimizer.
         factor: of the peak learning rate.
         state: as :meth:`ParameterOptimizers.state` gives it, in a scratch file.
+        names: the parameters that may train; the others stay as they are. All by default.
     """
 
     def update(name: str, parameter: nn.Parameter) -> None:
+        if names is not None and name not in names:
+            return
         optimizers = ParameterOptimizers([(name, parameter)], settings)
         own = {key: stored.read() for key, stored in state.items() if key.rpartition("/")[0] == name}
         optimizers.load_state(own)

@@ -17,7 +17,7 @@ def scheme_mask(scheme: Scheme, network: Network) -> Mask:
     if scheme == "head":
         return network.head
     if scheme == "bn+bias":
-        norms = np.array(["Norm" in network.operators[place].kind for place in network.place])
+        norms = np.array(["norm" in network.operators[place].kind.lower() for place in network.place])
         biases = np.array([name.endswith("bias") for name in network.names])
         return np.asarray(norms | biases | network.head)
     return np.ones(len(network.names), dtype=bool)

@@ -18,11 +18,11 @@ from snugfit.core.workload import Workload
 from snugfit.profiling import Probe, TensorProbe
 from snugfit.selection.choice import choose
 from snugfit.selection.network import Mask, Network
-from snugfit.strategies.elastic.budgets import Sizes, importance_peak, largest_chunk
+from snugfit.strategies.elastic.budgets import Sizes, budget_for, importance_peak, largest_chunk
 from snugfit.strategies.elastic.intervals import fit_elastic
-from snugfit.strategies.elastic.probing import HEAD, IMPORTANCE, ElasticProbes
+from snugfit.strategies.elastic.probing import FULL, HEAD, IMPORTANCE, ElasticProbes, classifier_names
 from snugfit.strategies.elastic.schemes import scheme_mask
-from snugfit.strategies.prediction import room_for_step, smallest_budget
+from snugfit.strategies.prediction import MB, room_for_step, smallest_budget
 from snugfit.strategies.whole import VALIDATION_SHARE, divisors
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
@@ -83,7 +83,15 @@ class Elastic:
             reasons.append("schedulefree averages weights over all steps, but tensors come and go; use sgd or adamw")
         if not any(parameter.requires_grad for unit in chain.all_units for parameter in unit.module.parameters()):
             reasons.append("no parameter of the model requires a gradient: nothing to select")
+        elif self.selects and not self._others(chain):
+            reasons.append("no parameter beside the classifier's requires a gradient; --scheme head trains that alone")
         return reasons
+
+    @staticmethod
+    def _others(chain: Chain) -> set[str]:
+        """Names of the tensors that may train beside the classifier."""
+        named = (pair for unit in chain.all_units for pair in unit.module.named_parameters())
+        return {name for name, parameter in named if parameter.requires_grad} - set(classifier_names(chain))
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe | TensorProbe]:
         """Steps with the fewest tensors and with all, a pass for importance, and every operator."""
@@ -147,12 +155,28 @@ class Elastic:
         """Why nothing was proposed, and the smallest time ratio or memory budget that would do."""
         ratio = self.smallest_ratio(workload, profile)
         asked = budget.time_ratio or DEFAULT_RATIO
+        if ratio is not None and ratio > 1:
+            reason = f"with one tensor beside the classifier a step takes {ratio:.3f} of a full one: nothing is saved"
+            return Shortfall((f"{reason}; take --strategy backprop",))
         if ratio is not None and ratio > asked:
             reason = f"rho {asked:g} is too small: with one tensor beside the classifier a step takes {ratio:.3f}"
             return Shortfall((reason,), smallest_ratio=ratio)
-        floors = [profile.floors[name] for name in (HEAD, IMPORTANCE) if name in profile.floors]
-        smallest = max(smallest_budget(profile, max(floors)), (budget.memory_bytes or 0) + 1_000_000)
+        smallest = self._smallest_bytes(workload, profile, budget)
         return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
+
+    def _smallest_bytes(self, workload: Workload, profile: Profile, budget: Budget) -> int:
+        """Smallest memory budget that would do: as measured, or from what is known without measuring."""
+        most = HEAD if self.selects or self.scheme == "head" else FULL
+        lines = {most, IMPORTANCE} if self.selects else {most}
+        if profile.tensors is None or not lines <= profile.lines.keys():
+            floor = smallest_budget(profile, max(profile.floors[name] for name in lines))
+            return max(floor, (budget.memory_bytes or 0) + MB)
+        least = self._at(1, min(workload.batch_size, workload.train_count) if self.accumulate else 1)
+        sizes = least.sizes(workload, profile)
+        if not self.selects:
+            return budget_for(sizes.predicted(self.fixed(sizes.memory)), budget.memory_bytes)
+        peak = sizes.least(budget.time_ratio or DEFAULT_RATIO, sizes.times.everything) or 0
+        return budget_for(max(peak, importance_peak(profile, 1)), budget.memory_bytes)
 
     def smallest_ratio(self, workload: Workload, profile: Profile) -> float | None:
         """Smallest rho at which a tensor beside the classifier trains, rounded up; None for schemes without one."""
@@ -160,7 +184,7 @@ class Elastic:
             return None
         limit = min(workload.batch_size, workload.train_count)
         smallest = replace(self, micro_batch=limit).sizes(workload, profile).times.smallest_ratio
-        return math.ceil(smallest * 1000) / 1000
+        return math.ceil(smallest * 1000) / 1000 if math.isfinite(smallest) else smallest
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Predicted cost; the peak is that of the hungriest selection that time and memory allow."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from torch import Tensor, nn
@@ -67,18 +66,6 @@ class TensorTrainer:
         self.take_state(wanted, {key: t for key, t in state.items() if key.rpartition("/")[0] in wanted})
         self.step_seconds.clear()
 
-    @contextmanager
-    def all_training(self) -> Iterator[None]:
-        """Context in which every tensor that may train says so, whatever is selected."""
-        flags = {parameter: parameter.requires_grad for parameter in self.parameters.values()}
-        for parameter in flags:
-            parameter.requires_grad_(True)
-        try:
-            yield
-        finally:
-            for parameter, flag in flags.items():
-                parameter.requires_grad_(flag)
-
     def drop_state(self) -> None:
         """Let go of the optimizers and all that they hold, until :meth:`take_state`."""
         self.optimizers.release()
@@ -132,7 +119,10 @@ class TensorTrainer:
         self.optimizers.step()
 
     def dry_step(self, inputs: Tensor, labels: Tensor) -> None:
-        """The step's forward and backward, whose gradients are freed instead of applied: it changes nothing."""
+        """The step's forward and backward, whose gradients are freed instead of applied: it changes nothing.
+
+        Where gradients accumulate, there is a second forward and backward with those of the first in memory.
+        """
         self.optimizers.detach_hooks()
         for handle in self._handles:
             handle.remove()
@@ -143,8 +133,11 @@ class TensorTrainer:
         ]
         try:
             set_modes(self.module)
-            with precision_context(inputs, bfloat16=self._bfloat16):
-                nn.functional.cross_entropy(self.forward(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            for _ in range(min(self.micro_batches, 2)):
+                with precision_context(inputs, bfloat16=self._bfloat16):
+                    loss = nn.functional.cross_entropy(self.forward(inputs), labels)
+                loss.backward()  # type: ignore[no-untyped-call]
+                del loss
         finally:
             for handle in handles:
                 handle.remove()

@@ -1,0 +1,44 @@
+"""What tests in all folders share."""
+
+from dataclasses import replace
+
+import pytest
+
+from snugfit.profiling import TensorProbe, operator, tensors
+from snugfit.strategies.elastic import drift
+
+PER_MAC, PER_BYTE, PER_PARAMETER = 1e-9, 1e-9, 1e-9
+
+
+def steady(found):
+    """A tensor profile whose seconds follow from multiply-accumulates, bytes and parameters."""
+
+    def timed(facts):
+        seconds = found.batch * (facts.macs * PER_MAC + facts.output_bytes * PER_BYTE)
+        parts = [
+            replace(
+                part,
+                seconds=found.batch * (part.macs * PER_MAC + facts.output_bytes * PER_BYTE / 10),
+                update_seconds=part.parameters * PER_PARAMETER,
+            )
+            for part in facts.tensors
+        ]
+        return replace(facts, forward_seconds=seconds, pass_seconds=seconds, tensors=tuple(parts))
+
+    return replace(found, operators=tuple(map(timed, found.operators)), seconds=0.0)
+
+
+@pytest.fixture
+def steady_times(monkeypatch):
+    """Networks are profiled as they are, but for the times: those of tiny operators are mostly noise. No drift."""
+    measure = TensorProbe.measure_operators
+
+    def measured(probe, limit):
+        found = measure(probe, limit)
+        return None if found is None else steady(found)
+
+    for module in (operator, tensors):
+        monkeypatch.setattr(module, "enough", bool)
+    monkeypatch.setattr(drift, "LEAST_SECONDS", float("inf"))
+    monkeypatch.setattr(TensorProbe, "measure_operators", measured)
+    monkeypatch.setattr(TensorProbe, "measure", measured)
