@@ -1,0 +1,250 @@
+"""Runs of ``elastic`` that must end with the same weights: as backprop, as stock torch, as uninterrupted ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import snugfit
+from snugfit.errors import InterruptedRunError
+from snugfit.strategies.elastic import drift, intervals
+from snugfit.training.events import EpochDone, Event, PhaseDone, StepDone, TensorsSelected
+
+OPTIONS = {"max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "strategy": "elastic"}
+pytestmark = pytest.mark.usefixtures("steady_times")
+
+
+def normless() -> nn.Module:
+    """Convolutions with biases, a pool, and a classifier."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(48, 10))
+
+
+def with_norms(dropout: float = 0.0) -> nn.Module:
+    """The same with BatchNorm, whose statistics are not those of the images."""
+    first, relu, pool, second, relu_too, *rest = normless()  # type: ignore[misc]
+    norms = nn.BatchNorm2d(8), nn.BatchNorm2d(12)
+    for norm in norms:
+        nn.init.uniform_(norm.running_mean, -0.3, 0.3)  # type: ignore[arg-type]
+        nn.init.uniform_(norm.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+    middle = nn.Dropout(dropout)
+    return nn.Sequential(first, norms[0], relu, pool, middle, second, norms[1], relu_too, *rest)
+
+
+def with_dropout() -> nn.Module:
+    """A network whose training draws random numbers in every step."""
+    return with_norms(0.2)
+
+
+def train(folder: Path, network: Callable[[], nn.Module], **options: Any) -> tuple[dict[str, Tensor], snugfit.Record]:
+    plan = snugfit.plan(network(), "digits", **{**OPTIONS, "epochs": 2, **options})
+    return load_file(folder / "model.safetensors") if (record := plan.run((), out=folder)) else {}, record
+
+
+def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(
+            second[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "options",
+    [{"scheme": "full"}, {"time_ratio": 1.0, "importance": "weight"}, {"scheme": "full", "lean": False}],
+    ids=["full", "everything selected", "stock"],
+)
+def test_training_everything_is_backprop(tmp_path: Path, optimizer: str, options: dict[str, Any]) -> None:
+    plain, _ = train(tmp_path / "a", normless, strategy="backprop", optimizer=optimizer)
+    ours, record = train(tmp_path / "b", normless, optimizer=optimizer, **options)
+    assert record.strategy == "elastic" and record.intervals[0].tensors == record.tensors
+    assert_same(plain, ours)
+
+
+def test_norms_train_as_in_a_loop_that_keeps_them_in_evaluation_mode(tmp_path: Path) -> None:
+    from snugfit.api.assembling import assemble
+    from snugfit.core.request import DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
+
+    request = Request(
+        ModelOptions("python", image_size=16),
+        DataOptions("digits", max_train=96, max_val=40),
+        training=TrainingOptions(epochs=2, batch_size=32, seed=3, schedule="constant"),
+        strategy=StrategyOptions("elastic", scheme="full"),
+    )
+    source = assemble(request, module=with_norms()).training_data().train
+    network = with_norms().eval()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    for epoch in range(2):
+        for images, labels in source.epoch(epoch, 32):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(images), labels).backward()
+            optimizer.step()
+    ours, _ = train(tmp_path, with_norms, scheme="full", schedule="constant")
+    assert_same(dict(network.state_dict()), ours, tolerance=1e-5)
+    assert not torch.equal(ours["1.weight"], with_norms().state_dict()["1.weight"]), "its affine parameters train"
+
+
+@pytest.mark.parametrize("scheme", ["full", "head", "bn+bias"])
+def test_lean_operators_train_as_torchs_own(tmp_path: Path, scheme: str) -> None:
+    stock, _ = train(tmp_path / "a", with_norms, scheme=scheme, lean=False)
+    lean, record = train(tmp_path / "b", with_norms, scheme=scheme)
+    assert_same(stock, lean, tolerance=1e-6)
+    fresh = with_norms().state_dict()
+    moved = {name for name, tensor in lean.items() if not torch.equal(fresh[name], tensor)}
+    assert moved == set(record.intervals[0].tensors), "and nothing else"
+
+
+THREE = {"epochs": 3, "interval": 1, "time_ratio": 0.8}
+
+
+class CrashError(Exception):
+    """Ends a run where it stands, as a kill would."""
+
+
+def at(kind: type[Event], count: int, *, crash: bool = False) -> Callable[[Event], None]:
+    """A subscriber that interrupts the process, or ends the run, at an event."""
+    seen = 0
+
+    def stop(event: Event) -> None:
+        nonlocal seen
+        seen += isinstance(event, kind)
+        if isinstance(event, kind) and seen == count:
+            if crash:
+                raise CrashError
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return stop
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Tensor], snugfit.Record]]:
+    """Filled by the first test of each optimizer."""
+    return {}
+
+
+def whole(uninterrupted: dict[str, Any], folder: Path, optimizer: str) -> tuple[dict[str, Tensor], snugfit.Record]:
+    if optimizer not in uninterrupted:
+        uninterrupted[optimizer] = train(folder / "whole", with_dropout, optimizer=optimizer, **THREE)
+    weights, record = uninterrupted[optimizer]
+    assert [interval.epochs for interval in record.intervals] == [1, 1, 1]
+    return weights, record
+
+
+def assert_same_selections(one: snugfit.Record, other: snugfit.Record) -> None:
+    assert len(one.intervals) == len(other.intervals)
+    for first, second in zip(one.intervals, other.intervals, strict=True):
+        assert first.tensors == second.tensors and first.importance == second.importance
+        assert (first.first_epoch, first.epochs) == (second.first_epoch, second.epochs)
+    assert [(p.name, p.epochs, p.steps) for p in one.phases] == [(p.name, p.epochs, p.steps) for p in other.phases]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind", "count", "crash"),
+    [
+        ("sgd", StepDone, 1, False),  # right after the first selection
+        ("adamw", StepDone, 5, False),  # in the middle of an epoch
+        ("sgd", StepDone, 5, False),
+        ("adamw", EpochDone, 1, False),  # at an interval's boundary
+        ("sgd", TensorsSelected, 2, False),
+        ("adamw", EpochDone, 3, False),  # after the last epoch, before the evaluation
+        ("sgd", TensorsSelected, 1, True),  # before anything is saved
+        ("adamw", TensorsSelected, 2, True),
+        ("sgd", StepDone, 4, True),
+        ("sgd", PhaseDone, 2, True),
+        ("adamw", PhaseDone, 3, True),
+    ],
+)
+def test_a_resumed_run_is_uninterrupted(
+    tmp_path: Path, uninterrupted: dict[str, Any], optimizer: str, kind: type[Event], count: int, crash: bool
+) -> None:
+    weights, record = whole(uninterrupted, tmp_path, optimizer)
+    plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **THREE, "optimizer": optimizer})
+    with pytest.raises(CrashError if crash else InterruptedRunError):
+        plan.run((at(kind, count, crash=crash),), out=tmp_path / "stopped")
+    resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
+    assert_same(weights, load_file(tmp_path / "stopped" / "model.safetensors"))
+    assert_same_selections(record, resumed)
+
+
+def test_selections_in_the_run_folder_are_never_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: dict[str, Any]
+) -> None:
+    weights, record = whole(uninterrupted, tmp_path, "sgd")
+    plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **THREE})
+    with pytest.raises(InterruptedRunError):
+        plan.run((at(TensorsSelected, 2),), out=tmp_path / "stopped")
+    ranked = []
+
+    def rank(strategy: Any, chain: Any, trainer: Any, data: Any, run: Any) -> dict[str, float]:
+        ranked.append(run.position.epoch)
+        return dict(record.intervals[2].importance)
+
+    monkeypatch.setattr(intervals, "rank_tensors", rank)
+    resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
+    assert ranked == [2], "only the third selection was left to make"
+    assert_same_selections(record, resumed)
+    assert_same(weights, load_file(tmp_path / "stopped" / "model.safetensors"))
+
+
+def test_an_interval_that_drift_cut_short_stays_short_on_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped right at the end of the epoch whose steps had drifted."""
+    options = {"epochs": 3, "interval": 3, "time_ratio": 0.8}
+    monkeypatch.setattr(intervals, "drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    weights, record = train(tmp_path / "whole", with_dropout, **options)
+    assert [(interval.epochs, interval.profiled) for interval in record.intervals] == [(1, False), (2, True)]
+    plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
+    with pytest.raises(InterruptedRunError):
+        plan.run((at(EpochDone, 1),), out=tmp_path / "stopped")
+    resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
+    assert_same_selections(record, resumed)
+    assert_same(weights, load_file(tmp_path / "stopped" / "model.safetensors"))
+
+
+def test_operators_measured_anew_are_kept_for_the_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They steer selections: the third is made from them, by a process that does not measure."""
+    options = {"epochs": 3, "interval": 1, "time_ratio": 0.8}
+    monkeypatch.setattr(intervals, "drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
+    slower = drift.profile_anew
+
+    def tripled(*arguments: Any) -> Any:
+        return slow(slower(*arguments))
+
+    monkeypatch.setattr(intervals, "profile_anew", tripled)
+    with pytest.raises(InterruptedRunError):
+        plan.run((at(StepDone, 4),), out=tmp_path / "stopped")
+    resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
+    first, *later = resumed.intervals
+    assert [interval.profiled for interval in resumed.intervals] == [False, True, False]
+    assert all(interval.full_seconds == pytest.approx(3 * first.full_seconds) for interval in later)
+
+
+def slow(profile: Any) -> Any:
+    """A tensor profile whose operators all take three times as long."""
+    from dataclasses import replace
+
+    def slower(tensor: Any) -> Any:
+        return replace(tensor, seconds=3 * tensor.seconds, update_seconds=3 * tensor.update_seconds)
+
+    operators = tuple(
+        replace(
+            each,
+            forward_seconds=3 * each.forward_seconds,
+            pass_seconds=3 * each.pass_seconds,
+            tensors=tuple(map(slower, each.tensors)),
+        )
+        for each in profile.operators
+    )
+    return replace(profile, operators=operators)
