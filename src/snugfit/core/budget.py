@@ -50,4 +50,6 @@ class Budget:
         parts = [format_bytes(self.memory_bytes) + " of memory" if self.memory_bytes else "unlimited memory"]
         if self.storage_bytes:
             parts.append(format_bytes(self.storage_bytes) + " of storage")
+        if self.time_ratio is not None:
+            parts.append(f"time ratio {self.time_ratio:g}")
         return ", ".join(parts)

@@ -37,6 +37,20 @@ class Candidate:
     exact: bool = False
     smallest_ratio: float | None = None
 
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch of every phase that trains a part of the network; of the network, where phases train it all."""
+        phases = self.predicted.phases if self.predicted else ()
+        parts = tuple(phase.batch_size for phase in phases if phase.units)
+        return parts or tuple(dict.fromkeys(phase.batch_size for phase in phases))
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What it was told to keep to beside memory: rho, or the baseline that it is."""
+        scheme, ratio = self.settings.get("scheme", "elastic"), self.settings.get("time_ratio")
+        named = () if scheme == "elastic" else (f"scheme {scheme}",)
+        return named if ratio is None else (*named, f"rho {ratio:g}")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -96,6 +110,5 @@ class Plan:
 def _notes(candidate: Candidate) -> str:
     if candidate.reasons:
         return "; ".join(candidate.reasons)
-    phases = candidate.predicted.phases if candidate.predicted else ()
-    batches = [str(phase.batch_size) for phase in phases if phase.units]
-    return f"batch {' | '.join(batches)}" if batches else ""
+    batches = " | ".join(map(str, candidate.batches))
+    return ", ".join(filter(None, (f"batch {batches}" if batches else "", *candidate.terms)))

@@ -59,7 +59,8 @@ class BudgetOptions:
     Attributes:
         memory: memory budget, like 100MB (10^6 bytes) or 512MiB (2^20); unlimited by default.
         storage: disk budget for caches, like 2GB.
-        time_ratio: largest fraction of the full step's time, in (0, 1].
+        time_ratio: time a training step may take, as a fraction in (0, 1] of one that trains everything; this is
+            ElasticTrainer's rho, ``elastic`` keeps to it, and takes 0.5 by default.
     """
 
     memory: str | None = None
@@ -126,11 +127,16 @@ class StrategyOptions:
         views: augmented passes that are cached.
         accumulate: let ``backprop`` accumulate micro-batches to the batch size (off: one step per batch that fits).
         feedback_rule: learning rule of ``feedback``: dfa, drtp or pepita.
-        scheme: what ``elastic`` trains: elastic (what matters now), or the baselines full, head, bn+bias, prunetrain.
-        importance: what ``elastic`` ranks tensors by: contribution to lowering the loss, gradient, or weight magnitude.
-        interval: epochs between two selections of ``elastic``, or between two prunings of ``prunetrain``.
-        importance_batch: images that importance is told from.
-        lean: let frozen tensors of ``elastic`` keep no activations (off: torch's own operators).
+        scheme: what ``elastic`` trains: elastic (the tensors that matter now, within the time ratio), or the baselines,
+            which know no time ratio: full (everything), head (the classifier), bn+bias (norms, biases and the
+            classifier), prunetrain (everything, while channels are removed).
+        importance: what ``elastic`` ranks tensors by: contribution (by how much an update lowers the loss), or to
+            compare with, gradient or weight (sums of magnitudes).
+        interval: epochs between two selections of ``elastic``, or between two prunings of ``prunetrain``; fewer follow
+            training more closely, and rank more often.
+        importance_batch: images that ``elastic`` ranks tensors with, drawn anew for every selection; more tell
+            importance more surely, and take longer.
+        lean: let frozen tensors of ``elastic`` keep no activations, which saves memory (off: torch's own operators).
         lasso: share of the group lasso of ``prunetrain`` in the loss at the start.
     """
 

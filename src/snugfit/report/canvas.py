@@ -35,9 +35,9 @@ STYLE: dict[Any, Any] = {
 """matplotlib settings of every figure; text stays text, so that the page's own font shows it."""
 
 
-def canvas(xlabel: str, ylabel: str, height: float = 3.1) -> tuple[Figure, Axes]:
-    """An empty figure, ``WIDTH`` x ``height`` inches; the y label stands above the axis, where it reads level."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+def canvas(xlabel: str, ylabel: str, height: float = 3.1, width: float = WIDTH) -> tuple[Figure, Axes]:
+    """An empty figure, ``width`` x ``height`` inches; the y label stands above the axis, where it reads level."""
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
@@ -69,11 +69,11 @@ def legend(figure: Figure, entries: Sequence[tuple[str, str, str]]) -> None:
     )  # fmt: skip
 
 
-def block_legend(figure: Figure, blocks: Iterable[int]) -> None:
-    """A legend of blocks; none for a single one or where colours come round again."""
+def block_legend(figure: Figure, blocks: Iterable[int], word: str = "block") -> None:
+    """A legend of blocks, or what ``word`` calls them; none for a single one or where colours come round again."""
     shown = sorted(set(blocks))
     if 1 < len(shown) <= BLOCK_COLOURS:
-        legend(figure, [(f"block {block + 1}", block_colour(block), "-") for block in shown])
+        legend(figure, [(f"{word} {block + 1}", block_colour(block), "-") for block in shown])
 
 
 def limit_line(axes: Axes, value: float, text: str, *, left: bool = False) -> None:
@@ -137,7 +137,8 @@ def label_ends(axes: Axes, lines: Sequence[tuple[float, float, int, str]], x: fl
 def name_spans(figure: Figure, axes: Axes, drawn: Sequence[Curve], blocks: Mapping[str, int], scale: float) -> None:
     """Say which block is which: a legend for a few, numbers along the top for many, nothing for one."""
     if len(drawn) <= BLOCK_COLOURS:
-        block_legend(figure, (blocks[curve.phase] for curve in drawn))
+        word = "interval" if all(curve.phase.startswith("interval ") for curve in drawn) else "block"
+        block_legend(figure, (blocks[curve.phase] for curve in drawn), word)
         return
     for curve in drawn:
         middle = (curve.seconds[0] + curve.seconds[-1]) / 2 / scale

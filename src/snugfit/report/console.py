@@ -23,6 +23,7 @@ from snugfit.report.lines import (
     make_console,
     phase_line,
     result_table,
+    selection_line,
     speed,
     start_line,
     status_line,
@@ -40,6 +41,7 @@ from snugfit.training.events import (
     RunDone,
     RunStarted,
     StepDone,
+    TensorsSelected,
 )
 
 REFRESH_SECONDS = 0.125
@@ -75,6 +77,7 @@ class ConsoleProgress:
             RunStarted: self._run_started, PhaseStarted: self._phase_started, StepDone: self._step_done,
             EpochDone: self._epoch_done, ExitMeasured: self._exit_measured, CacheProgress: self._cache_progress,
             PhaseDone: self._phase_done, RunDone: self._run_done, ProbeMeasured: self._probe_measured,
+            TensorsSelected: self._tensors_selected,
         }  # fmt: skip
         _warm_up()
 
@@ -133,6 +136,9 @@ class ConsoleProgress:
         if not self._live_possible:
             peak = self._step.peak_bytes if self._step else None
             self._print(epoch_line(event, peak, self._budget, self._time_left()))
+
+    def _tensors_selected(self, event: TensorsSelected) -> None:
+        self._print(selection_line(event))
 
     def _exit_measured(self, event: ExitMeasured) -> None:
         self._print(exit_line(event))

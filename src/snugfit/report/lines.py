@@ -13,8 +13,9 @@ from rich.text import Text
 
 from snugfit.core.record import Record
 from snugfit.quantities import format_bytes, format_seconds
-from snugfit.report.words import NONE, count, duration, percent, shorten, size
-from snugfit.training.events import EpochDone, ExitMeasured, PhaseDone, RunStarted, StepDone
+from snugfit.report.intervals import StepTime, step_time
+from snugfit.report.words import NONE, count, duration, percent, share, shorten, size
+from snugfit.training.events import EpochDone, ExitMeasured, PhaseDone, RunStarted, StepDone, TensorsSelected
 
 PIPE_WIDTH = 120
 """Columns of what is written to a file or pipe."""
@@ -94,6 +95,17 @@ def exit_line(event: ExitMeasured) -> Text:
     )
 
 
+def selection_line(event: TensorsSelected) -> Text:
+    """Which share of the tensors trains from now on, and what a step of it should take."""
+    chosen = event.interval
+    line = Text.assemble((f"interval {event.index + 1}", "bold"), f"  {len(chosen.tensors)} of {event.count} tensors")
+    line.append(f", step predicted {format_seconds(chosen.predicted_seconds)}")
+    if chosen.full_seconds > 0:
+        ratio = share(chosen.predicted_seconds / chosen.full_seconds)
+        line.append(f" = {ratio} of full ({format_seconds(chosen.full_seconds)})")
+    return line.append(", operators measured anew" if chosen.profiled else "")
+
+
 def phase_line(event: PhaseDone, predicted_seconds: float | None, budget: int | None) -> Text:
     """A finished phase: measurement beside prediction."""
     held = event.measured_peak_bytes <= event.predicted_peak_bytes
@@ -116,10 +128,23 @@ def result_table(record: Record) -> RenderableType:
         style = "" if budget is None or used is None else "red" if used > budget else "green"
         table.add_row(name, size(record.predicted.get(key)), Text(size(used), style), size(budget))
     table.add_row("time", duration(record.predicted.get("seconds")), duration(record.measured.get("seconds")), NONE)
+    if (step := step_time(record.intervals)) is not None:
+        table.add_row(*_step_row(step, record.budget.get("time_ratio")))
     facts = Table.grid(padding=(0, 2, 0, 0))
     for label, value in _facts(record):
         facts.add_row(Text(label, "dim"), value)
     return Group("", table, "", facts)
+
+
+def _step_row(step: StepTime, budget: float | None) -> tuple[str, str, Text | str, str]:
+    """Time of a step, and its share of a full one."""
+    measured = Text(NONE)
+    if step.measured is not None:
+        style = "" if budget is None else "red" if step.over(budget) else "green"
+        measured = Text(f"{format_seconds(step.measured)} = {share(step.measured / step.full)}", style)
+    predicted = f"{format_seconds(step.predicted)} = {share(step.predicted / step.full)}"
+    limit = NONE if budget is None else f"{share(budget)} of {format_seconds(step.full)}"
+    return "step time", predicted, measured, limit
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from snugfit.core.record import Record
 from snugfit.errors import CheckpointError
 from snugfit.quantities import format_bytes, format_seconds
+from snugfit.report.intervals import StepTime, step_time
 from snugfit.report.markup import absent, card, grid, meter, pairs, section, table, text, tile
 from snugfit.report.metrics import MetricRow, read_metrics
-from snugfit.report.words import NONE, count, duration, percent, size
+from snugfit.report.words import NONE, count, duration, percent, share, size
 
 if TYPE_CHECKING:
     from snugfit.report.pictures import Pictures
@@ -58,7 +59,7 @@ def read_record(run_dir: Path) -> Record:
 
 def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = None) -> str:
     """The page as HTML."""
-    from snugfit.report import sections
+    from snugfit.report import sections, selection
     from snugfit.report.pictures import body as drawn
 
     title = f"{record.model} on {record.data}, {record.strategy}"
@@ -66,6 +67,7 @@ def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = No
         _header(record),
         f"<section class=tiles aria-label=Summary>{''.join(_tiles(record))}</section>",
         section("Memory", sections.memory(record, rows)),
+        section("Selection of tensors", selection.body(record)),
         section("Exits", sections.exits(record)),
         section("Training over time", sections.over_time(record, rows)),
         section("Classes", sections.classes(record)),
@@ -88,9 +90,12 @@ def verdict(record: Record) -> tuple[str, str]:
     over = [
         f"{name} by {format_bytes(used - limit)}" for name, limit, used in limits if limit and used and used > limit
     ]
+    ratio, step = record.budget.get("time_ratio"), step_time(record.intervals)
+    if ratio and step and step.measured and step.over(ratio):
+        over.append(f"step time, {share(step.measured / step.full)} of a full one instead of {ratio:g}")
     if over:
         return "bad", f"Over budget: {' and '.join(over)}"
-    if not any(limit for _, limit, _ in limits):
+    if not ratio and not any(limit for _, limit, _ in limits):
         return "plain", "No budget was set"
     if limits[0][1] and limits[0][2] is None:
         return "plain", "Memory could not be measured on this machine"
@@ -105,6 +110,8 @@ def _header(record: Record) -> str:
     parts += [f"{format_bytes(storage)} of storage"] if storage else []
     enforced = ("enforced" if record.enforced else "not enforced") if limit else ""
     budget = f"Budget: {', '.join(parts)}" + (f" ({enforced})" if enforced else "")
+    ratio = record.budget.get("time_ratio")
+    budget += f", rho {ratio:g} of a full step's time" if ratio else ""
     return (
         f"<header><p class=kicker>snugfit run report</p><h1>{text(record.model)} on {text(record.data)}</h1>"
         f"<p class=lead><span class='badge {kind}'>{text(words)}</span> "
@@ -123,13 +130,25 @@ def _tiles(record: Record) -> list[str]:
     head = ("Test accuracy", test) if test is not None else ("Validation accuracy", accuracy.get("val"))
     rest = [f"validation {percent(accuracy.get('val'))}"] if test is not None else ["no test split"]
     rest += [f"top-5 {percent(accuracy['test_top5'])}"] if accuracy.get("test_top5") is not None else []
+    step = step_time(record.intervals)
     return [
         tile("Peak memory", size(peak), " · ".join(notes), bar),
+        *([_step_tile(step, record.budget.get("time_ratio"))] if step else []),
         tile(head[0], percent(head[1]), " · ".join(rest)),
         _size_tile(record),
         tile("Time", duration(measured.get("seconds")), f"predicted {duration(predicted.get('seconds'))}"),
         tile("Storage", size(measured.get("storage_bytes")), f"predicted {size(predicted.get('storage_bytes'))}"),
     ]
+
+
+def _step_tile(step: StepTime, ratio: float | None) -> str:
+    """rho: what a step took of a full one, against what was predicted and allowed."""
+    predicted, used = step.predicted / step.full, None if step.measured is None else step.measured / step.full
+    value = NONE if used is None else share(used)
+    notes = [f"predicted {share(predicted)}"] + ([f"rho {ratio:g}"] if ratio else [])
+    notes.append(f"{duration(step.measured)} instead of {duration(step.full)}")
+    bar = meter(used, predicted, ratio) if ratio and used is not None else ""
+    return tile("Step time over full step", value, " · ".join(notes), bar)
 
 
 def _size_tile(record: Record) -> str:

@@ -28,25 +28,32 @@ from snugfit.report.metrics import Curve
 from snugfit.report.svg import PALETTE, TIP, block_colour
 from snugfit.report.words import MB, count, phase_label, shorten
 
+MOST_ROWS = 16
+"""Up to this many phases have a figure of full height, with names and numbers at every bar."""
+
 
 @mpl.rc_context(STYLE)
 def peaks(phases: Sequence[PhaseRecord], budget: int | None, label: str) -> str:
     """Predicted and measured peak of every phase against the budget (this run's Figure 5 of NeuroFlux)."""
-    figure, axes = canvas("peak memory (MB)", "", height=max(1.6, 0.9 + 0.42 * len(phases)))
+    every = -(-len(phases) // MOST_ROWS)
+    figure, axes = canvas("peak memory (MB)", "", height=max(1.6, 0.9 + 0.42 * len(phases) / every))
     sizes = [(phase.predicted_peak_bytes / MB, phase.measured_peak_bytes / MB) for phase in phases]
     right = 1.04 * max((budget or 0) / MB, *map(max, sizes))
     for row, (phase, (predicted, measured)) in enumerate(zip(phases, sizes, strict=True)):
         tip = f"{TIP}{phase.name}: predicted {predicted:.1f} MB, measured {measured:.1f} MB"
         axes.barh(row, predicted, 0.72, color=PALETTE["predicted"], gid=tip)
         axes.barh(row, measured, 0.42, color=PALETTE["measured"], gid=tip)
+        if every > 1:
+            continue
         inside = measured > 0.15 * right
         axes.annotate(
             f"{measured:.1f}", (measured if inside else max(predicted, measured), row), (-4 if inside else 4, 0),
             textcoords="offset points", ha="right" if inside else "left", va="center_baseline", fontsize=9,
             color=PALETTE["card" if inside else "ink"],
         )  # fmt: skip
-    axes.set_yticks(range(len(phases)), [phase_label(phase.name) for phase in phases], color=PALETTE["ink"])
-    axes.invert_yaxis()
+    shown = range(0, len(phases), every)
+    axes.set_yticks(shown, [phase_label(phases[row].name) for row in shown], color=PALETTE["ink"])
+    axes.set_ylim(len(phases) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     entries = [("predicted", PALETTE["predicted"], "s"), ("measured", PALETTE["measured"], "s")]
     if budget is not None:

@@ -50,14 +50,14 @@ def over_time(record: Record, rows: Sequence[MetricRow]) -> str:
         svg = plots.over_time(loss, "training loss", "Training loss over time", blocks=blocks)
         title = f"Training loss went from {first:.2f} to {last:.2f}"
         caption = "Each point is a mean over a stretch of steps."
-        caption += " Every block has a loss of its own." if len(loss) > 1 else ""
+        caption += " Every block has a loss of its own." if len(loss) > 1 and _in_blocks(record) else ""
         parts.append(figure(title, svg, caption))
     training, validation = _shares(rows, "accuracy"), _shares(rows, "val_accuracy", epochs=True)
     if training or validation:
         svg = plots.over_time(
             training, "accuracy (%)", "Training and validation accuracy over time", blocks=blocks, points=validation
         )
-        title, caption = _accuracy_words(validation)
+        title, caption = _accuracy_words(validation, blocks=_in_blocks(record))
         parts.append(figure(title, svg, caption))
     return grid(parts) if parts else absent("metrics.csv holds no losses or accuracies over time.")
 
@@ -129,6 +129,11 @@ def unit_lines(record: Record) -> dict[str, ProbeLine]:
 
 def _training(record: Record) -> list[PhaseRecord]:
     return [phase for phase in record.phases if phase.units] or list(record.phases)
+
+
+def _in_blocks(record: Record) -> bool:
+    """Whether phases train different parts of the network."""
+    return not record.intervals
 
 
 def _peaks(record: Record) -> str:
@@ -243,11 +248,11 @@ def _shares(rows: Sequence[MetricRow], column: str, *, epochs: bool = False) -> 
     return found
 
 
-def _accuracy_words(validation: Sequence[Curve]) -> tuple[str, str]:
+def _accuracy_words(validation: Sequence[Curve], *, blocks: bool) -> tuple[str, str]:
     caption = "Thin lines: training accuracy, a mean over a stretch of steps."
     if not validation:
         return "Accuracy on training images", caption
     best, when = max((v, s) for curve in validation for v, s in zip(curve.values, curve.seconds, strict=True))
     title = f"Validation accuracy reached {best:.1f} % after {format_seconds(when)}"
-    whose = ", of the block's last exit" if len(validation) > 1 else ""
+    whose = ", of the block's last exit" if blocks and len(validation) > 1 else ""
     return title, f"{caption} Points: validation accuracy after an epoch{whose}."

@@ -95,7 +95,10 @@ def _cells(candidate: Candidate, *, chosen: bool) -> list[Text | str]:
 def _notes(candidate: Candidate) -> str:
     if candidate.reasons:
         return "; ".join(candidate.reasons)
-    batches = [phase.batch_size for phase in candidate.predicted.phases if phase.units] if candidate.predicted else []
+    return ", ".join(filter(None, (_batches(candidate.batches), *candidate.terms)))
+
+
+def _batches(batches: tuple[int, ...]) -> str:
     if len(set(batches)) == 1:
         return f"batch {batches[0]}" + (f" in {len(batches)} phases" if len(batches) > 1 else "")
     return f"batches {', '.join(map(str, batches))}" if batches else ""

@@ -22,6 +22,11 @@ def percent(share: float | None, digits: int = 1) -> str:
     return NONE if share is None else f"{100 * share:.{digits}f} %"
 
 
+def share(value: float) -> str:
+    """Print a share of one, such as rho: ``share(0.4931) == "0.49"``."""
+    return f"{value:.2f}"
+
+
 def shorten(name: str, most: int) -> str:
     """Leave out the middle of a long name."""
     if len(name) <= most:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +80,8 @@ def make_record(
     parameters: dict[str, int],
     data: TrainingData,
     exit_taken: dict[str, Any] | None = None,
-    intervals: tuple[IntervalRecord, ...] = (),
-    tensors: tuple[str, ...] = (),
+    intervals: Sequence[IntervalRecord] = (),
+    tensors: Sequence[str] = (),
 ) -> Record:
     """Put prediction beside measurement, and tell the subscribers that the run is done."""
     run.tick()
@@ -117,8 +117,8 @@ def make_record(
         run_dir=str(run.folder),
         phases=tuple(position.phases),
         exits=tuple(position.exits),
-        intervals=intervals,
-        tensors=tensors,
+        intervals=tuple(intervals),
+        tensors=tuple(tensors),
         profile=to_data(run.profile),
         overhead_seconds={"profiling": run.profile.seconds, **position.overheads},
         confusion=evaluation.confusion,

@@ -12,6 +12,7 @@ TREE = {
     "UsageError": ("SnugfitError", 2),
     "UnknownNameError": ("UsageError", 2),
     "InfeasibleBudgetError": ("SnugfitError", 3),
+    "InfeasibleTimeError": ("SnugfitError", 3),
     "UnusableInputError": ("SnugfitError", 4),
     "DataError": ("UnusableInputError", 4),
     "ModelError": ("UnusableInputError", 4),

@@ -37,6 +37,7 @@ def test_a_budget_that_means_nothing_is_refused(wrong):
         (Budget(), "unlimited memory"), (Budget("100MB"), "100.0 MB of memory"),
         (Budget("100MB", "2GB"), "100.0 MB of memory, 2.0 GB of storage"),
         (Budget(storage="2GB"), "unlimited memory, 2.0 GB of storage"),
+        (Budget(time_ratio=0.4), "unlimited memory, time ratio 0.4"),
     ],
 )  # fmt: skip
 def test_a_budget_in_words(budget, text):
@@ -59,7 +60,7 @@ def test_optimizer_settings():
 
 def test_a_plan_prints_as_a_table():
     title, header, first, second = str(PLAN).splitlines()
-    assert title == "vgg8 on digits, budget 100.0 MB of memory, 1.0 GB of storage"
+    assert title == "vgg8 on digits, budget 100.0 MB of memory, 1.0 GB of storage, time ratio 0.5"
     columns = [header.index(name) for name in ("fits", "predicted peak", "time/epoch", "storage", "exact", "notes")]
     cells = [
         [line[a:b].strip() for a, b in zip([0, *columns], [*columns, 999], strict=True)] for line in (first, second)

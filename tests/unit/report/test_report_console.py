@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import subprocess
 import sys
 from pathlib import Path
 
 import fake_runs
+import fake_selections
 import pytest
 from rich.console import Console
 
@@ -25,6 +27,7 @@ from snugfit.training.events import (
     RunDone,
     RunStarted,
     StepDone,
+    TensorsSelected,
 )
 
 COST = Cost(98_600_000, 10.0, 100.0, phases=(Phase("block 1/2 a", 90, 60.0, 32), Phase("block 2/2 b", 90, 40.0, 64)))
@@ -56,6 +59,7 @@ def run_events(steps: int = 4):
         yield CacheProgress(phase.name, 5, 10, 1000)
         yield PhaseDone(phase.name, 93 * MB, 87_100_000, 61.0)
     yield Notice("[red]the cache[/red] :smile: would not fit")
+    yield TensorsSelected(0, fake_selections.elastic(Path("runs/1")).intervals[0], 158)
     yield RunDone(fake_runs.blockwise(Path("runs/1")))
 
 
@@ -81,7 +85,7 @@ def test_log_has_a_line_per_epoch_phase_and_exit():
     assert sum("val 61.0 %" in line for line in lines if "  epoch " in line) == 2
     assert "exit 2 after features.1  val 61.0 %  12.3k parameters" in lines
     assert "done  block 1/2 a  peak 87.1/100.0 MB (predicted 93.0 MB)  1m01s (predicted 1m00s)" in lines
-    assert "step" not in text
+    assert not any("  step " in line for line in lines), "steps are for the live bar"
 
 
 def test_final_table_puts_predicted_measured_and_budget_side_by_side():
@@ -94,6 +98,42 @@ def test_final_table_puts_predicted_measured_and_budget_side_by_side():
 
 def test_outside_text_is_shown_as_it_is():
     assert "[red]the cache[/red] :smile: would not fit" in shown(terminal=False)
+
+
+def selecting(**changes) -> list[str]:
+    record = fake_selections.elastic(Path("runs/2"))
+    record = dataclasses.replace(record, **changes)
+    stream = io.StringIO()
+    with ConsoleProgress(make_console(stream)) as progress:
+        for index, interval in enumerate(record.intervals):
+            progress(TensorsSelected(index, interval, len(record.tensors)))
+        progress(RunDone(record))
+    return stream.getvalue().splitlines()
+
+
+def test_a_selection_says_how_many_tensors_train_and_what_a_step_should_take():
+    interval = dataclasses.replace(fake_selections.elastic(Path("r")).intervals[0], predicted_seconds=0.31)
+    chosen = dataclasses.replace(interval, tensors=interval.tensors[-7:])
+    unmeasured = dataclasses.replace(chosen, full_seconds=0.0, profiled=True)
+    first, second = selecting(intervals=(chosen, unmeasured))[:2]
+    assert first == "interval 1  7 of 158 tensors, step predicted 310ms = 0.50 of full (622ms)"
+    assert second == "interval 2  7 of 158 tensors, step predicted 310ms, operators measured anew"
+
+
+def step_row(lines: list[str]) -> str:
+    return next((" ".join(line.split()) for line in lines if line.startswith("step time")), "none")
+
+
+def test_final_table_tells_the_step_time_of_runs_that_select():
+    times = dict(predicted_seconds=0.311, measured_seconds=0.280, full_seconds=0.622, epochs=1)
+    first = dataclasses.replace(fake_selections.elastic(Path("r")).intervals[0], **times)
+    second = dataclasses.replace(first, epochs=3, measured_seconds=0.320)
+    assert step_row(selecting(intervals=(first, second))) == "step time 311ms = 0.50 310ms = 0.50 0.50 of 622ms"
+    assert step_row(selecting(intervals=(second,), budget={})) == "step time 311ms = 0.50 320ms = 0.51 \N{EN DASH}"
+    untimed = dataclasses.replace(first, measured_seconds=0.0)
+    row = step_row(selecting(intervals=(first, untimed)))
+    assert row == "step time 311ms = 0.50 \N{EN DASH} 0.50 of 622ms"
+    assert step_row(selecting(intervals=())) == step_row(shown(terminal=False).splitlines()) == "none"
 
 
 def test_terminal_shows_the_step_and_the_memory():

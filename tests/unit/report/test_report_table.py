@@ -35,6 +35,19 @@ def test_plan_marks_the_choice_and_says_why_not():
     assert lines[-1] == "Chosen: blockwise, 98.6 MB at the peak, 17m01s in all."
 
 
+def test_plan_tells_the_rho_and_the_batch_of_a_selection():
+    intervals = tuple(Phase(f"interval {i}", 1, 1.0, 8) for i in range(3))
+    cost = Cost(98_600_000, 100.0, 1021.0, phases=intervals)
+    settings = {"scheme": "elastic", "time_ratio": 0.5}
+    elastic = Candidate("elastic", True, settings, cost)
+    head = Candidate("elastic", True, {"scheme": "head", "time_ratio": None}, cost)
+    plan = Plan(WORKLOAD, Budget("100MB", time_ratio=0.5), HARDWARE, (elastic, head), 0)
+    for lines in (printed(plan), str(plan).splitlines()):
+        assert lines[0].rstrip().endswith("budget 100.0 MB of memory, time ratio 0.5")
+        notes = [" ".join(line.split()) for line in lines if "elastic" in line]
+        assert notes[0].endswith("no batch 8, rho 0.5") and notes[1].endswith("no batch 8, scheme head")
+
+
 def test_plan_without_a_choice_names_the_smallest_budget():
     lines = printed(Plan(WORKLOAD, Budget("10MB"), HARDWARE, (FAILS,), None))
     assert lines[-1] == "Nothing fits this budget. The smallest memory budget that would do is 118.0 MB."

@@ -58,7 +58,7 @@ def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -
     parameters = {"full": fit.parameters, "trained_model": kept}
     return make_record(
         run, strategy=strategy.name, settings=asdict(strategy), evaluation=evaluation, parameters=parameters, data=data,
-        intervals=tuple(fit.intervals), tensors=fit.sizes.memory.names,
+        intervals=fit.intervals, tensors=fit.sizes.memory.names,
     )  # fmt: skip
 
 
