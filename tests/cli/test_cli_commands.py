@@ -111,6 +111,25 @@ def test_profile_with_the_learning_signal(snugfit, monkeypatch, tmp_path):
     assert snugfit("plan", "--learning-signal").code == 2
 
 
+def test_profile_with_the_tensors(snugfit, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    outcome = snugfit("profile", "--tensors", "--json")
+    row, timing = outcome.json["tensors"][0], outcome.json["tensor_timing"]
+    assert (row["name"], row["t_dw"], row["t_dy"]) == ("conv.weight", 0.0125, 0.0000314)
+    assert (timing["batch"], timing["forward_seconds"], timing["steps"]["stock"]) == (16, 0.0451, 1.25)
+    table = outcome.err.partition("tensors in order of execution")[2]
+    assert ", batch of 16 " in table and "forward pass 45.1ms, full step of 8 1.2s" in table
+    assert "t_dy: passing the gradient on" in table
+    line = next(line for line in table.splitlines() if "conv.weight" in line)
+    assert all(text in line for text in ("4,608", "12.5ms", "31us", "65.5 kB"))
+    assert "full step" not in snugfit("profile", "--tensors", "--memory", "50MB").err
+    (tmp_path / "o.yaml").write_text("tensors: true\n")
+    assert "tensors" in snugfit("profile", "--config", "o.yaml", "--json").json
+    plain = snugfit("profile", "--json")
+    assert "tensors" not in plain.json and "order of execution" not in plain.err
+    assert snugfit("plan", "--tensors").code == 2
+
+
 def test_evaluate(snugfit):
     plain = snugfit("evaluate", "run", "--data", "folder:x", "--split", "val")
     assert plain.code == 0 and "75.00 %" in plain.out and "cat" in plain.out

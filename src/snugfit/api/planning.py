@@ -14,6 +14,7 @@ from snugfit.api.process import baseline, choose_device, describe_hardware
 from snugfit.api.result import TrainedRecord
 from snugfit.api.running import execute, require_new
 from snugfit.api.signal import signal_table
+from snugfit.api.timing import tensor_table
 from snugfit.core.budget import Budget
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
@@ -25,7 +26,7 @@ from snugfit.local import check_local_loss
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 from snugfit.planner import infeasible_error, search
 from snugfit.report.console import ConsoleProgress
-from snugfit.training.events import ProbeMeasured, Subscriber
+from snugfit.training.events import Notice, ProbeMeasured, Subscriber
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _plan(
 
 
 def profile_request(
-    request: Request, subscribers: Sequence[Subscriber] = (), *, learning_signal: bool = False
+    request: Request, subscribers: Sequence[Subscriber] = (), *, learning_signal: bool = False, tensors: bool = False
 ) -> dict[str, Any]:
     """Facts of every unit of a model: parameters, MACs, bytes and seconds.
 
@@ -156,6 +157,10 @@ def profile_request(
         request: the options.
         subscribers: told of every measured probe.
         learning_signal: add what each method's learning signal costs (:func:`snugfit.api.signal.signal_table`).
+        tensors: add what training each tensor takes (:func:`snugfit.api.timing.tensor_rows`).
+
+    Raises:
+        InfeasibleBudgetError: the tensors are asked for, and no operator can be timed within the memory budget.
     """
     found = plan_request(replace(request, strategy=replace(request.strategy, strategy="blockwise")), subscribers)
     workload, profile = found.plan.workload, found.profile
@@ -164,6 +169,11 @@ def profile_request(
     data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
     if learning_signal:
         data["learning_signal"] = signal_table(found.assembly.chain, workload, found.plan.hardware)
+    if tensors:
+        count = sum(1 for unit in found.assembly.chain.all_units for _ in unit.module.parameters())
+        for subscriber in subscribers:
+            subscriber(Notice(f"timing {count} tensors one by one"))
+        data |= tensor_table(found.assembly, profile, found.plan.budget.memory_bytes, found.baseline)
     return data
 
 

@@ -87,9 +87,12 @@ class ProfileOptions:
     Attributes:
         learning_signal: add what each method's learning signal costs: multiply-accumulates, additional parameters and
             the peak of its tensors.
+        tensors: add what training each tensor takes on this machine, as ``elastic`` measures it: seconds of its
+            gradient and update (t_dw), and of passing the gradient from it to the tensor before (t_dy).
     """
 
     learning_signal: Annotated[bool, Parameter(negative="")] = False
+    tensors: Annotated[bool, Parameter(negative="")] = False
 
 
 NO_FLAGS = RequestFlags()

@@ -20,6 +20,7 @@ def profile(
 
     ```
     snugfit profile --model resnet18 --data digits --batch-size 32 --learning-signal --json
+    snugfit profile --model resnet18 --data digits --batch-size 32 --tensors
     ```
 
     Args:
@@ -29,12 +30,15 @@ def profile(
     """
     request = flags.request()
     job = make_job(
-        "profile", output, request.machine.threads, request=request.to_json(), learning_signal=more.learning_signal
-    )
+        "profile", output, request.machine.threads, request=request.to_json(), learning_signal=more.learning_signal,
+        tensors=more.tensors,
+    )  # fmt: skip
     data = run_job(job)
     print_units(data)
     if "learning_signal" in data:
         print_learning_signal(data["learning_signal"], request.training.batch_size)
+    if "tensors" in data:
+        print_tensors(data["tensors"], data["tensor_timing"])
     if output.json:
         print_json(data)
 
@@ -67,6 +71,35 @@ def print_learning_signal(signals: dict[str, dict[str, int]], batch_size: int) -
     title = f"learning signal: MACs per image; peak tensors of a step at batch {batch_size}"
     peak = "peak tensors (local: one unit at a time)"
     _print_table(title, ("method", "MACs", "of backprop's", "additional parameters", peak), rows)
+
+
+def print_tensors(tensors: list[dict[str, Any]], timing: dict[str, Any]) -> None:
+    """Print ``tensors`` of ``profile --json`` as a table on stderr, in order of execution.
+
+    Args:
+        tensors: one row each.
+        timing: ``batch``, ``forward_seconds`` and ``steps`` (``stock`` is that of full training, or None).
+    """
+    rows = [
+        (row["name"], f"{row['parameters']:,}", *(_fine(row[key]) for key in ("t_dw", "t_dy")),
+         format_bytes(row["saved_bytes"]))
+        for row in tensors
+    ]  # fmt: skip
+    batch, steps = timing["batch"], timing["steps"]
+    whole = f"forward pass {_fine(timing['forward_seconds'])}"
+    if steps:
+        images = "" if steps["batch"] == batch else f" of {steps['batch']}"
+        whole += f", full step{images} {_fine(steps['stock'])}"
+    title = f"tensors in order of execution, batch of {batch}\n{whole}\nt_dw: its gradient and update\n"
+    title += "t_dy: passing the gradient on\nsaved: per image, because it trains"
+    _print_table(title, ("tensor", "parameters", "t_dw", "t_dy", "saved"), rows)
+
+
+def _fine(seconds: float) -> str:
+    """Seconds down to microseconds; operators take no longer."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f}us"
+    return f"{1e3 * seconds:.3g}ms" if seconds < 1 else format_seconds(seconds)
 
 
 def _print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

@@ -96,7 +96,9 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
 
 def _profile(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     request = Request.from_json(job["request"])
-    return api.profile_request(request, subscribers=subscribers, learning_signal=job["learning_signal"])
+    return api.profile_request(
+        request, subscribers=subscribers, learning_signal=job["learning_signal"], tensors=job["tensors"]
+    )
 
 
 def _evaluate(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:

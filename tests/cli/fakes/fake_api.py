@@ -62,13 +62,18 @@ def resume(run_dir, subscribers=()):
     return record(run_dir, {"resumed": True, "threads": prepared})
 
 
-def profile_request(request, subscribers=(), learning_signal=False):
+def profile_request(request, subscribers=(), learning_signal=False, tensors=False):
     unit = {"name": "unit0", "parameters": 1234, "macs": 5678, "output_bytes": 4096, "saved_bytes": 0, "seconds": 0.5}
     data = {"model": request.model.model, "input_shape": [3, 32, 32], "units": [unit]}
     if learning_signal:
         whole = {"macs": 4_000_000, "additional_parameters": 0, "peak_bytes": 2_500_000}
         local = {"macs": 30_000, "additional_parameters": 1400, "peak_bytes": 700_000}
         data["learning_signal"] = {"backprop": whole, "lls-m": local}
+    if tensors:
+        row = {"name": "conv.weight", "operator": "conv", "kind": "Conv2d", "t_dw": 0.0125, "t_dy": 0.0000314,
+               "update_seconds": 0.001, "parameters": 4608, "macs": 9, "saved_bytes": 65536}  # fmt: skip
+        steps = {"batch": 8, "stock": 1.25, "full": 1.0, "head": 0.5} if request.budget.memory is None else None
+        data["tensors"], data["tensor_timing"] = [row], {"batch": 16, "forward_seconds": 0.0451, "steps": steps}
     return data
 
 
