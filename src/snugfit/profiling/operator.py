@@ -76,6 +76,7 @@ class Operator:
         maps: the maps among the arguments, each with its number: what can have a gradient besides parameters.
         parameters: the trainable parameters that it reads, by name in the model.
         held: storages that are in memory anyway, of weights and buffers.
+        constants: weights and buffers that it reads; floats as many as they have do not grow with the batch.
         room: context for runs that are not timed, in which kernels are generated.
     """
 
@@ -86,6 +87,7 @@ class Operator:
         maps: Mapping[int, int],
         parameters: dict[str, nn.Parameter],
         held: set[int],
+        constants: Iterable[Tensor] = (),
         room: Room = nullcontext,
     ) -> None:
         self.call, self.parameters, self.maps, self.held = call, parameters, dict(maps), held
@@ -93,6 +95,7 @@ class Operator:
         self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor) and id(leaf) in maps]
         tensors = [leaf for leaf in (*self.leaves, *parameters.values()) if isinstance(leaf, Tensor)]
         self.device = tensors[0].device if tensors else torch.device("cpu")
+        self.constants = {tensor.numel() for tensor in constants}
         self.room = room
         self.in_place, self.macs, self.scratch = False, 0, 0
 
@@ -244,7 +247,11 @@ class Operator:
             output = self._run(handed)
         numbers = {storage(t): self.maps[id(self.leaves[place])] for place, t in handed.items()}
         numbers |= {storage(value): output_map for value in _with_gradient(output)}
-        return output, {key: _told(tensor, numbers.get(key)) for key, tensor in kept.items()}
+        return output, {
+            key: _told(tensor, numbers.get(key))
+            for key, tensor in kept.items()
+            if key in numbers or not (tensor.is_floating_point() and tensor.numel() in self.constants)
+        }
 
     def _run(self, handed: Mapping[int, Tensor]) -> Any:
         leaves = [handed.get(index, leaf) for index, leaf in enumerate(self.leaves)]

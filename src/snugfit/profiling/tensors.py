@@ -138,14 +138,14 @@ class _Found:
         return self.maps
 
     def saved(self, kept: Kept, inside: dict[KeptMap, int]) -> tuple[Saved, ...]:
-        """What an operator keeps, per sample; a few values per channel do not count.
+        """What an operator keeps, per sample; what does not grow with the batch is left out.
 
         Args:
             kept: as the operator tells it.
             inside: the maps that were made inside this operator, which grows.
         """
         return tuple(
-            Saved(one.map if one.map is not None else self._inside(one, inside), one.bytes // self.batch)
+            Saved(self._inside(one, inside) if one.map is None else one.map, one.bytes // self.batch)
             for one in kept.values()
             if one.bytes >= self.batch
         )
@@ -187,7 +187,9 @@ class _UnitTimer(fx.Interpreter):
             return super().run_node(n)
         arguments = self.fetch_args_kwargs_from_env(n)
         call = partial(getattr(self, n.op), n.target)
-        operator = Operator(call, arguments, self._maps(n), self._parameters(n), self.held, self.room)
+        operator = Operator(
+            call, arguments, self._maps(n), self._parameters(n), self.held, self._constants(n), self.room
+        )
         if not operator.places and not operator.parameters:
             return call(*arguments)
         try:
@@ -223,6 +225,14 @@ class _UnitTimer(fx.Interpreter):
         if twice is not None:
             raise ModelError(f"{twice} is read by two operators, so its time cannot be told. Use another strategy.")
         return {name: parameter for name, parameter in named.items() if self.trains[name]}
+
+    def _constants(self, node: fx.Node) -> list[Tensor]:
+        """Weights and buffers that a node reads."""
+        found = [value for s in node.all_input_nodes if s.op == "get_attr" and isinstance(value := self.env[s], Tensor)]
+        if node.op == "call_module":
+            module = self.module.get_submodule(str(node.target))
+            found += [*module.parameters(), *module.buffers()]
+        return found
 
     def _kind(self, node: fx.Node) -> str:
         if node.op == "call_module":
