@@ -174,7 +174,8 @@ class _UnitBackward:
         part = self._part(index, rows).detach().requires_grad_(index > 0)
         output = self.units[index](part)
         if index == len(self.units) - 1:
-            loss = F.cross_entropy(output.float(), self.labels[rows], reduction="sum") / len(self.labels)
+            logits = output.to(torch.promote_types(output.dtype, torch.float32))
+            loss = F.cross_entropy(logits, self.labels[rows], reduction="sum") / len(self.labels)
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             torch.autograd.backward(output, self.gradients[index].read(rows).to(output.device))
