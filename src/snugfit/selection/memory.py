@@ -79,7 +79,7 @@ class _Step:
     def backward(self, kept: list[dict[int, int]], passes: np.ndarray, flows: np.ndarray) -> None:
         """Gradients of maps come alive at their readers and die at their givers; those of weights are applied."""
         gradients = _Gradients(self)
-        gradients.begin()
+        gradients.begin(flows)
         for index in range(len(self.network.operators) - 1, -1, -1):
             if not flows[index]:
                 continue
@@ -130,9 +130,9 @@ class _Gradients:
         self.users: Counter[int] = Counter()
         self.sizes: list[int] = []
 
-    def begin(self) -> None:
+    def begin(self, flows: np.ndarray) -> None:
         """The gradient of the network's output comes from the loss."""
-        if self.operators:
+        if len(flows) and flows[-1]:
             self.of[len(self.operators) - 1] = {-1: self._new(len(self.operators) - 1)}
 
     def passed(self, index: int, flows: np.ndarray) -> list[tuple[int, int, int]]:
