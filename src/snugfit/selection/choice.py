@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,11 @@ from snugfit.selection.solver import select
 from snugfit.selection.timing import StepTimes
 
 RESOLUTION = 1000
-"""Steps that the time budget is divided into (section 6.3: T_q = 10^3)."""
-_TRIES = 12
+"""Steps that the time budget is divided into beside a memory budget (section 6.3: T_q = 10^3)."""
+TIME_RESOLUTION = 4000
+"""Steps where time alone binds: rounding costs 1.7-3.6 % of the importance at 1000 steps and 0.5-1 % at 4000, for 161
+tensors and importances drawn log-normally, and the programme takes milliseconds either way."""
+_TRIES = 9
 
 
 @dataclass(frozen=True)
@@ -48,27 +52,50 @@ def choose(times: StepTimes, memory: Network, importance: np.ndarray, room: Room
     chosen: Mask = network.head.copy()
     others = np.flatnonzero(~network.head)
     seconds = times.backward_budget(room.ratio)
-    if not len(others) or seconds <= 0:
+    if not len(others) or seconds < 0:
         return chosen
     value, t_dw, t_dy = importance[others], network.t_dw[others], network.t_dy[others]
-    if room.bytes is None:
-        chosen[others] = select(value, t_dw, t_dy, seconds, RESOLUTION)
-        return chosen
+    free: Mask = chosen.copy()
+    free[others] = select(value, t_dw, t_dy, seconds, TIME_RESOLUTION)
+    if room.bytes is None or needed_bytes(memory, free, room) <= room.bytes:
+        return free
     own = memory.own_bytes[others] + (memory.gradient_bytes[others] if room.holds_gradients else 0)
     inputs, input_bytes = memory.shared_inputs(others)
-    allowed = float(room.bytes - memory.state_bytes(chosen))  # too much at first: maps that pass by need some
-    for _ in range(_TRIES):
-        if allowed <= 0:
-            break
+
+    def within(allowed: int) -> Mask:
         found: Mask = chosen.copy()
         found[others] = select_within(
-            value, t_dw, t_dy, seconds, own, inputs, input_bytes, memory.pass_bytes[others], int(allowed), RESOLUTION
+            value, t_dw, t_dy, seconds, own, inputs, input_bytes, memory.pass_bytes[others], allowed, RESOLUTION
         )
-        excess = needed_bytes(memory, found, room) - room.bytes
-        if excess <= 0:
-            return found
-        allowed -= max(excess, 0.02 * allowed)
-    return chosen
+        return found
+
+    return _most_that_fits(within, chosen, memory, importance, room)
+
+
+def _most_that_fits(
+    within: Callable[[int], Mask], least: Mask, memory: Network, importance: np.ndarray, room: Room
+) -> Mask:
+    """The best selection whose peak, followed through the operators, is in the room.
+
+    The solver adds up what every tensor keeps. Maps that come and go before and after need some of the room too, and
+    how much depends on the selection: so the bytes that the solver may give out are found by bisection.
+    """
+    best, low, high = least, 0, int(room.bytes or 0) - memory.state_bytes(least)
+    attempt = high
+    for _ in range(_TRIES):
+        if attempt <= 0:
+            break
+        found = within(attempt)
+        if needed_bytes(memory, found, room) <= int(room.bytes or 0):
+            low = attempt
+            if importance[found].sum() > importance[best].sum() or not (best & ~least).any():
+                best = found
+        else:
+            high = attempt
+        if low == high:
+            break
+        attempt = (low + high) // 2
+    return best
 
 
 def needed_bytes(memory: Network, mask: Mask, room: Room) -> int:
