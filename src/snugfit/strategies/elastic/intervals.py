@@ -21,7 +21,7 @@ from snugfit.core.tensors import TensorProfile
 from snugfit.errors import BudgetExceededError, DivergedError
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.selection.choice import choose
+from snugfit.selection.choice import choose, needed_bytes
 from snugfit.selection.network import Mask
 from snugfit.strategies.elastic.budgets import importance_peak, nothing_selected
 from snugfit.strategies.elastic.drift import drifted, profile_anew
@@ -230,7 +230,7 @@ class _Fit:
             self.run.emit(
                 Notice(f"interval {len(self.intervals) + 1}: a selection was refused memory; taking a smaller one")
             )
-            room = replace(room, bytes=int(room.bytes * _SHRINK))
+            room = replace(room, bytes=int(min(room.bytes, needed_bytes(network, mask, room)) * _SHRINK))
 
     def _unless_empty(self, mask: Mask, values: np.ndarray) -> Mask:
         """The selection; the last one again where no update lowers the loss.
