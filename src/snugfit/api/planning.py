@@ -162,7 +162,12 @@ def profile_request(
     Raises:
         InfeasibleBudgetError: the tensors are asked for, and no operator can be timed within the memory budget.
     """
-    found = plan_request(replace(request, strategy=replace(request.strategy, strategy="blockwise")), subscribers)
+    request = replace(
+        request,
+        strategy=replace(request.strategy, strategy="blockwise"),
+        budget=replace(request.budget, time_ratio=None),  # units are measured, whatever trains them
+    )
+    found = plan_request(request, subscribers)
     workload, profile = found.plan.workload, found.profile
     seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
     units = [{**to_data(unit), "seconds": seconds.get(unit.name, 0.0)} for unit in profile.units]
