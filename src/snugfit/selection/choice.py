@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from snugfit.selection.byte_model import byte_model
 from snugfit.selection.memory import step_bytes
 from snugfit.selection.network import Mask, Network
-from snugfit.selection.pareto import select_within
+from snugfit.selection.pareto import solve_within
 from snugfit.selection.solver import select
 from snugfit.selection.timing import StepTimes
 
@@ -18,7 +19,9 @@ RESOLUTION = 1000
 TIME_RESOLUTION = 4000
 """Steps where time alone binds: rounding costs 1.7-3.6 % of the importance at 1000 steps and 0.5-1 % at 4000, for 161
 tensors and importances drawn log-normally, and the programme takes milliseconds either way."""
-_TRIES = 9
+_TRIES = 12
+_CLOSE = 0.01
+"""Share of the room within which what tensors are allowed is found."""
 
 
 @dataclass(frozen=True)
@@ -60,41 +63,46 @@ def choose(times: StepTimes, memory: Network, importance: np.ndarray, room: Room
     if room.bytes is None or needed_bytes(memory, free, room) <= room.bytes:
         return free
     own = memory.own_bytes[others] + (memory.gradient_bytes[others] if room.holds_gradients else 0)
-    inputs, input_bytes = memory.shared_inputs(others)
+    model = byte_model(own, *memory.shared_inputs(others), memory.pass_bytes[others])
 
-    def within(allowed: int) -> Mask:
+    def within(allowed: float) -> tuple[Mask, int]:
         found: Mask = chosen.copy()
-        found[others] = select_within(
-            value, t_dw, t_dy, seconds, own, inputs, input_bytes, memory.pass_bytes[others], allowed, RESOLUTION
-        )
-        return found
+        found[others] = solve_within(value, t_dw, t_dy, seconds, model, int(allowed), RESOLUTION).mask
+        return found, model.of(found[others])
 
-    return _most_that_fits(within, chosen, memory, importance, room)
+    return _most(within, memory, importance, room)
 
 
-def _most_that_fits(
-    within: Callable[[int], Mask], least: Mask, memory: Network, importance: np.ndarray, room: Room
-) -> Mask:
-    """The best selection whose peak, followed through the operators, is in the room.
+def _most(within: Callable[[float], tuple[Mask, int]], memory: Network, importance: np.ndarray, room: Room) -> Mask:
+    """The best selection whose step fits, over what the tensors alone are allowed.
 
-    The solver adds up what every tensor keeps. Maps that come and go before and after need some of the room too, and
-    how much depends on the selection: so the bytes that the solver may give out are found by bisection.
+    Maps that pass by need some of the room, and how much depends on the selection. So what is allowed falls by what a
+    step lacks until one fits, and then rises halfway back as long as tries are left.
+
+    Args:
+        within: the best selection for the bytes that it is allowed, and those that it takes of them.
+        memory, importance, room: as in :func:`choose`.
     """
-    best, low, high = least, 0, int(room.bytes or 0) - memory.state_bytes(least)
-    attempt = high
-    for _ in range(_TRIES):
-        if attempt <= 0:
+    best: Mask = memory.head.copy()
+    limit = room.bytes or 0
+    low, allowed = 0.0, float(limit - memory.state_bytes(best))
+    high = allowed
+    for attempt in range(_TRIES):
+        if allowed <= 0:
             break
-        found = within(attempt)
-        if needed_bytes(memory, found, room) <= int(room.bytes or 0):
-            low = attempt
-            if importance[found].sum() > importance[best].sum() or not (best & ~least).any():
+        found, taken = within(allowed)
+        excess = needed_bytes(memory, found, room) - limit
+        if excess <= 0:
+            if importance[found].sum() >= importance[best].sum():
                 best = found
-        else:
-            high = attempt
-        if low == high:
-            break
-        attempt = (low + high) // 2
+            low = allowed
+            if high - low <= _CLOSE * limit:
+                break
+            allowed = (low + high) / 2
+            continue
+        high = min(allowed, taken)
+        lower = high - max(excess, 0.02 * high)
+        allowed = lower if low == 0 and attempt < _TRIES // 2 and lower > 0 else (low + high) / 2
     return best
 
 

@@ -1,5 +1,7 @@
 """The best selection within time and memory."""
 
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from oracle import every_mask
 from profiles import branched, layers, straight, with_steps
 
+from snugfit.core.tensors import Saved
 from snugfit.selection.choice import TIME_RESOLUTION, Room, choose, needed_bytes
 from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
@@ -91,6 +94,30 @@ def test_memory_to_spare_changes_nothing(profile, seed):
     ample = 10 * needed_bytes(network, times.everything, Room(1.0)) + 10**6
     free = choose(times, network, importance, Room(0.6))
     assert choose(times, network, importance, Room(0.6, ample)).tolist() == free.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_room_is_not_worse_by_more_than_how_closely_it_is_searched(seed):
+    rng = np.random.default_rng(seed)
+    made = [(float(rng.uniform(0, 2)), [(float(rng.uniform(0, 1)), 0.1) for _ in range(2)]) for _ in range(10)]
+    times = times_of(straight(*made))
+    parts = [
+        replace(
+            one, output_bytes=1000, map=one.map, saved=(Saved(1000 + i, 30),),
+            tensors=tuple(replace(t, bytes=int(rng.integers(4, 300)), saved=(Saved(one.map - 1, 1000),) * (j == 0))
+                          for j, t in enumerate(one.tensors)),
+        )
+        for i, one in enumerate(times.network.operators)
+    ]  # fmt: skip
+    times = times_of(replace(times.network.profile, operators=tuple(parts)))
+    network, importance = times.network, rng.lognormal(0, 2, 20)
+    least, most = (needed_bytes(network, mask, Room(0.8)) for mask in (network.head, times.everything))
+    values = [
+        importance[choose(times, network, importance, Room(0.8, int(least + (most - least) * share)))].sum()
+        for share in np.linspace(0, 1, 12)
+    ]
+    assert values[0] < values[-1]
+    assert all(more >= less * 0.98 for less, more in itertools.pairwise(values)), [round(float(v), 2) for v in values]
 
 
 def test_without_room_for_anything_the_classifier_is_left():
