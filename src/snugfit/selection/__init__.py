@@ -1,7 +1,6 @@
 """Which tensors to train: what a selection costs in time and bytes, and the best one within budgets."""
 
 from snugfit.selection.byte_model import ByteModel, byte_model, selection_bytes
-from snugfit.selection.demand import maximum_bytes
 from snugfit.selection.pareto import Bounded, select_within, solve_within
 from snugfit.selection.solver import Selection, select, solve
 from snugfit.selection.time_model import backward_seconds, least_seconds, passing_seconds
@@ -13,7 +12,6 @@ __all__ = [
     "backward_seconds",
     "byte_model",
     "least_seconds",
-    "maximum_bytes",
     "passing_seconds",
     "select",
     "select_within",

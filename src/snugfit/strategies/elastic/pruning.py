@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
-from snugfit.chain import Chain
-from snugfit.profiling import unit_facts
+from snugfit.chain.propagation import BATCH, run_on_meta
+from snugfit.lean import use_lean, use_stock
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.surgery import add_penalty_gradient, find_groups, penalised, penalty, penalty_scale, prune, take
+from snugfit.training.events import Notice
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 
@@ -27,7 +29,10 @@ class Pruner:
 
     def __init__(self, trainer: TensorTrainer, input_shape: tuple[int, ...], ratio: float) -> None:
         self.trainer, self.input_shape, self.ratio, self.scale = trainer, input_shape, ratio, 0.0
+        use_stock(trainer.module)  # the walk knows layers by their classes
         self.groups = find_groups(trainer.module, input_shape)  # type: ignore[arg-type]
+        if trainer.lean:
+            use_lean(trainer.module)
         self.slots = penalised(trainer.module, self.groups)
         trainer.before_update = self._penalise
 
@@ -44,6 +49,8 @@ class Pruner:
             with torch.no_grad(), run.limit.room_for_kernels():
                 loss = float(F.cross_entropy(module(images.to(run.device)).float(), labels.to(run.device)))
             whole = penalty(module, self.groups)
+            if not whole:
+                run.emit(Notice("prunetrain finds no channels in this network that can be removed; it trains in full"))
             notes[_SCALE] = penalty_scale(loss, whole, self.ratio) if whole else 0.0
         self.scale = float(notes[_SCALE])
 
@@ -65,5 +72,6 @@ class Pruner:
 
     def macs(self) -> int:
         """Multiply-accumulates of a forward pass of the network as it is now, per image."""
-        chain = Chain.from_module(self.trainer.module, self.input_shape)  # type: ignore[arg-type]
-        return sum(facts.macs for facts in unit_facts(chain))
+        with FlopCounterMode(display=False) as counter:
+            run_on_meta(self.trainer.module, self.input_shape, training=False)
+        return int(counter.get_total_flops()) // (2 * BATCH)

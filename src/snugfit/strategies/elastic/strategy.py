@@ -193,17 +193,18 @@ class Elastic:
             ratio = self.time_ratio or 1.0
             peak, step = sizes.most(self.budget, ratio), ratio * sizes.times.full
             peak = max(peak, importance_peak(profile, self.chunk))
+            ranking = profile.lines[IMPORTANCE].seconds_at(self.chunk)
         else:
             mask = self.fixed(sizes.memory)
-            peak, step = sizes.predicted(mask), sizes.times.step_seconds(mask)
+            peak, step, ranking = sizes.predicted(mask), sizes.times.step_seconds(mask), 0.0
         batch = self.micro_batch * self.micro_batches
         steps = max(workload.train_count // batch, 1)
         epoch = step * (steps + VALIDATION_SHARE * workload.val_count / batch)
         phases = tuple(
-            Phase(f"interval {index + 1}", peak, epoch * len(span), self.micro_batch)
+            Phase(f"interval {index + 1}", peak, ranking + epoch * len(span), self.micro_batch)
             for index, span in enumerate(self.spans(workload.epochs))
         )
-        return Cost(peak, epoch, epoch * workload.epochs, phases=phases)
+        return Cost(peak, epoch, sum(phase.seconds for phase in phases), phases=phases)
 
     def spans(self, epochs: int) -> list[range]:
         """Epochs of each interval."""

@@ -45,6 +45,7 @@ class TensorTrainer:
         self.module, self.forward, self.micro_batches = module, forward, micro_batches
         self.modules = [module]
         self.settings = workload.optimizer
+        self.lean = lean
         if lean:
             use_lean(module)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
