@@ -176,7 +176,9 @@ class _Attempt:
                 raise
             return
         limit = self.probe.batch_limit
-        sizes = [batch for batch in FIRST_BATCHES if self.smallest_batch <= batch < limit] or [limit]
+        sizes = [batch for batch in FIRST_BATCHES if self.smallest_batch <= batch < limit]
+        if len(sizes) < len(FIRST_BATCHES):
+            sizes.append(limit)  # a single point would say nothing of it
         for batch in sizes:
             if self._is_hopeless(batch, before) or not self._measure(batch):
                 break

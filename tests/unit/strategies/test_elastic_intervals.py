@@ -14,7 +14,7 @@ import snugfit
 from snugfit.core.record import IntervalRecord
 from snugfit.core.tensors import TensorProfile
 from snugfit.errors import BudgetExceededError, DivergedError, InfeasibleTimeError
-from snugfit.selection.choice import Room, choose
+from snugfit.selection.choice import Room, choose, needed_bytes
 from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic import Elastic, drift, intervals
@@ -80,11 +80,10 @@ class TestRuns:
         assert any("keeping the selection" in text for text in notices(events))
 
     def test_an_importance_that_is_not_a_number_is_divergence(self, tmp_path, monkeypatch):
-        ranks(monkeypatch, float("nan"))
-        with pytest.raises(DivergedError, match="--lr"):
+        with monkeypatch.context() as patch, pytest.raises(DivergedError, match="--lr"):
+            ranks(patch, float("nan"))
             plan().run((), out=tmp_path / "run")
         with pytest.raises(DivergedError, match="epoch 1"):
-            monkeypatch.undo()
             plan(lr=1e30).run((), out=tmp_path / "another")
 
     def test_refused_selections_become_smaller(self, tmp_path, monkeypatch):
@@ -99,7 +98,7 @@ class TestRuns:
         found = plan(memory="200MB", epochs=1, time_ratio=1.0, importance="weight")
         record = found.run((events.append,), out=tmp_path / "run")
         assert len(tried) == len(set(tried)) == 4, "far below the budget, too, every refusal counts"
-        assert record.intervals[0].tensors == tried[-1] and len(tried[-1]) < len(tried[0]) == len(record.tensors)
+        assert record.intervals[0].tensors == tried[-1] and len(tried[-1]) < len(tried[0])
         assert sum("taking a smaller one" in text for text in notices(events)) == 3
 
     def test_a_kept_selection_that_is_refused_ends_the_run(self, tmp_path, monkeypatch):
@@ -137,7 +136,7 @@ class TestRuns:
     def test_drift_without_memory_to_measure_goes_on(self, tmp_path, monkeypatch):
         monkeypatch.setattr(intervals, "drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
         found, events = plan(interval=3, epochs=2), []
-        monkeypatch.setattr(drift.ElasticProbes, "tensors", lambda *_: type("None", (), {"measure_operators": no}))
+        monkeypatch.setattr(drift.ElasticProbes, "tensors", lambda *_, **__: NoRoom)
         record = found.run((events.append,), out=tmp_path / "run")
         assert [interval.profiled for interval in record.intervals] == [False, False]
         assert any("no memory to measure" in text for text in notices(events))
@@ -203,12 +202,16 @@ class TestRuns:
         assert told.intervals == record.intervals and told.tensors == record.tensors, "also in the last event"
 
 
-def no(limit):
-    return None
+class NoRoom:
+    """A probe that is refused memory."""
+
+    @staticmethod
+    def measure_operators(limit):
+        return None
 
 
 def interval(predicted, measured):
-    return IntervalRecord(0, (), predicted, 1.0, 0, 0, 0, measured_seconds=measured)
+    return IntervalRecord(0, (), predicted, 1.0, 0, 0, 0, 0, measured_seconds=measured)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +252,17 @@ def test_a_profile_at_another_batch_scales_whole_steps_all_the_same():
 def test_at_a_ratio_of_one_everything_trains(count, seconds, batch):
     network = Network(tensor_profile(convolutions=count, seconds=seconds), batch)
     assert choose(StepTimes(network), network, np.ones(len(network.names)), Room(1.0)).all()
+
+
+def test_a_selection_within_memory_is_found_where_maps_that_pass_by_take_most_of_it():
+    """They take a hundred times what is kept for tensors; what a selection may take is the little above them."""
+    network = Network(tensor_profile(convolutions=5, parameters=100, map_bytes=100_000), 1)
+    everything = np.ones(len(network.names), dtype=bool)
+    least, most = (needed_bytes(network, mask, Room(1.0)) for mask in (network.head, everything))
+    for share in (0.1, 0.3, 0.5, 0.9):
+        room = Room(1.0, least + int(share * (most - least)))
+        mask = choose(StepTimes(network), network, everything.astype(float), room)
+        assert needed_bytes(network, mask, room) <= room.bytes and (mask & ~network.head).any(), share
 
 
 def norms_network():

@@ -8,7 +8,7 @@ import pytest
 from elastic_samples import elastic_profile, tensor_profile, whole_steps
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from strategy_samples import HARDWARE, MB, workload
+from strategy_samples import HARDWARE, MB, line, workload
 from torch import nn
 
 from snugfit.chain import Chain
@@ -66,7 +66,7 @@ def test_a_ratio_that_is_too_small_names_the_smallest():
     assert proposal(time_ratio=round(told.smallest_ratio - 0.001, 3)) is None
 
 
-@settings(max_examples=40, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=25, deadline=None, phases=NO_SHRINKING)
 @given(
     st.integers(1, 5), st.floats(1e-5, 1e-1), st.booleans(), st.integers(1, 64),
     st.floats(0.05, 0.95), st.floats(0.3, 3),
@@ -88,7 +88,7 @@ def test_the_smallest_ratio_works(count, seconds, measured, batch_size, share, s
     assert sizes.times.ratio(mask) <= smallest * (1 + 1e-6)
 
 
-@settings(max_examples=40, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=25, deadline=None, phases=NO_SHRINKING)
 @given(
     st.floats(0.45, 1), st.integers(1, 5), st.integers(1, 64), st.booleans(), st.integers(0, 20 * MB),
     st.integers(11 * MB, 300 * MB), st.integers(100, 3 * MB), st.integers(1000, 10 * MB), st.data(),
@@ -241,3 +241,15 @@ def test_an_empty_selection_says_which_of_worth_time_and_memory_lacks():
 def test_a_named_budget_lies_above_the_one_that_was_refused():
     assert budget_for(20 * MB, None) == budget_for(20 * MB, 10 * MB) == 23 * MB
     assert budget_for(20 * MB, 50 * MB) == 51 * MB
+
+
+def test_a_ranking_pass_that_was_measured_at_two_images_takes_no_single_one():
+    """A line through one point says nothing of fewer images."""
+    profile = elastic_profile(sample=10 * MB)
+    lines = profile.lines | {IMPORTANCE: line(0, 20 * MB, smallest=2)}
+    profile = replace(profile, lines=lines)
+    assert largest_chunk(profile, Budget("60MB"), (1, 2, 4)) == 2
+    assert largest_chunk(profile, Budget("40MB"), (1, 2, 4)) == 0
+    told = lack(profile=profile, memory="40MB", time_ratio=0.9)
+    assert told.smallest_bytes == budget_for(importance_peak(profile, 2), None)
+    assert proposal(profile=profile, memory=told.smallest_bytes, time_ratio=0.9).chunk == 2

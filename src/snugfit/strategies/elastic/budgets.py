@@ -166,4 +166,6 @@ def nothing_selected(sizes: Sizes, budget: Budget, importance: np.ndarray) -> Sn
 def largest_chunk(profile: Profile, budget: Budget, sizes: Sequence[int]) -> int:
     """Most images at once at which the pass that tells importance fits the budget; 0 when none does."""
     line, room = profile.lines.get(IMPORTANCE), room_for_step(budget, profile.base_bytes)
-    return 0 if line is None else max((size for size in sizes if line.bytes_at(size) <= room), default=0)
+    if line is None:
+        return 0
+    return max((size for size in sizes if size >= line.smallest_batch and line.bytes_at(size) <= room), default=0)

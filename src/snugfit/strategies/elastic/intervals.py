@@ -230,7 +230,8 @@ class _Fit:
             self.run.emit(
                 Notice(f"interval {len(self.intervals) + 1}: a selection was refused memory; taking a smaller one")
             )
-            room = replace(room, bytes=int(min(room.bytes, needed_bytes(network, mask, room)) * _SHRINK))
+            taken, least = (needed_bytes(network, each, room) for each in (mask, network.head))
+            room = replace(room, bytes=least + int((min(room.bytes, taken) - least) * _SHRINK))
 
     def _unless_empty(self, mask: Mask, values: np.ndarray) -> Mask:
         """The selection; the last one again where no update lowers the loss.

@@ -169,14 +169,16 @@ class Elastic:
         most = HEAD if self.selects or self.scheme == "head" else FULL
         lines = {most, IMPORTANCE} if self.selects else {most}
         if profile.tensors is None or not lines <= profile.lines.keys():
-            floor = smallest_budget(profile, max(profile.floors[name] for name in lines))
+            held = sum(unit.parameters * 4 for unit in profile.units) if self.accumulate and most == FULL else 0
+            floor = smallest_budget(profile, max(profile.floors[name] for name in lines) + held)
             return max(floor, (budget.memory_bytes or 0) + MB)
         least = self._at(1, min(workload.batch_size, workload.train_count) if self.accumulate else 1)
         sizes = least.sizes(workload, profile)
         if not self.selects:
             return budget_for(sizes.predicted(self.fixed(sizes.memory)), budget.memory_bytes)
+        chunk = profile.lines[IMPORTANCE].smallest_batch
         peak = sizes.least(budget.time_ratio or DEFAULT_RATIO, sizes.times.everything) or 0
-        return budget_for(max(peak, importance_peak(profile, 1)), budget.memory_bytes)
+        return budget_for(max(peak, importance_peak(profile, chunk)), budget.memory_bytes)
 
     def smallest_ratio(self, workload: Workload, profile: Profile) -> float | None:
         """Smallest rho at which a tensor beside the classifier trains, rounded up; None for schemes without one."""

@@ -1,0 +1,199 @@
+"""What can go wrong with ``elastic``: one clear message, the right exit code, and what the message advises works."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import snugfit
+from snugfit.api.assembling import make_strategies
+from snugfit.core.request import BudgetOptions, Request, StrategyOptions
+from snugfit.errors import (
+    CheckpointError,
+    InfeasibleBudgetError,
+    InfeasibleTimeError,
+    ModelError,
+    OutOfStorageError,
+    SnugfitError,
+    UnknownNameError,
+    UsageError,
+)
+from snugfit.training.events import TensorsSelected
+
+NETWORKS = Path(__file__).parents[1] / "conformance" / "tiny_nets.py"
+SMALL = {"max_train": 64, "max_val": 20, "image_size": 16, "batch_size": 32, "epochs": 1, "strategy": "elastic"}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+
+
+def plan(module: nn.Module | None = None, **options: Any) -> Any:
+    return snugfit.plan(net() if module is None else module, "digits", **{**SMALL, **options})
+
+
+def snug(folder: Path, **options: Any) -> tuple[int, str]:
+    """Run `snugfit train` in a folder; its exit code and the last lines of stderr."""
+    (folder / "tiny_nets.py").write_text(NETWORKS.read_text())
+    chosen = {**SMALL, "data": "digits", "model": "tiny_nets:cnn", "threads": 1, **options}
+    flags = [part for name, value in chosen.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    done = subprocess.run(
+        [sys.executable, "-m", "snugfit", "train", *flags], cwd=folder, capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done.returncode, "\n".join([line for line in done.stderr.splitlines() if line.strip()][-3:])
+
+
+def test_a_time_ratio_that_is_too_small_names_one_that_works(tmp_path: Path, steady_times: None) -> None:
+    with pytest.raises(InfeasibleTimeError) as caught:
+        plan(time_ratio=0.01).run((), out=tmp_path / "run")
+    smallest = caught.value.smallest_ratio
+    assert caught.value.exit_code == 3 and f"{smallest:g}" in str(caught.value) and not (tmp_path / "run").exists()
+    record = plan(time_ratio=smallest).run((), out=tmp_path / "run")
+    assert len(record.intervals[0].tensors) > 2
+    assert record.intervals[0].predicted_seconds <= smallest * record.intervals[0].full_seconds * (1 + 1e-6)
+    with pytest.raises(InfeasibleTimeError):
+        plan(time_ratio=round(smallest - 0.001, 3)).run((), out=tmp_path / "another")
+
+
+def test_it_is_told_on_the_command_line(tmp_path: Path) -> None:
+    code, said = snug(tmp_path, time_ratio=0.01)
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert code == 3 and re.search(r"Smallest time ratio that would do: 0\.\d+", line), said
+
+
+@pytest.mark.parametrize(
+    ("strategy", "scheme"),
+    [("backprop", "elastic"), ("elastic", "full"), ("elastic", "head"), ("auto", "bn+bias"), ("blockwise", "full")],
+)
+def test_a_time_ratio_that_nobody_answers_to_is_refused(strategy: str, scheme: Any) -> None:
+    request = Request(budget=BudgetOptions(time_ratio=0.5), strategy=StrategyOptions(strategy, scheme=scheme))
+    with pytest.raises(UsageError, match="--time-ratio") as caught:
+        make_strategies(request)
+    assert caught.value.exit_code == 2
+
+
+def test_a_time_ratio_means_elastic() -> None:
+    timed = Request(budget=BudgetOptions(time_ratio=0.5))
+    assert [strategy.name for strategy in make_strategies(timed)] == ["elastic"]
+    assert "elastic" not in [strategy.name for strategy in make_strategies(Request())]
+    with pytest.raises(UnknownNameError, match="elastic"):
+        make_strategies(Request(strategy=StrategyOptions("elastik")))
+
+
+@pytest.mark.parametrize("ratio", [0, -0.5, 1.01, float("nan")])
+def test_a_ratio_is_a_share_of_a_step(ratio: float) -> None:
+    with pytest.raises(UsageError, match="time ratio"):
+        plan(time_ratio=ratio)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scheme": "bias"}, "'bn\\+bias'"),
+        ({"scheme": "elastik"}, "Did you mean 'elastic'"),
+        ({"importance": "contributions"}, "Did you mean 'contribution'"),
+        ({"interval": 0}, "--interval must be at least 1"),
+        ({"importance_batch": 0}, "--importance-batch must be at least 1"),
+        ({"optimizer": "schedulefree"}, "use sgd or adamw"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SnugfitError, match=said) as caught:
+        plan(**options).run((), out=tmp_path / "run")
+    assert caught.value.exit_code in (2, 3) and not (tmp_path / "run").exists()
+
+
+def test_bad_options_on_the_command_line(tmp_path: Path) -> None:
+    code, said = snug(tmp_path, scheme="fulll")
+    assert code == 2 and "full" in said
+    code, said = snug(tmp_path, time_ratio=0.5, scheme="full")
+    assert code == 2 and "--time-ratio" in said
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path: Path, steady_times: None) -> None:
+    other = nn.Sequential(nn.Conv2d(1, 9, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9, 10))
+    save_file(other.state_dict(), tmp_path / "other.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"no weights")
+    for name in ("other", "broken"):
+        with pytest.raises(CheckpointError) as caught:
+            plan(weights=str(tmp_path / f"{name}.safetensors"), time_ratio=0.9).run((), out=tmp_path / f"run-{name}")
+        assert caught.value.exit_code == 4 and f"{name}.safetensors" in str(caught.value)
+
+
+class CalledTwice(nn.Module):
+    """One layer at two places: its time cannot be told apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.pool, self.last = nn.AdaptiveAvgPool2d(1), nn.Linear(8, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.first(images).relu()
+        return self.last(self.pool(self.again(self.again(maps).relu()).relu()).flatten(1))
+
+
+def test_a_layer_that_is_called_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        plan(CalledTwice(), time_ratio=0.9).run((), out=tmp_path / "run")
+    assert caught.value.exit_code == 4 and "again" in str(caught.value)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steady_times: None) -> None:
+    """The scratch file of the second ranking has no room; the run goes on once it has."""
+    options = {"epochs": 2, "interval": 1, "time_ratio": 0.9}
+    plan(**options).run((), out=tmp_path / "whole")
+    selected, allocate = [], os.posix_fallocate
+
+    def full(event: object) -> None:
+        if isinstance(event, TensorsSelected) and not selected:
+            selected.append(event.index)
+            monkeypatch.setattr(os, "posix_fallocate", refuse)
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OutOfStorageError, match="--cache-dir") as caught:
+        plan(**options).run((full,), out=tmp_path / "run")
+    assert caught.value.exit_code == 6 and not list((tmp_path / "run" / "cache").glob("*"))
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    snugfit.resume(tmp_path / "run", (), model=net())
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
+    assert all(torch.equal(whole[name], tensor) for name, tensor in resumed.items())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "model", "memory"),
+    [
+        ("elastic", "tiny_nets:pooled", "6MB"),
+        ("full", "tiny_nets:pooled", "6MB"),
+        pytest.param("elastic", "vgg8", "20MB", marks=pytest.mark.slow),
+        pytest.param("full", "vgg8", "20MB", marks=pytest.mark.slow),
+    ],
+)
+def test_a_memory_budget_that_is_too_small_names_one_that_works(
+    tmp_path: Path, scheme: str, model: str, memory: str
+) -> None:
+    options: dict[str, Any] = {"model": model, "image_size": 16, "scheme": scheme}
+    options |= {"time_ratio": 1.0} if scheme == "elastic" else {}
+    code, said = snug(tmp_path, memory=memory, **options)
+    found = re.search(r"Smallest budget that would do: ([\d.]+) (MB)", said)
+    assert code == InfeasibleBudgetError.exit_code and found is not None, said
+    code, said = snug(tmp_path, memory=f"{found[1]}{found[2]}", out=tmp_path / "run", **options)
+    assert code == 0, said
+    assert (tmp_path / "run" / "model.safetensors").exists()
