@@ -15,6 +15,7 @@ from snugfit.api.result import TrainedRecord
 from snugfit.api.running import execute, require_new
 from snugfit.api.signal import signal_table
 from snugfit.api.timing import tensor_table
+from snugfit.api.weights import check_weights
 from snugfit.core.budget import Budget
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
@@ -133,6 +134,8 @@ def _plan(
     def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> RunnablePlan:
         with MemoryLimit(memory_bytes, resting, device) as limit:
             assembly = assemble(request, splits, module)
+            if request.model.weights is not None:
+                check_weights(Path(request.model.weights), assembly.chain)
             found, profile = search(
                 strategies, assembly.workload, assembly.chain, describe_hardware(device), budget,
                 make_meter(resting, device), limit, on_measured,

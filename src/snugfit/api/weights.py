@@ -24,11 +24,7 @@ def take_weights(path: Path, chain: Chain, store: UnitStore) -> None:
     Raises:
         CheckpointError: the file cannot be read, is of another model, or holds values that are not finite.
     """
-    file = read_weights(path)
-    wanted = {name: shape for unit in chain.all_units for name, shape in _shapes(unit.module.state_dict()).items()}
-    state = next((view for view in _views(file) if wanted.keys() & view.keys()), file)
-    taken = {name: state[name] for name, shape in wanted.items() if name in state and state[name].shape == shape}
-    _check_fits(path, chain, wanted, state, taken)
+    taken = _fitting(path, chain, read_weights(path))
     _check_finite(path, taken)
     for index, unit in enumerate(chain.all_units):
         own = store.load(index)
@@ -37,19 +33,38 @@ def take_weights(path: Path, chain: Chain, store: UnitStore) -> None:
         release(unit)
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
+def check_weights(path: Path, chain: Chain) -> None:
+    """Say at once that a file's weights are of another model, from their names and shapes alone.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is of another model.
+    """
+    _fitting(path, chain, read_weights(path, device="meta"))
+
+
+def _fitting(path: Path, chain: Chain, file: State) -> dict[str, torch.Tensor]:
+    """The file's weights that the chain takes."""
+    wanted = {name: shape for unit in chain.all_units for name, shape in _shapes(unit.module.state_dict()).items()}
+    state = next((view for view in _views(file) if wanted.keys() & view.keys()), file)
+    taken = {name: state[name] for name, shape in wanted.items() if name in state and state[name].shape == shape}
+    _check_fits(path, chain, wanted, state, taken)
+    return taken
+
+
+def read_weights(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Read a state dict from safetensors or a weights-only ``.pth``; pickled code is never run.
+
+    On the ``meta`` device names and shapes alone are read.
 
     Raises:
         CheckpointError: the file is missing, damaged, or holds more than weights.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     try:
         if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
+            return _read_safetensors(path, device)
+        state = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no weights file {path}.") from error
     except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
@@ -63,6 +78,17 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise CheckpointError(f"{path} does not hold weights by name; save module.state_dict() instead.")
     return dict(state)
+
+
+def _read_safetensors(path: Path, device: str) -> dict[str, torch.Tensor]:
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    if device != "meta":
+        return dict(load_file(path))
+    with safe_open(path, framework="pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def _views(state: State) -> Iterator[State]:

@@ -16,6 +16,7 @@ from snugfit.core.tensors import OperatorFacts, StepSeconds, TensorProfile
 from snugfit.selection.network import Network
 from snugfit.strategies.elastic.budgets import Sizes
 from snugfit.strategies.elastic.probing import ElasticProbes
+from snugfit.strategies.prediction import with_safety
 from snugfit.training.events import Notice
 from snugfit.training.run import Run
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 DRIFT = 0.25
 """Share by which an epoch's median step may differ from its prediction before it counts as drift."""
+_MAPS = 8
+"""Maps of an operator's size, at most, while it is measured: its input, copy, output, gradients and what is kept."""
 LEAST_SECONDS = 0.05
 """Steps shorter than this differ by more than that from one epoch to the next anyway."""
 
@@ -37,26 +40,39 @@ def drifted(interval: IntervalRecord) -> bool:
 def profile_anew(
     strategy: Elastic, chain: Chain, sizes: Sizes, run: Run, parameters: Iterable[nn.Parameter]
 ) -> TensorProfile | None:
-    """Measure every operator of the network in memory again, at half a step's batch, which takes less than a step.
+    """Measure every operator of the network in memory again, at the largest batch that the run's predicted peak holds.
 
     All ``parameters`` may train in it, not only those of the present selection: the next one is made among all.
     Updates are not run, and neither are whole steps: these are taken to have changed as the sums over operators have.
 
     Returns:
-        The new profile; None where the memory budget has no room for it.
+        The new profile; None where that peak, or the memory budget, has no room for it.
     """
     old = sizes.memory.profile
     probes = ElasticProbes(chain, run.workload, str(run.device), strategy.lean)
-    batch = max(1, min(old.batch, strategy.micro_batch) // 2)
-    with _trainable(parameters):
-        tensors = probes.tensors(batch, live=True).measure_operators(run.limit)
-    run.tick()
+    tensors, batch = None, min(old.batch, strategy.micro_batch)
+    while batch and profiling_peak(sizes, batch) > run.predicted.peak_bytes:
+        batch //= 2
+    if batch:
+        with _trainable(parameters):
+            tensors = probes.tensors(batch, live=True).measure_operators(run.limit)
+        run.tick()
     if tensors is None:
         run.emit(Notice("steps have drifted from their prediction, but there is no memory to measure operators anew"))
         return None
     run.emit(Notice("steps have drifted from their prediction; operators were measured anew"))
     tensors = replace(tensors, operators=_with_updates(tensors.operators, old))
     return replace(tensors, steps=_changed(old, tensors))
+
+
+def profiling_peak(sizes: Sizes, batch: int) -> int:
+    """Predicted peak of measuring operators beside the network, its optimizer state and all."""
+    operators = sizes.memory.operators
+    largest = max((op.output_bytes for op in operators), default=0) * batch
+    weights = max((sum(tensor.bytes for tensor in op.tensors) for op in operators), default=0)
+    state = sizes.memory.state_bytes(sizes.times.everything)
+    held = sizes.weight_bytes + state + 2 * weights + _MAPS * largest
+    return with_safety(sizes.profile.base_bytes, held)
 
 
 def _with_updates(operators: Sequence[OperatorFacts], old: TensorProfile) -> tuple[OperatorFacts, ...]:

@@ -24,7 +24,7 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.selection.choice import choose, needed_bytes
 from snugfit.selection.network import Mask
 from snugfit.strategies.elastic.budgets import importance_peak, nothing_selected
-from snugfit.strategies.elastic.drift import drifted, profile_anew
+from snugfit.strategies.elastic.drift import drifted, profile_anew, profiling_peak
 from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.ranking import rank_tensors
 from snugfit.strategies.elastic.trainer import TensorTrainer
@@ -160,6 +160,8 @@ class _Fit:
         peaks = [self.sizes.predicted(mask)]
         if self.strategy.selects:
             peaks.append(importance_peak(self.profile, self.strategy.chunk))
+        if profiled:
+            peaks.append(profiling_peak(self.sizes, self.sizes.memory.profile.batch))
         self.intervals.append(
             IntervalRecord(
                 first_epoch=self.run.position.epoch,
