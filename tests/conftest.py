@@ -31,6 +31,11 @@ def steady(found):
 @pytest.fixture
 def steady_times(monkeypatch):
     """Networks are profiled as they are, but for the times: those of tiny operators are mostly noise. No drift."""
+    use_steady_times(monkeypatch)
+
+
+def use_steady_times(monkeypatch):
+    """What the fixture does; for a process of its own."""
     measure = TensorProbe.measure_operators
 
     def measured(probe, limit):

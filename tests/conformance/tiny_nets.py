@@ -40,6 +40,13 @@ def pooled(classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(96, 512), nn.ReLU(), nn.Linear(512, classes))
 
 
+def heavy(classes: int = 10) -> nn.Module:
+    """A network most of whose bytes are weights: what it takes follows from which of them train."""
+    layers = [nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2048), nn.ReLU()]
+    layers += [nn.Linear(2048, 512), nn.ReLU(), nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 256), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(256, classes))
+
+
 def wide(classes: int = 10) -> nn.Module:
     """A network whose first map is nearly all that it needs."""
     layers = [nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.LeakyReLU(inplace=True), nn.MaxPool2d(4)]

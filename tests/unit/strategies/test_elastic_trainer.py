@@ -283,3 +283,15 @@ def test_seconds_are_those_of_the_present_selection():
     assert len(made.step_seconds) == 1 and made.step_seconds[0] > 0
     made.select(SOME)
     assert made.step_seconds == []
+
+
+def test_a_trainer_that_is_released_leaves_the_module_as_it_was():
+    module = network()
+    module[0].bias.requires_grad_(False)
+    made = trainer(module)
+    made.step(*batch())
+    made.release()
+    assert [name for name, parameter in module.named_parameters() if not parameter.requires_grad] == ["0.bias"]
+    assert made.selected == () and all(parameter.grad is None for parameter in module.parameters())
+    made.module(batch()[0]).sum().backward()
+    assert module[3].weight.grad is not None, "no hook is left that would apply it"

@@ -48,10 +48,12 @@ _SHRINK = 0.9
 def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -> Record:
     """Train, evaluate, save, and return the record."""
     fit = _Fit(strategy, chain, data, run)
-    while fit.unfinished:
-        fit.interval()
+    try:
+        while fit.unfinished:
+            fit.interval()
+    finally:
+        fit.trainer.release()  # or another run of the same plan would find tensors frozen
     phase = run.predicted.phases[-1]
-    fit.trainer.optimizers.release()
     save_model(run.folder, fit.trainer.module.state_dict())
     evaluation = evaluate_model(fit.trainer.module.eval(), data, run, phase.batch_size)
     kept = sum(parameter.numel() for parameter in fit.trainer.module.parameters())

@@ -71,6 +71,12 @@ class TensorTrainer:
         """Let go of the optimizers and all that they hold, until :meth:`take_state`."""
         self.optimizers.release()
 
+    def release(self) -> None:
+        """Drop the optimizers, and let every tensor require gradients again as it did at first; the end of training."""
+        self.optimizers.release()
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
+
     def take_state(self, names: Iterable[str], state: Mapping[str, Tensor]) -> None:
         """Train these tensors from this optimizer state, as :meth:`ParameterOptimizers.state` gives it."""
         wanted = set(names)
