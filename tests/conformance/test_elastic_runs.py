@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 MB = 10**6
-LESS = 9 * MB
+LESS = 18 * MB
 """By how much the budget lies below what a run takes without one."""
 
 SCRIPT = """

@@ -42,9 +42,10 @@ def pooled(classes: int = 10) -> nn.Module:
 
 def heavy(classes: int = 10) -> nn.Module:
     """A network most of whose bytes are weights: what it takes follows from which of them train."""
-    layers = [nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2048), nn.ReLU()]
-    layers += [nn.Linear(2048, 512), nn.ReLU(), nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 256), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(256, classes))
+    layers = [nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 1024), nn.ReLU()]
+    for _ in range(5):
+        layers += [nn.Linear(1024, 1024), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(1024, classes))
 
 
 def wide(classes: int = 10) -> nn.Module:
