@@ -15,7 +15,7 @@ from benchmarks.machine import commit, describe_machine, slug
 from snugfit.training.files import write_json_atomic
 
 RESULTS = ROOT / "benchmarks" / "results"
-_PRIVATE = {"--data-dir", "--results", "--work"}
+_PRIVATE = {"--data-dir", "--results", "--work", "--weights"}
 
 
 class ResultFile:
