@@ -164,13 +164,13 @@ def test_chunks_divide_the_ranking_batch():
 
 
 def test_seconds_are_those_of_the_ratio():
-    """125 steps of 8 images at 0.7 of the 14 ms that a full one takes, and 200 images of validation."""
+    """125 steps of 8 images at 0.7 of the 14 ms that a full one takes, 200 images of validation, 40 ms of ranking."""
     found, profile = proposal(time_ratio=0.7), elastic_profile()
     cost = found.estimate(workload(batch_size=8, epochs=7), profile, HARDWARE)
     assert cost.seconds_per_epoch == pytest.approx(0.7 * 14e-3 * (125 + 0.3 * 200 / 8))
     assert [phase.name for phase in cost.phases] == ["interval 1", "interval 2", "interval 3"]
     assert sum(phase.seconds for phase in cost.phases) == pytest.approx(cost.seconds)
-    assert cost.phases[2].seconds == pytest.approx(cost.seconds_per_epoch) and cost.phases[0].batch_size == 8
+    assert cost.phases[2].seconds == pytest.approx(cost.seconds_per_epoch + 0.04) and cost.phases[0].batch_size == 8
 
 
 def test_schemes_that_select_nothing_have_one_interval():
