@@ -62,6 +62,13 @@ def test_channels_go_and_the_smaller_model_is_kept(tmp_path: Path, lean: bool) -
     assert b"snugfit" not in pickle.dumps(record.model)
 
 
+def test_a_plan_can_be_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "conformance")
+    plan = snugfit.plan("tiny_nets:normless", "digits", **OPTIONS)
+    first, second = (plan.run((), out=tmp_path / name) for name in ("a", "b"))
+    assert first.parameters == second.parameters and first.parameters["trained_model"] < first.parameters["full"]
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("moment", [StepDone, EpochDone], ids=["within an epoch", "between two"])
 def test_a_run_resumed_after_channels_went_ends_with_the_same_weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Mapping
@@ -47,6 +48,8 @@ _SHRINK = 0.9
 
 def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -> Record:
     """Train, evaluate, save, and return the record."""
+    if strategy.prunes:
+        chain = copy.deepcopy(chain)  # whose layers will shrink
     fit = _Fit(strategy, chain, data, run)
     try:
         while fit.unfinished:
