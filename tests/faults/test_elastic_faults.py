@@ -181,7 +181,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("scheme", "model", "memory"),
     [
         ("elastic", "tiny_nets:pooled", "6MB"),
-        ("full", "tiny_nets:pooled", "6MB"),
+        pytest.param("full", "tiny_nets:pooled", "6MB", marks=pytest.mark.slow),
         pytest.param("elastic", "vgg8", "20MB", marks=pytest.mark.slow),
         pytest.param("full", "vgg8", "20MB", marks=pytest.mark.slow),
     ],

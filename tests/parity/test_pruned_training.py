@@ -69,7 +69,7 @@ def test_a_plan_can_be_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert first.parameters == second.parameters and first.parameters["trained_model"] < first.parameters["full"]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", [StepDone, EpochDone], ids=["within an epoch", "between two"])
 def test_a_run_resumed_after_channels_went_ends_with_the_same_weights(
     tmp_path: Path, optimizer: str, moment: type[Event]
