@@ -77,14 +77,14 @@ class IntervalRecord:
     full_seconds: float
     macs: int
     full_macs: int
-    flops_per_epoch: int
     predicted_peak_bytes: int
-    analytic_peak_bytes: int = 0
     epochs: int = 0
     measured_seconds: float = 0.0
     selection_seconds: float = 0.0
     importance: dict[str, float] = field(default_factory=dict)
     profiled: bool = False
+    analytic_peak_bytes: int = 0
+    flops_per_epoch: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,11 @@ def _step(module, images, train_input, autocast):
     return [output.detach(), leaf.grad, *(parameter.grad for parameter in module.parameters())]
 
 
+def _is_both(images):
+    """Whether a map is row-major and channels_last at once."""
+    return images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)
+
+
 def _strides(tensor):
     """Strides that mean anything."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
@@ -34,13 +39,14 @@ def assert_as_stock():
         use_lean(lean)
         for parameter in stock.parameters():
             parameter.grad = None
+        ambiguous = images.dim() == 4 and _is_both(images)  # then torch itself may give either layout
         got, want = (_step(module, images, train_input, autocast) for module in (lean, stock))
         for index, (mine, theirs) in enumerate(zip(got, want, strict=True)):
             assert (mine is None) == (theirs is None), index
             if theirs is not None:
                 allowed = tolerance if index else 0.0
                 torch.testing.assert_close(mine, theirs, rtol=allowed, atol=allowed, equal_nan=True)
-                assert theirs.numel() == 0 or _strides(mine) == _strides(theirs), index
+                assert theirs.numel() == 0 or ambiguous or _strides(mine) == _strides(theirs), index
         return lean
 
     return check
