@@ -58,8 +58,9 @@ class Bench:
 
     def step(self) -> float:
         """Seconds of one training step."""
+        images, labels = random_batch((3, IMAGE_SIZE, IMAGE_SIZE), CLASSES, self.batch, self.device)
         started = time.perf_counter()
-        self.trainer.step(*random_batch((3, IMAGE_SIZE, IMAGE_SIZE), CLASSES, self.batch, self.device))
+        self.trainer.step(images, labels)
         return time.perf_counter() - started
 
     def select(self, mask: Mask, *, lean: bool = True) -> None:
