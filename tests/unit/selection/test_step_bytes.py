@@ -61,19 +61,20 @@ def selections(found):
         yield (rng.random(len(found.names)) < share) | found.head
 
 
+@pytest.mark.parametrize("which", range(5))
 @pytest.mark.parametrize("micro_batches", [1, 2], ids=["applied", "held"])
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "stock"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_step_takes_what_was_predicted(name, lean, micro_batches, request):
-    if (name, lean) == ("mobilenet", True):
-        reason = "one selection is 10.3 % too low: on maps this small lean activations take more on the way than alone"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
+def test_a_step_takes_what_was_predicted(name, lean, micro_batches, which, request):
+    if (name, lean, which) == ("mobilenet", True, 3):
+        reason = "10.3 % too low: on maps this small lean activations take more on the way than alone"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     found = network(name, lean)
-    for mask in selections(found):
-        names = np.array(found.names)[mask]
-        peak, resident = measured_bytes(name, names, lean, micro_batches)
-        predicted = resident + step_bytes(found, mask, holds_gradients=micro_batches > 1)
-        assert predicted == pytest.approx(peak, rel=TOLERANCE), (names, predicted / peak)
+    mask = list(selections(found))[which]
+    names = np.array(found.names)[mask]
+    peak, resident = measured_bytes(name, names, lean, micro_batches)
+    predicted = resident + step_bytes(found, mask, holds_gradients=micro_batches > 1)
+    assert predicted == pytest.approx(peak, rel=TOLERANCE), (names, predicted / peak)
 
 
 @pytest.mark.parametrize("name", ["vgg", "residual", "vit"])
