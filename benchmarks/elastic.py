@@ -77,9 +77,9 @@ def model(
             pairs.append({
                 "tensors": int(mask.sum()),
                 "predicted": made.times.step_seconds(mask),
-                "measured": made.median(mask, repeats),
+                **made.beside_forward(mask, repeats),
             })  # fmt: skip
-        return {"profile_seconds": made.profile.seconds, "selections": pairs}
+        return {"profile_seconds": made.profile.seconds, "forward": made.forward, "selections": pairs}
 
     _each("model", models, options, measure, selections=selections, repeats=repeats)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.common import Settings
 from snugfit import models
@@ -27,7 +28,7 @@ from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic.probing import ElasticProbes, trial_updates
-from snugfit.strategies.elastic.trainer import TensorTrainer
+from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
 from snugfit.strategies.prediction import fill_made_up, random_batch
 
 IMAGE_SIZE = 224
@@ -43,6 +44,8 @@ class Bench:
         times: the time model made of it.
         trainer: the network in memory.
         batch: images in a step.
+        forward: seconds of a forward pass without gradients right after the profile; what it takes later tells by how
+            much the machine has changed its speed since.
     """
 
     profile: TensorProfile
@@ -50,6 +53,7 @@ class Bench:
     trainer: TensorTrainer
     batch: int
     device: str
+    forward: float
 
     @property
     def network(self) -> Network:
@@ -68,10 +72,11 @@ class Bench:
         use_lean(self.trainer.module) if lean else use_stock(self.trainer.module)
         self.trainer.select(np.array(self.network.names)[mask])
 
-    def median(self, mask: Mask, repeats: int, *, lean: bool = True) -> float:
-        """Median seconds of a step with a selection, after one that is not timed."""
-        self.select(mask, lean=lean)
-        return statistics.median([self.step() for _ in range(repeats + 1)][1:])
+    def beside_forward(self, mask: Mask, repeats: int) -> dict[str, float]:
+        """Median seconds of a step with a selection, and of forward passes in turns with it."""
+        self.select(mask)
+        images, _ = random_batch((3, IMAGE_SIZE, IMAGE_SIZE), CLASSES, self.batch, self.device)
+        return alternating({"measured": self.step, "forward": lambda: forward_seconds(self.trainer, images)}, repeats)
 
 
 def bench(settings: Settings) -> Bench:
@@ -91,7 +96,18 @@ def bench(settings: Settings) -> Bench:
     module = chain.to_module()
     fill_made_up(module.to_empty(device=device))
     trainer = TensorTrainer(module, chain.forward, workload)
-    return Bench(profile, StepTimes(Network(profile, batch)), trainer, batch, device)
+    images, _ = random_batch((3, IMAGE_SIZE, IMAGE_SIZE), CLASSES, batch, device)
+    forward = statistics.median([forward_seconds(trainer, images) for _ in range(6)][1:])
+    return Bench(profile, StepTimes(Network(profile, batch)), trainer, batch, device, forward)
+
+
+def forward_seconds(trainer: TensorTrainer, images: Tensor) -> float:
+    """Seconds of a forward pass without gradients."""
+    set_modes(trainer.module)
+    started = time.perf_counter()
+    with torch.no_grad():
+        trainer.forward(images)
+    return time.perf_counter() - started
 
 
 def random_masks(network: Network, count: int, seed: int) -> list[Mask]:

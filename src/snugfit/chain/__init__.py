@@ -1,5 +1,6 @@
 """Any CNN as a chain of units: traced, cut, kept on disk, and turned back into a plain module."""
 
+from snugfit.chain.blocks import ModuleBlock, find_blocks
 from snugfit.chain.chain import Chain
 from snugfit.chain.initialise import initialise_by_reset, spill_module
 from snugfit.chain.store import UnitStore, load_into, release
@@ -9,8 +10,10 @@ from snugfit.chain.unit import ConvFact, Unit
 __all__ = [
     "Chain",
     "ConvFact",
+    "ModuleBlock",
     "Unit",
     "UnitStore",
+    "find_blocks",
     "initialise_by_reset",
     "load_into",
     "release",
