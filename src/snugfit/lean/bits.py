@@ -100,15 +100,20 @@ def masked(gradient: Tensor, packed: Tensor, slope: float, out: Tensor) -> None:
     """
     library = _library(packed)
     (room,) = _room(gradient, 1, torch.uint8)
-    floats = _room(gradient, 1, gradient.dtype)[0] if out is gradient else None
     bits, source, planes = (_array(each, library) for each in (_bits(packed.device), packed, room))
     for part, place in _chunks(gradient):
         chunk, width = gradient[part], place.stop - place.start
         library.bitwise_and(source[place], bits, out=planes[: 8 * width].reshape(8, width))
-        # Vectorised kernels are there for floats only; what is to be overwritten has room for them.
-        mask = out[part] if floats is None else floats[: chunk.numel()]
-        mask.copy_(room[: chunk.numel()])
-        if slope:
-            torch.ops.aten.leaky_relu_backward.grad_input(chunk, mask, slope, False, grad_input=out[part])
-        else:
-            torch.ops.aten.threshold_backward.grad_input(chunk, mask, 0, grad_input=out[part])
+        if out is not gradient:  # vectorised kernels are there for floats only; what is to be overwritten has room
+            _pass(chunk, out[part].copy_(room[: chunk.numel()]), slope, out[part])
+            continue
+        for plane, own in zip(torch.split(room[: chunk.numel()], width), torch.split(chunk, width), strict=True):
+            _pass(own, plane.to(own.dtype), slope, own)
+
+
+def _pass(gradient: Tensor, mask: Tensor, slope: float, out: Tensor) -> None:
+    """Write the gradient where the mask is not 0, and ``slope`` times the gradient elsewhere; rows of floats, (N,)."""
+    if slope:
+        torch.ops.aten.leaky_relu_backward.grad_input(gradient, mask, slope, False, grad_input=out)
+    else:
+        torch.ops.aten.threshold_backward.grad_input(gradient, mask, 0, grad_input=out)
