@@ -27,10 +27,7 @@ def _models(cells: list[Cell]) -> str:
     rows = []
     for cell in cells:
         plain = [abs(each["predicted"] / each["measured"] - 1) for each in cell["selections"]]
-        steady = [
-            abs(each["predicted"] * each["forward"] / (each["measured"] * cell["forward"]) - 1)
-            for each in cell["selections"]
-        ]
+        steady = [abs(each["predicted"] / cell["forward"] / each["passes"] - 1) for each in cell["selections"]]
         rows.append((
             cell["settings"]["model"], cell["settings"]["batch_size"], len(plain), percent(median(plain)),
             percent(max(plain)), percent(median(steady)), percent(max(steady)), f"{cell['profile_seconds']:.0f} s",
@@ -41,7 +38,7 @@ def _models(cells: list[Cell]) -> str:
     )  # fmt: skip
     about = (
         "**Step time of random selections, predicted against measured.** This machine changes its speed from minute "
-        "to minute, so a forward pass is timed in turns with every step; at steady speed means in units of those.\n\n"
+        "to minute, so a forward pass is timed next to every step; at steady speed means in units of those.\n\n"
     )
     return about + markdown(header, rows)
 
