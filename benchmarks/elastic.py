@@ -79,7 +79,9 @@ def model(
                 "predicted": made.times.step_seconds(mask),
                 **made.beside_forward(mask, repeats),
             })  # fmt: skip
-        return {"profile_seconds": made.profile.seconds, "forward": made.forward, "selections": pairs}
+        head = made.beside_forward(made.network.head, 2 * repeats)
+        least = {"predicted": made.times.least, **head}
+        return {"profile_seconds": made.profile.seconds, "least": least, "selections": pairs}
 
     _each("model", models, options, measure, selections=selections, repeats=repeats)
 

@@ -44,8 +44,6 @@ class Bench:
         times: the time model made of it.
         trainer: the network in memory.
         batch: images in a step.
-        forward: seconds of a forward pass without gradients right after the profile; what it takes later tells by how
-            much the machine has changed its speed since.
     """
 
     profile: TensorProfile
@@ -53,7 +51,6 @@ class Bench:
     trainer: TensorTrainer
     batch: int
     device: str
-    forward: float
 
     @property
     def network(self) -> Network:
@@ -100,9 +97,7 @@ def bench(settings: Settings) -> Bench:
     module = chain.to_module()
     fill_made_up(module.to_empty(device=device))
     trainer = TensorTrainer(module, chain.forward, workload)
-    images, _ = random_batch((3, IMAGE_SIZE, IMAGE_SIZE), CLASSES, batch, device)
-    forward = statistics.median([forward_seconds(trainer, images) for _ in range(12)][1:])
-    return Bench(profile, StepTimes(Network(profile, batch)), trainer, batch, device, forward)
+    return Bench(profile, StepTimes(Network(profile, batch)), trainer, batch, device)
 
 
 def forward_seconds(trainer: TensorTrainer, images: Tensor) -> float:

@@ -27,7 +27,11 @@ def _models(cells: list[Cell]) -> str:
     rows = []
     for cell in cells:
         plain = [abs(each["predicted"] / each["measured"] - 1) for each in cell["selections"]]
-        steady = [abs(each["predicted"] / cell["forward"] / each["passes"] - 1) for each in cell["selections"]]
+        least = cell["least"]
+        steady = [
+            abs(each["predicted"] / least["predicted"] / (each["passes"] / least["passes"]) - 1)
+            for each in cell["selections"]
+        ]
         rows.append((
             cell["settings"]["model"], cell["settings"]["batch_size"], len(plain), percent(median(plain)),
             percent(max(plain)), percent(median(steady)), percent(max(steady)), f"{cell['profile_seconds']:.0f} s",
@@ -38,7 +42,8 @@ def _models(cells: list[Cell]) -> str:
     )  # fmt: skip
     about = (
         "**Step time of random selections, predicted against measured.** This machine changes its speed from minute "
-        "to minute, so a forward pass is timed next to every step; at steady speed means in units of those.\n\n"
+        "to minute, so a forward pass is timed next to every step. At steady speed: all steps are told in such passes, "
+        "over those of a step that trains the classifier alone.\n\n"
     )
     return about + markdown(header, rows)
 
