@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from parity_helpers import assert_same, train_plainly
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -50,14 +51,6 @@ def train(folder: Path, network: Callable[[], nn.Module], **options: Any) -> tup
     return load_file(folder / "model.safetensors") if (record := plan.run((), out=folder)) else {}, record
 
 
-def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> None:
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        torch.testing.assert_close(
-            second[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(
     "options",
@@ -72,25 +65,9 @@ def test_training_everything_is_backprop(tmp_path: Path, optimizer: str, options
 
 
 def test_norms_train_as_in_a_loop_that_keeps_them_in_evaluation_mode(tmp_path: Path) -> None:
-    from snugfit.api.assembling import assemble
-    from snugfit.core.request import DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
-
-    request = Request(
-        ModelOptions("python", image_size=16),
-        DataOptions("digits", max_train=96, max_val=40),
-        training=TrainingOptions(epochs=2, batch_size=32, seed=3, schedule="constant"),
-        strategy=StrategyOptions("elastic", scheme="full"),
-    )
-    source = assemble(request, module=with_norms()).training_data().train
-    network = with_norms().eval()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    for epoch in range(2):
-        for images, labels in source.epoch(epoch, 32):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(network(images), labels).backward()
-            optimizer.step()
+    plain = train_plainly(with_norms().eval(), OPTIONS)
     ours, _ = train(tmp_path, with_norms, scheme="full", schedule="constant")
-    assert_same(dict(network.state_dict()), ours, tolerance=1e-5)
+    assert_same(plain, ours, tolerance=1e-5)
     assert not torch.equal(ours["1.weight"], with_norms().state_dict()["1.weight"]), "its affine parameters train"
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity_helpers import assert_same, train_plainly
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -80,14 +81,6 @@ def train(folder: Path, network: Callable[[], nn.Module] = tiny_network, **optio
     return load_file(folder / "model.safetensors")
 
 
-def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> None:
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        torch.testing.assert_close(
-            second[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
 def test_checkpoint_is_backprop(tmp_path: Path) -> None:
     """BatchNorm's buffers too: naive recomputation would update them twice."""
     plain = train(tmp_path / "a", strategy="backprop")
@@ -105,25 +98,9 @@ def test_one_block_with_the_networks_own_loss_is_backprop(tmp_path: Path) -> Non
 
 
 def test_backprop_is_the_loop_anyone_would_write(tmp_path: Path) -> None:
-    from snugfit.api.assembling import assemble
-    from snugfit.core.request import DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
-
-    request = Request(
-        ModelOptions("python", image_size=16),
-        DataOptions("digits", max_train=96, max_val=40),
-        training=TrainingOptions(epochs=2, batch_size=32, seed=3, schedule="constant"),
-        strategy=StrategyOptions("backprop"),
-    )
-    source = assemble(request, module=tiny_network()).training_data().train
-    network = tiny_network().train()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    for epoch in range(2):
-        for images, labels in source.epoch(epoch, 32):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(network(images), labels).backward()
-            optimizer.step()
+    plain = train_plainly(tiny_network().train(), OPTIONS)
     ours = train(tmp_path / "run", strategy="backprop", schedule="constant")
-    assert_same(dict(network.state_dict()), ours, tolerance=1e-4)
+    assert_same(plain, ours, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"cache_dtype": "float32"}, {"cache_dtype": "float32", "views": 2}])

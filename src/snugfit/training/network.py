@@ -11,7 +11,7 @@ from snugfit.lean import use_lean_convolutions
 from snugfit.training.averaging import refresh_norms
 from snugfit.training.checkpoint import foreign_state
 from snugfit.training.optimizers import ParameterOptimizers
-from snugfit.training.step import StepResult, precision_context
+from snugfit.training.step import StepResult, cross_entropy_of, precision_context
 from snugfit.training.tensorfile import Deferred
 
 Forward = Callable[[Tensor], Tensor]
@@ -40,9 +40,7 @@ class NetworkTrainer:
         """One forward and backward; see :class:`snugfit.training.loop.Trainable`."""
         self.module.train()
         self.optimizers.train()
-        with precision_context(inputs, bfloat16=self._bfloat16):
-            logits = self.forward(inputs)
-            loss = nn.functional.cross_entropy(logits, labels)
+        loss, logits = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)
         del inputs
         (loss * share).backward()  # type: ignore[no-untyped-call]
         if update and self.micro_batches > 1:

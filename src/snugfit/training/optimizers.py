@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,10 @@ class ParameterOptimizers:
         }
         self._handles: list[RemovableHandle] = []
         self._averaged = True
+
+    def __iter__(self) -> Iterator[torch.optim.Optimizer]:
+        """The optimizers, one per parameter."""
+        return iter(self._optimizers.values())
 
     def apply_in_backward(self) -> list[RemovableHandle]:
         """Step and free each gradient as soon as backward has accumulated it; returns the hooks' handles.

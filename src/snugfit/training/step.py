@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,12 @@ def precision_context(inputs: Tensor, *, bfloat16: bool) -> AbstractContextManag
     if not bfloat16 or inputs.is_meta:
         return nullcontext()
     return torch.autocast(inputs.device.type, dtype=torch.bfloat16)
+
+
+def cross_entropy_of(
+    forward: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor, *, bfloat16: bool
+) -> tuple[Tensor, Tensor]:
+    """Mean cross entropy (scalar) and the logits (B, K) that ``forward`` makes of inputs (B, ...) with labels (B,)."""
+    with precision_context(inputs, bfloat16=bfloat16):
+        logits = forward(inputs)
+        return F.cross_entropy(logits, labels), logits

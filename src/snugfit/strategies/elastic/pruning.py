@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from snugfit.chain.propagation import BATCH, run_on_meta
 from snugfit.lean import use_lean, use_stock
 from snugfit.strategies.elastic.trainer import TensorTrainer
-from snugfit.surgery import add_penalty_gradient, find_groups, penalised, penalty, penalty_scale, prune, take
+from snugfit.surgery import add_penalty_gradient, find_groups, penalised, penalty, penalty_scale, prune, prune_optimizer
 from snugfit.training.events import Notice
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
@@ -58,16 +58,9 @@ class Pruner:
         """Remove dead channels and what the optimizer holds for them; how many parameters that were."""
         trainer = self.trainer
         before = sum(parameter.numel() for parameter in trainer.parameters.values())
-        state = trainer.optimizers.state()
         cuts = prune(trainer.module, self.groups)
-        if not cuts:
-            return 0
-
-        def cut(key: str, tensor: Tensor) -> Tensor:
-            found = cuts.get(key.rpartition("/")[0])
-            return take(tensor, found) if found is not None and tensor.shape == found.before else tensor
-
-        trainer.take_state(trainer.selected, {key: cut(key, tensor) for key, tensor in state.items()})
+        for optimizer in trainer.optimizers if cuts else ():
+            prune_optimizer(optimizer, trainer.module, cuts)
         return before - sum(parameter.numel() for parameter in trainer.parameters.values())
 
     def macs(self) -> int:

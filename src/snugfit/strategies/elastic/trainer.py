@@ -16,7 +16,7 @@ from snugfit.surgery import adopt_widths
 from snugfit.training.checkpoint import foreign_state
 from snugfit.training.network import Forward
 from snugfit.training.optimizers import ParameterOptimizers
-from snugfit.training.step import StepResult, precision_context
+from snugfit.training.step import StepResult, cross_entropy_of
 from snugfit.training.tensorfile import Deferred
 
 
@@ -105,9 +105,7 @@ class TensorTrainer:
         """One forward and backward; see :class:`snugfit.training.loop.Trainable`."""
         started = time.perf_counter()
         set_modes(self.module)
-        with precision_context(inputs, bfloat16=self._bfloat16):
-            logits = self.forward(inputs)
-            loss = nn.functional.cross_entropy(logits, labels)
+        loss, logits = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)
         del inputs
         (loss * share).backward()  # type: ignore[no-untyped-call]
         if update and self.micro_batches > 1:
@@ -141,8 +139,7 @@ class TensorTrainer:
         try:
             set_modes(self.module)
             for _ in range(min(self.micro_batches, 2)):
-                with precision_context(inputs, bfloat16=self._bfloat16):
-                    loss = nn.functional.cross_entropy(self.forward(inputs), labels)
+                loss = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)[0]
                 loss.backward()  # type: ignore[no-untyped-call]
                 del loss
         finally:

@@ -23,7 +23,7 @@ from snugfit.local.feedback import (
 from snugfit.local.single_layer import SingleLayer
 from snugfit.training.network import NetworkTrainer
 from snugfit.training.seeding import derive_seed
-from snugfit.training.step import StepResult, precision_context
+from snugfit.training.step import StepResult, cross_entropy_of, precision_context
 
 
 class FeedbackTrainer(NetworkTrainer):
@@ -80,9 +80,7 @@ class FeedbackTrainer(NetworkTrainer):
 
     def _train_head(self, features: Tensor, labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
         """Train the head by the loss; the loss and the logits (B, K), detached."""
-        with precision_context(features, bfloat16=self._bfloat16):
-            logits = self.head(features)
-            loss = F.cross_entropy(logits, labels)
+        loss, logits = cross_entropy_of(self.head, features, labels, bfloat16=self._bfloat16)
         _backward(loss * share)
         return loss.detach(), logits.detach()
 
