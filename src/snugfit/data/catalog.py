@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from snugfit.data import cifar, cub, digits, dogs, folder, idx, imagenet, pets, vww
+from snugfit.data import cifar, cub, digits, dogs, flowers, folder, idx, imagenet, pets, vww
 from snugfit.data.download import ARCHIVES, can_download, download
 from snugfit.data.locate import data_root, find, image_folder
 from snugfit.data.sets import Bordered, ImageSet, Parts, Splits
@@ -97,6 +97,12 @@ SOURCES: dict[str, Source] = {
         dogs.read,
         224, *_IMAGENET, True, ("stanford-dogs", "StanfordDogs", "dogs", "."), dogs.MARKERS,
         "images.tar and lists.tar from http://vision.stanford.edu/aditya86/ImageNetDogs/ into a folder 'stanford-dogs'",
+    ),
+    "flowers102": Source(
+        flowers.read,
+        224, *_IMAGENET, True, ("flowers-102", "flowers102", "102flowers", "."), flowers.MARKERS,
+        "102flowers.tgz, imagelabels.mat and setid.mat from https://www.robots.ox.ac.uk/~vgg/data/flowers/102/ into a "
+        "folder 'flowers-102'",
     ),
 }  # fmt: skip
 _FOLDER = Source(folder.read, 224, *_IMAGENET, True)

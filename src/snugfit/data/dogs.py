@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from snugfit.data import folder
 from snugfit.data.listed import Listing
+from snugfit.data.matlab import read_vectors
 from snugfit.data.sets import Parts
 from snugfit.errors import DataError
 
@@ -49,22 +49,8 @@ def _entries(path: Path) -> Iterator[tuple[str, str]]:
             f"{path} is missing. Unpack lists.tar in {path.parent}; "
             f"or divide the images anew: --data folder:{path.parent / 'Images'}."
         )
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise DataError(f"scipy, which reads {path.name}, is missing; install it with: pip install scipy") from error
-    try:
-        content = loadmat(path, variable_names=["file_list", "labels"])
-        names, labels = content["file_list"].ravel(), content["labels"].ravel()
-        entries = [(_text(name), f"{label:g}") for name, label in zip(names, labels, strict=True)]
-    except Exception as error:  # whatever a damaged file makes of scipy's parser
-        raise DataError(f"{path} is damaged or no list of images ({error}). Get it anew.") from error
-    yield from entries
-
-
-def _text(cell: Any) -> str:
-    """What a cell of text holds."""
-    text = cell.item()
-    if not isinstance(text, str):
-        raise ValueError(f"{text!r:.60} is no name")
-    return text
+    content = read_vectors(path, texts=["file_list"], numbers=["labels"])
+    names, labels = content["file_list"], content["labels"]
+    if len(names) != len(labels):
+        raise DataError(f"{path} has {len(names)} names but {len(labels)} labels. Get it anew.")
+    yield from zip(names, labels, strict=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _PETS = "https://thor.robots.ox.ac.uk/pets/"
+_FLOWERS = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 
@@ -52,6 +53,11 @@ ARCHIVES: dict[str, tuple[Archive, ...]] = {
     "pets": (  # the lists last: a set is found by them
         Archive(_PETS + "images.tar.gz", "5c4f3ee8e5d25df40f4fd59a7f44e54c", "oxford-iiit-pet"),
         Archive(_PETS + "annotations.tar.gz", "95a8c909bbe2e81eed6a22bccdf3f68f", "oxford-iiit-pet"),
+    ),
+    "flowers102": (  # as with pets
+        Archive(_FLOWERS + "102flowers.tgz", "52808999861908f626f3c1f4e79d11fa", "flowers-102"),
+        Archive(_FLOWERS + "imagelabels.mat", "e0620be6f572b9609742df49c70aed4d", "flowers-102"),
+        Archive(_FLOWERS + "setid.mat", "a5357ecc9cb78c4bef273ce3793fc85c", "flowers-102"),
     ),
     "imagenette": (
         Archive("https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz", "e793b78cc4c9e9a4ccc0c1155377a412"),

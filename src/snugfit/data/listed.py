@@ -55,25 +55,26 @@ class Listing:
     Args:
         folder: what the names are relative to.
         highest: the highest label in the lists; the lowest is 1.
+        parts: what the lists divide the images into; ``"val"`` where there are validation images.
     """
 
-    def __init__(self, folder: Path, highest: int) -> None:
+    def __init__(self, folder: Path, highest: int, parts: tuple[str, ...] = ("train", "test")) -> None:
         self._folder, self._highest = folder, highest
-        self._parts: dict[str, tuple[FileNames, list[int]]] = {"train": (FileNames(), []), "test": (FileNames(), [])}
+        self._parts: dict[str, tuple[FileNames, list[int]]] = {part: (FileNames(), []) for part in parts}
         self._seen, self._classes = set[str](), dict[int, str]()
 
     def add(self, part: str, name: str, label: str, class_name: str, place: str) -> None:
-        """Add an image to ``"train"`` or ``"test"``.
+        """Add an image to a part.
 
         Args:
-            part: which of the two.
+            part: which one.
             name: the file below the folder.
             label: as the list has it, from 1.
             class_name: the class's name as the list has it.
             place: where the image is listed.
 
         Raises:
-            DataError: it was listed before, also in the other part, there is no such file, or the label is no number
+            DataError: it was listed before, also in another part, there is no such file, or the label is no number
                 up to the highest, or that of a class of another name.
         """
         value, path = number(label, 1, self._highest, place), self._folder / name
@@ -91,7 +92,7 @@ class Listing:
         labels.append(value - 1)
 
     def parts(self, image_size: int, workers: int, class_names: tuple[str, ...] = ()) -> Parts:
-        """Both parts, every file of which was opened; classes are those of the lists where no names are given.
+        """The parts, every file of which was opened; classes are those of the lists where no names are given.
 
         Raises:
             DataError: a part or a class has no images, or a file is no image.
@@ -101,10 +102,12 @@ class Listing:
                 raise DataError(f"the lists for {self._folder} have no {part} images. Get them anew.")
             check_headers(files[index] for index in range(len(files)))
         decoder = Decoder(image_size, workers=workers)
-        train, test = (
-            FileImages(files, np.array(labels, dtype=np.int64), decoder) for files, labels in self._parts.values()
-        )
-        return Parts(class_names or self._names(), train, test=test, resources=(decoder,))
+        images = {
+            part: FileImages(files, np.array(labels, dtype=np.int64), decoder)
+            for part, (files, labels) in self._parts.items()
+        }
+        names = class_names or self._names()
+        return Parts(names, images["train"], images.get("val"), images["test"], resources=(decoder,))
 
     def _names(self) -> tuple[str, ...]:
         names = [self._classes.get(label, "") for label in range(1, max(self._classes) + 1)]

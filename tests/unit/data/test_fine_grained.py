@@ -249,7 +249,7 @@ def test_dogs_with_a_damaged_list(tmp_path, kept):
         ([f"{DOGS[0]}/n02085620_3.jpg"], [121], "'121' is no number from 1 to 120"),
         ([f"{DOGS[0]}/n02085620_3.jpg"], [1.5], "'1.5' is no number"),
         ([f"{DOGS[0]}/n02085620_3.jpg"], [2], "label 2 is that of Chihuahua and of Japanese_spaniel"),
-        ([f"{DOGS[0]}/n02085620_3.jpg"], [1, 2], "is damaged or no list"),
+        ([f"{DOGS[0]}/n02085620_3.jpg"], [1, 2], "has 1 names but 2 labels"),
         ([f"{DOGS[0]}/absent.jpg"], [1], "absent.jpg is missing"),
         ([7], [1], "is damaged or no list"),
     ],

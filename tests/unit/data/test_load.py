@@ -22,7 +22,7 @@ def without_torchvision(monkeypatch):
 def test_names():
     assert set(names()) == {
         "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "imagenette", "vww",
-        "cub200", "pets", "dogs",
+        "cub200", "pets", "dogs", "flowers102",
         "folder:PATH",
     }  # fmt: skip
 
