@@ -15,6 +15,9 @@ from torch import fx, nn
 from snugfit.chain.propagation import Shapes, node_shapes
 from snugfit.chain.tracing import LAYERS, owner_of
 
+SIDE_NETWORK = "side"
+"""Path below which side modules stand; what lies there belongs to the block that it stands beside."""
+
 
 @dataclass(frozen=True)
 class ModuleBlock:
@@ -44,7 +47,7 @@ def find_blocks(module: fx.GraphModule, input_shape: tuple[int, ...]) -> tuple[M
     A block is what lies under one module path up to and including its first run of numbers: ``features.2``,
     ``layer1.0``, ``blocks.0.0``. What holds no convolution or linear layer belongs to the block before it, until the
     map is pooled to one pixel or flattened: from there on, all is the last block. Blocks between which more than one
-    tensor crosses are one.
+    tensor crosses are one; that a side module reads the image does not count.
 
     Args:
         module: a traced network, such as ``Chain.to_module()``; meta will do.
@@ -72,6 +75,9 @@ def _named(module: fx.GraphModule, nodes: list[fx.Node], shapes: Shapes) -> list
     ended = False
     for node in nodes:
         shape = shapes[node]
+        if parts and _is_beside(node):
+            parts[-1][1].append(node)
+            continue
         ends = shape is not None and (len(shape) < 4 or shape[2:] == (1, 1))
         path = _block_path(_path(node))
         if not parts or (ends and not ended):
@@ -111,7 +117,12 @@ def _crossing(part: list[fx.Node], joined: list[tuple[str, list[fx.Node]]]) -> b
     """Whether any value but the last is used beyond the parts so far."""
     inside = {node for _, nodes in joined for node in nodes}
     image = next(node for node in part[0].graph.nodes if node.op == "placeholder")
-    return any(user not in inside for node in {image, *inside} - {part[-1]} for user in node.users)
+    beside = {user for user in image.users if _is_beside(user)}
+    return any(user not in inside | beside for node in {image, *inside} - {part[-1]} for user in node.users)
+
+
+def _is_beside(node: fx.Node) -> bool:
+    return _path(node).split(".")[0] == SIDE_NETWORK
 
 
 def _block_path(path: str) -> str:

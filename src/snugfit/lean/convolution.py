@@ -18,7 +18,9 @@ from snugfit.lean.saving import Layout, needs_gradient
 from snugfit.lean.taps import SMALL_MAP, Pair, tapped_weight_gradient
 
 
-class _Geometry(NamedTuple):
+class Geometry(NamedTuple):
+    """How a convolution's kernel moves over the map."""
+
     stride: Pair
     padding: Pair
     dilation: Pair
@@ -34,7 +36,7 @@ class _LeanConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry, tapped: bool,
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, tapped: bool,
         dtype: torch.dtype | None,
     ) -> Tensor:  # fmt: skip
         to_inputs, to_weight = ctx.needs_input_grad[:2]
@@ -59,8 +61,8 @@ class _LeanConvolution(torch.autograd.Function):
         mask = [to_inputs, to_weight and not ctx.tapped, to_bias and to_weight and not ctx.tapped]
         found: list[Tensor | None] = [None, None, None]
         if any(mask):
-            given = _with_stand_ins(inputs, weight, ctx.layouts, ctx.geometry, ctx.dtype)
-            found[:] = _aten_backward(gradient, *given, ctx.geometry, mask)
+            given = with_stand_ins(inputs, weight, ctx.layouts, ctx.geometry, ctx.dtype)
+            found[:] = gradients_of(gradient, *given, ctx.geometry, mask)
         if ctx.tapped:
             stride, padding, dilation, _ = ctx.geometry
             kernel = tuple(ctx.layouts[1].size[2:])
@@ -70,9 +72,10 @@ class _LeanConvolution(torch.autograd.Function):
         return (*found, None, None, None)
 
 
-def _aten_backward(
-    gradient: Tensor, inputs: Tensor, weight: Tensor, geometry: _Geometry, mask: list[bool]
+def gradients_of(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, geometry: Geometry, mask: list[bool]
 ) -> tuple[Tensor | None, ...]:
+    """Gradients of input, weight and bias, those that ``mask`` asks for; of input and weight, one may be a stand-in."""
     stride, padding, dilation, groups = geometry
     found: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
         gradient, inputs, weight, [len(weight)], stride, padding, dilation, False, (0, 0), groups, mask
@@ -80,8 +83,8 @@ def _aten_backward(
     return tuple(each if wanted else None for each, wanted in zip(found, mask, strict=True))
 
 
-def _with_stand_ins(
-    inputs: Tensor | None, weight: Tensor | None, layouts: tuple[Layout, Layout], geometry: _Geometry,
+def with_stand_ins(
+    inputs: Tensor | None, weight: Tensor | None, layouts: tuple[Layout, Layout], geometry: Geometry,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Input and weight, and in the place of one that was not kept a tensor of its shape without memory."""
@@ -95,7 +98,7 @@ def _with_stand_ins(
     return stand_ins
 
 
-def _needs_memory(inputs: Tensor, weight: Tensor, geometry: _Geometry) -> bool:
+def _needs_memory(inputs: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     """Whether the kernel takes its input apart, group by group or image by image, without reading it."""
     if (geometry.groups == 1 and max(geometry.dilation) == 1) or inputs.is_meta:
         return False
@@ -110,7 +113,7 @@ class LeanConv2d(nn.Conv2d):
     """``nn.Conv2d`` that keeps no more than the gradients that are asked for need; the state dict is the same."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        dtype = _autocast_dtype(input)
+        dtype = autocast_dtype(input)
         tapped = weight.requires_grad and dtype is None and self._is_small(input)
         if not needs_gradient(input, weight, bias) or not (tapped or _is_lean(input, weight, dtype)):
             stock: Tensor = super()._conv_forward(input, weight, bias)
@@ -121,7 +124,7 @@ class LeanConv2d(nn.Conv2d):
         frame, mode, padding = self._frame()
         if any(frame):
             images = pad(images, frame, mode)
-        geometry = _Geometry(self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
+        geometry = Geometry(self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
         output: Tensor = _LeanConvolution.apply(  # type: ignore[no-untyped-call]
             images, weight, bias, geometry, tapped, dtype
         )
@@ -153,7 +156,7 @@ class LeanConv2d(nn.Conv2d):
         return pixels <= SMALL_MAP
 
 
-def _autocast_dtype(inputs: Tensor) -> torch.dtype | None:
+def autocast_dtype(inputs: Tensor) -> torch.dtype | None:
     """The precision that autocast lowers a convolution to, None outside of it."""
     kind = inputs.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
