@@ -7,6 +7,7 @@ from snugfit.lean.ending import PooledEnding
 from snugfit.lean.maxpool import LeanMaxPool2d
 from snugfit.lean.normalised import NormActivation
 from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, average_pool
+from snugfit.lean.standardised import StandardisedConv2d
 from snugfit.lean.swap import use_lean, use_lean_convolutions, use_stock
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LeanReLU6",
     "NormActivation",
     "PooledEnding",
+    "StandardisedConv2d",
     "average_pool",
     "use_lean",
     "use_lean_convolutions",

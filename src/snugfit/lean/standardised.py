@@ -24,7 +24,8 @@ EPS = 1e-5
 def standardise(weight: Tensor) -> Tensor:
     """Filters (K, C, kh, kw) less their mean, divided by their unbiased standard deviation and :data:`EPS`."""
     dims = (1, 2, 3)
-    return (weight - weight.mean(dims, keepdim=True)) / (weight.std(dims, keepdim=True) + EPS)
+    centred, spread = weight - weight.mean(dims, keepdim=True), weight.std(dims, keepdim=True) + EPS
+    return centred / spread if centred.requires_grad else centred.div_(spread)
 
 
 class _StandardisedConvolution(torch.autograd.Function):
@@ -32,8 +33,7 @@ class _StandardisedConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, geometry: Geometry, dtype: torch.dtype | None) -> Tensor:
-        to_inputs, to_weight = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(inputs if to_weight else None, weight)
+        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
         ctx.layout, ctx.geometry, ctx.dtype = Layout.of(inputs), geometry, dtype
         with torch.autocast(inputs.device.type, enabled=False):
             return F.conv2d(inputs, standardise(weight).to(dtype or weight.dtype), None, *geometry)

@@ -10,6 +10,7 @@ from snugfit.surgery.lasso import (
     penalty_scale,
 )
 from snugfit.surgery.reshape import DEFAULT_THRESHOLD, Cut, dead_channels, prune, prune_optimizer, take
+from snugfit.surgery.sidenet import attach_side_network, side_positions
 from snugfit.surgery.sizes import adopt_widths
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "add_penalty_gradient",
     "add_penalty_gradients",
     "adopt_widths",
+    "attach_side_network",
     "dead_channels",
     "find_groups",
     "penalised",
@@ -28,6 +30,7 @@ __all__ = [
     "penalty_scale",
     "prune",
     "prune_optimizer",
+    "side_positions",
     "take",
     "width",
 ]

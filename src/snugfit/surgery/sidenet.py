@@ -125,7 +125,7 @@ def _checked_plans(
     module: fx.GraphModule, blocks: tuple[ModuleBlock, ...], image: tuple[int, ...]
 ) -> tuple[_Plan, ...]:
     plans = _plans(module, blocks, image)
-    if not plans:
+    if not plans and not _convolves_pixels(module, image):
         raise ModelError(
             "the backbone has no block for a side network: none behind the stem has a convolution wider than 1x1 and "
             "an output of at most a quarter of the image's side. Use another backbone."
@@ -153,8 +153,8 @@ def _is_spatial(module: fx.GraphModule, block: ModuleBlock) -> bool:
 
 
 def _is_too_small(module: fx.GraphModule, plans: tuple[_Plan, ...], image: tuple[int, ...]) -> bool:
-    """Whether a pool leaves nothing, or the last blocks, which read single pixels, would get no side module for that."""
-    return any(plan.is_empty for plan in plans) or _convolves_pixels(module, image)
+    """Whether a pool leaves nothing, or blocks read single pixels and would get no side module for that."""
+    return not plans or any(plan.is_empty for plan in plans) or _convolves_pixels(module, image)
 
 
 def _convolves_pixels(module: fx.GraphModule, image: tuple[int, ...]) -> bool:
@@ -206,14 +206,16 @@ def _connect(
     module other than the first reads is pooled before, since the block's input may be freed then (or overwritten).
     """
     names = list(layers)
-    last = copies[block.nodes[-1]]
+    point = last = copies[block.nodes[-1]]
     if "shrink" in names[0]:
         entry = next(node for node in graph.nodes if node.op == "placeholder")
     else:
         entry = copies[block.entry]
         with _beside(graph, copies[block.nodes[0]], attributes):
             entry = graph.call_module(names.pop(0), (entry,))
-    value, point = entry, last
+        if len(block.nodes) == 1:  # the pool may stand behind the block then
+            point = entry if last < entry else last
+    value = entry
     for name in names:
         with graph.inserting_after(point):
             value = point = graph.call_module(name, (value,))
@@ -222,6 +224,7 @@ def _connect(
         total = graph.call_function(add, (last, value))
     for user in users:
         user.replace_input_with(last, total)
+    copies[block.nodes[-1]] = total  # what the next block reads, and its side module with it
 
 
 def _beside(graph: fx.Graph, first: fx.Node, attributes: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
@@ -267,4 +270,4 @@ def _fits(module: fx.GraphModule, input_shape: tuple[int, ...]) -> bool:
     except Exception:  # whatever the network raises on an image that it cannot take
         return False
     plans = _plans(module, blocks, input_shape)
-    return bool(plans) and not _is_too_small(module, plans, input_shape)
+    return not _is_too_small(module, plans, input_shape)
