@@ -7,7 +7,9 @@ from snugfit.lean.ending import PooledEnding
 from snugfit.lean.maxpool import LeanMaxPool2d
 from snugfit.lean.normalised import NormActivation
 from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, average_pool
+from snugfit.lean.samples import run_by_sample
 from snugfit.lean.standardised import StandardisedConv2d
+from snugfit.lean.stored import restore_float, store_int8
 from snugfit.lean.swap import use_lean, use_lean_convolutions, use_stock
 
 __all__ = [
@@ -25,6 +27,9 @@ __all__ = [
     "PooledEnding",
     "StandardisedConv2d",
     "average_pool",
+    "restore_float",
+    "run_by_sample",
+    "store_int8",
     "use_lean",
     "use_lean_convolutions",
     "use_stock",

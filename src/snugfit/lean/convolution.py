@@ -6,6 +6,7 @@ to save, and it is torch's own but for the weight gradient on small maps (:mod:`
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -49,8 +50,7 @@ class _LeanConvolution(torch.autograd.Function):
         )
         if dtype is None:
             return F.conv2d(inputs, weight, bias, *geometry)
-        # Autocast would remember a copy that it makes here, which has no graph, and hand it to others.
-        with torch.autocast(inputs.device.type, enabled=False):
+        with no_autocast(inputs, dtype):
             return F.conv2d(inputs, weight.to(dtype), None if bias is None else bias.to(dtype), *geometry)
 
     @staticmethod
@@ -154,6 +154,14 @@ class LeanConv2d(nn.Conv2d):
         for size, padding, dilation, kernel, stride in sizes:
             pixels *= (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
         return pixels <= SMALL_MAP
+
+
+def no_autocast(inputs: Tensor, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    """Lower no weight in this context; nothing where ``dtype`` says that there is no autocast.
+
+    Autocast would remember a copy that it makes in an operator of ours, which has no graph, and hand it to others.
+    """
+    return contextlib.nullcontext() if dtype is None else torch.autocast(inputs.device.type, enabled=False)
 
 
 def autocast_dtype(inputs: Tensor) -> torch.dtype | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from snugfit.lean.convolution import Geometry, autocast_dtype, gradients_of, with_stand_ins
+from snugfit.lean.convolution import Geometry, autocast_dtype, gradients_of, no_autocast, with_stand_ins
 from snugfit.lean.saving import Layout, needs_gradient
 
 EPS = 1e-5
@@ -35,7 +35,7 @@ class _StandardisedConvolution(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, geometry: Geometry, dtype: torch.dtype | None) -> Tensor:
         ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
         ctx.layout, ctx.geometry, ctx.dtype = Layout.of(inputs), geometry, dtype
-        with torch.autocast(inputs.device.type, enabled=False):
+        with no_autocast(inputs, dtype):
             return F.conv2d(inputs, standardise(weight).to(dtype or weight.dtype), None, *geometry)
 
     @staticmethod
@@ -43,8 +43,7 @@ class _StandardisedConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         mask = [*ctx.needs_input_grad[:2], False]
-        # A backward pass may run under autocast, which would lower what is computed here.
-        with torch.enable_grad(), torch.autocast(gradient.device.type, enabled=False):
+        with torch.enable_grad():
             leaf = weight.detach().requires_grad_()
             made = standardise(leaf).to(ctx.dtype or weight.dtype)
         layouts = (ctx.layout, Layout.of(made))

@@ -1,0 +1,260 @@
+"""Blocks that run one sample at a time, so that what a block needs for a moment it needs for one sample only.
+
+In a network that is frozen for the most part, the maps inside its first blocks decide the peak, and no gradient of
+theirs is ever kept (NOTES, Rep-Net 3: the exact alternative to pruning). Of a frozen block in evaluation mode samples
+know nothing of each other, so that outputs and gradients are what the whole batch gives.
+
+Shapes: B batch, C channels, H and W height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+
+from snugfit.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from snugfit.chain.blocks import ModuleBlock
+
+_RUNNERS = "blocks_by_sample"
+"""Path below which a network has what runs its blocks sample by sample; nothing of it is in the state dict."""
+_WHOLE = "graph_of_whole_batches"
+"""Where a network's own graph is kept, in its ``meta``."""
+_READ_ONLY = (_ConvNd, nn.Linear, _NormBase, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
+
+
+def run_by_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> None:
+    """Make these blocks of a network run one sample at a time, and all others whole batches again, in place.
+
+    Outputs and gradients stay what they are. Without a gradient, a block's peak is its input, its output, and what one
+    sample needs in between. Where a gradient passes through to the block's input, what its operators keep is kept per
+    sample (little, where they are lean: :func:`snugfit.lean.use_lean`), and the backward pass runs sample by sample.
+
+    State dict, layers and hooks stay; :func:`use_lean` and ``train()`` reach the layers as before. Take it off with
+    ``run_by_sample(module, ())`` before the network is traced, cut or changed in its graph.
+
+    Args:
+        module: a traced network; one with side modules is fine.
+        blocks: blocks of it, or of the backbone that side modules were attached to; an empty tuple takes it off.
+
+    Raises:
+        ModelError: a block is not part of the network, is entered or left by more than one tensor, has parameters that
+            train, reads tensors that belong to no layer, or has a norm without running statistics.
+    """
+    whole = module.meta.get(_WHOLE, module.graph)
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(whole, copies))
+    own = {node.name: node for node in whole.nodes}
+    runners: dict[str, nn.Module] = {}
+    for block in blocks:
+        nodes, entry = _checked(module, block, own)
+        name = f"{_RUNNERS}.{block.name.replace('.', '_')}"
+        runners[name] = BySample(block.name, _body(module, nodes, entry), _reads_only(module, nodes, entry))
+        copies[nodes[-1]] = _replace(graph, [copies[node] for node in nodes], copies[entry], name)
+    if hasattr(module, _RUNNERS):
+        delattr(module, _RUNNERS)
+    for name, runner in runners.items():
+        module.add_submodule(name, runner)
+    module.meta.pop(_WHOLE, None)
+    if runners:
+        module.meta[_WHOLE] = whole
+    module.graph = graph
+
+
+class BySample(nn.Module):
+    """What stands for a block that runs sample by sample.
+
+    Args:
+        name: the block's, for messages.
+        body: the block, whose layers belong to the network and are no sub-modules of this one.
+        reads_only: whether the block surely leaves its input as it is; it gets a copy of each sample otherwise.
+    """
+
+    def __init__(self, name: str, body: fx.GraphModule, reads_only: bool) -> None:
+        super().__init__()
+        self.name, self.reads_only = name, reads_only
+        self.__dict__["body"] = body
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (B, C, H, W) to what the block makes of it.
+
+        Raises:
+            ModelError: a parameter of the block trains, or a norm or dropout is in training mode.
+        """
+        self._check()
+        body: fx.GraphModule = self.__dict__["body"]
+        prepare: Callable[[Tensor], Tensor] = Tensor.detach if self.reads_only else Tensor.clone
+        if len(inputs) < 2 or inputs.dim() < 2:
+            whole: Tensor = body(inputs if self.reads_only else inputs.clone())
+            return whole
+        if torch.is_grad_enabled() and inputs.requires_grad:
+            found: Tensor = _Through.apply(inputs, body, prepare)  # type: ignore[no-untyped-call]
+            return found
+        with torch.no_grad():
+            return _collected(inputs, lambda sample: body(prepare(sample)))
+
+    def _check(self) -> None:
+        body: fx.GraphModule = self.__dict__["body"]
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in body.parameters()):
+            raise ModelError(_trains(self.name))
+        for layer in body.modules():
+            if layer.training and isinstance(layer, (_NormBase, _DropoutNd)):
+                raise ModelError(
+                    f"block {self.name} runs sample by sample and holds a {type(layer).__name__} in training mode, "
+                    "which would see single samples; call eval() on it, or leave the block out of run_by_sample."
+                )
+
+
+class _Through(torch.autograd.Function):
+    """A frozen block, sample by sample, through which a gradient passes to its input.
+
+    Every sample has an autograd graph of its own, held by its two ends: neither its input nor its output is kept but
+    where an operator in between does so.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, body: fx.GraphModule, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.ends, ctx.layout = [], _layout(inputs)
+        token = torch.empty(0, dtype=inputs.dtype, device=inputs.device, requires_grad=True)
+
+        def run(sample: Tensor) -> Tensor:
+            with torch.enable_grad():
+                entry = _Entry.apply(token, sample, prepare)  # type: ignore[no-untyped-call]
+                start = get_gradient_edge(entry)  # before the block may overwrite what it is given
+                output = body(entry)
+                ctx.ends.append((start, get_gradient_edge(output)))
+                detached: Tensor = output.detach()
+                return detached
+
+        return _collected(inputs, run)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ends: list[tuple[GradientEdge, GradientEdge]] = ctx.ends
+        if len(ends) != len(gradient):
+            raise UsageError("a second backward pass through blocks that run sample by sample: run forward again.")
+        to_inputs = ctx.layout(len(gradient))
+        for index in reversed(range(len(gradient))):
+            entry, output = ends.pop()
+            (found,) = torch.autograd.grad([output], [entry], [gradient[index : index + 1]])
+            to_inputs[index] = found[0]
+        return to_inputs, None, None
+
+
+class _Entry(torch.autograd.Function):
+    """Begin a sample's autograd graph at a node that does not hold the sample, as a leaf would."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, sample: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+        return prepare(sample)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        return None, None, None
+
+
+def _collected(inputs: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """What ``run`` makes of (1, ...) samples, in one tensor."""
+    first = run(inputs[:1])
+    outputs = _layout(first, like=inputs)(len(inputs))
+    outputs[0] = first[0]
+    del first
+    for index in range(1, len(inputs)):
+        outputs[index] = run(inputs[index : index + 1])[0]
+    return outputs
+
+
+def _layout(tensor: Tensor, like: Tensor | None = None) -> Callable[[int], Tensor]:
+    """How to make a batch of tensors as this one, in its memory format; ``like`` decides where it has more than one."""
+    size, dtype, device = tensor.shape[1:], tensor.dtype, tensor.device
+    memory_format = torch.contiguous_format
+    if _is_channels_last(tensor) and (not tensor.is_contiguous() or _is_channels_last(like)):
+        memory_format = torch.channels_last
+
+    def make(batch: int) -> Tensor:
+        return torch.empty((batch, *size), dtype=dtype, device=device, memory_format=memory_format)
+
+    return make
+
+
+def _is_channels_last(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _checked(module: fx.GraphModule, block: ModuleBlock, own: dict[str, fx.Node]) -> tuple[list[fx.Node], fx.Node]:
+    """The nodes of a block in a network's graph, and the one whose value enters."""
+    if any(node.name not in own for node in block.nodes):
+        raise ModelError(f"block {block.name} is not part of the network; take blocks from its backbone's find_blocks.")
+    nodes = [own[node.name] for node in block.nodes]
+    inside = set(nodes)
+    entries = {source for node in nodes for source in node.all_input_nodes} - inside
+    if any(source.op == "get_attr" for source in entries):
+        raise ModelError(f"block {block.name} reads tensors of no layer and cannot run sample by sample; leave it out.")
+    if len(entries) != 1 or any(user not in inside for node in nodes[:-1] for user in node.users):
+        raise ModelError(
+            f"block {block.name} is entered or left by more than one tensor and cannot run sample by sample; "
+            "take blocks from the backbone, as it was before side modules were attached."
+        )
+    layers = [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
+    if any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
+        raise ModelError(_trains(block.name))
+    if any(isinstance(part, _NormBase) and part.running_mean is None for layer in layers for part in layer.modules()):
+        raise ModelError(
+            f"block {block.name} has a norm without running statistics, which mixes samples; leave it out."
+        )
+    return nodes, entries.pop()
+
+
+def _trains(name: str) -> str:
+    return (
+        f"block {name} has parameters that train, whose gradients would need its maps whole: freeze them "
+        "(requires_grad_(False)), or leave the block out of run_by_sample."
+    )
+
+
+def _body(module: fx.GraphModule, nodes: list[fx.Node], entry: fx.Node) -> fx.GraphModule:
+    """A block as a module of its own that shares the layers."""
+    graph = fx.Graph()
+    copies = {entry: graph.placeholder("x")}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(copies[nodes[-1]])
+    return fx.GraphModule(module, graph)
+
+
+def _reads_only(module: fx.GraphModule, nodes: list[fx.Node], entry: fx.Node) -> bool:
+    """Whether all that reads a block's input makes a new map of it."""
+    return all(
+        isinstance(module.get_submodule(str(user.target)), _READ_ONLY)
+        if user.op == "call_module"
+        else user.target in (add, torch.add)
+        for user in entry.users
+        if user in nodes
+    )
+
+
+def _replace(graph: fx.Graph, nodes: list[fx.Node], entry: fx.Node, name: str) -> fx.Node:
+    """Put a runner in the place of a block's nodes, and return its node.
+
+    The layers are still named in the graph: what a graph does not name is lost when its module is copied.
+    """
+    with graph.inserting_after(nodes[-1]):
+        runner = graph.call_module(name, (entry,))
+    nodes[-1].replace_all_uses_with(runner)
+    for target in sorted({str(node.target) for node in nodes if node.op == "call_module"}):
+        with graph.inserting_before(runner):
+            graph.get_attr(target)
+    for node in reversed(nodes):
+        graph.erase_node(node)
+    return runner
