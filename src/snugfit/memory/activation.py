@@ -1,0 +1,157 @@
+"""Activation memory of a training step, block by block: equations 1 to 6 of Yoosefi et al., over records of layers.
+
+What a record holds is up to who makes it (``profiling/activation.py``): bytes per image by the rule of the paper, or
+bytes of a whole batch as tensors really live and die. The paper looks at the forward pass alone; a record may tell what
+its layer's backward pass takes as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One layer, in order of execution.
+
+    Attributes:
+        name: of the layer.
+        block: number of the block that it belongs to.
+        temporary_bytes: alive while it runs forward, beside what layers before it keep for their gradients; M_tmp.
+        kept_bytes: kept from here on for the backward pass; grd x M_grd. What a layer before it keeps already is not
+            counted again.
+        backward_bytes: alive while it runs backward, beside what it and the layers before it keep; None where it does
+            not run backward, or where that is left out, as in the paper.
+    """
+
+    name: str
+    block: int
+    temporary_bytes: int
+    kept_bytes: int = 0
+    backward_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """One layer with what is kept by the layers before it.
+
+    Attributes:
+        name: of the layer.
+        temporary_bytes, kept_bytes: as in its record.
+        cumulative_bytes: kept by the layers before it (equation 3).
+        peak_bytes: the most that is alive while it runs, forward or backward: the term in equation 2.
+        backward: whether that is in its backward pass.
+    """
+
+    name: str
+    temporary_bytes: int
+    kept_bytes: int
+    cumulative_bytes: int
+    peak_bytes: int
+    backward: bool = False
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """One block.
+
+    Attributes:
+        name: of the block.
+        temporary_bytes: the most that one of its layers takes temporarily (equation 5).
+        cumulative_bytes: kept by all layers up to its last one (equation 6, the current block included).
+        peak_bytes: the most that is alive while one of its layers runs (equation 2).
+        layers: in order of execution.
+    """
+
+    name: str
+    temporary_bytes: int
+    cumulative_bytes: int
+    peak_bytes: int
+    layers: tuple[LayerMemory, ...] = ()
+
+
+@dataclass(frozen=True)
+class ActivationMemory:
+    """A network's activation memory; JSON-able.
+
+    Attributes:
+        peak_bytes: M_act, the most that is alive at once (equation 1).
+        peak_block: number of the block where that is.
+        cumulative_bytes: kept for the backward pass at the end of the forward pass.
+        total_bytes: M, with parameters and what belongs to them, for the whole batch (equation 4).
+        batch: images of a step.
+        images: images that the bytes of layers and blocks are of: 1 or ``batch``.
+        parameter_bytes: M_par.
+        blocks: in order.
+    """
+
+    peak_bytes: int
+    peak_block: int
+    cumulative_bytes: int
+    total_bytes: int
+    batch: int
+    images: int
+    parameter_bytes: int
+    blocks: tuple[BlockMemory, ...]
+
+    def sensitive(self) -> tuple[int, ...]:
+        """Numbers of the blocks whose temporary memory is above the whole network's cumulative memory (section V)."""
+        return tuple(index for index, block in enumerate(self.blocks) if block.temporary_bytes > self.cumulative_bytes)
+
+
+def add_up(
+    names: Sequence[str], records: Sequence[LayerRecord], *, parameter_bytes: int, batch: int = 1, images: int = 1
+) -> ActivationMemory:
+    """Apply equations 1 to 6 to the layers of a network.
+
+    Args:
+        names: of the blocks.
+        records: the layers, in order of execution.
+        parameter_bytes: bytes of weights, and of gradients and optimizer state where they count.
+        batch: images of a step.
+        images: images that the records' bytes are of; divides ``batch``.
+
+    Raises:
+        ValueError: a block has no layer, a layer belongs to none, or ``images`` does not divide ``batch``.
+    """
+    if {record.block for record in records} != set(range(len(names))):
+        raise ValueError("every block must have layers, and every layer a block")
+    if batch < 1 or batch % images:
+        raise ValueError(f"bytes of {images} images do not make up a batch of {batch}")
+    kept = list(accumulate((record.kept_bytes for record in records), initial=0))
+    layers = [_layer(record, before, upto) for record, before, upto in zip(records, kept, kept[1:], strict=False)]
+    blocks = tuple(_block(number, name, records, layers) for number, name in enumerate(names))
+    peak_block = max(range(len(blocks)), key=lambda number: blocks[number].peak_bytes)
+    peak = blocks[peak_block].peak_bytes
+    return ActivationMemory(
+        peak_bytes=peak,
+        peak_block=peak_block,
+        cumulative_bytes=kept[-1],
+        total_bytes=peak * (batch // images) + parameter_bytes,
+        batch=batch,
+        images=images,
+        parameter_bytes=parameter_bytes,
+        blocks=blocks,
+    )
+
+
+def _layer(record: LayerRecord, before: int, upto: int) -> LayerMemory:
+    """Equation 2's term for one layer; in its backward pass what it keeps itself is still there."""
+    forward = record.temporary_bytes + before
+    backward = 0 if record.backward_bytes is None else record.backward_bytes + upto
+    return LayerMemory(
+        record.name, record.temporary_bytes, record.kept_bytes, before, max(forward, backward), backward > forward
+    )
+
+
+def _block(number: int, name: str, records: Sequence[LayerRecord], layers: Sequence[LayerMemory]) -> BlockMemory:
+    own = tuple(layer for record, layer in zip(records, layers, strict=True) if record.block == number)
+    return BlockMemory(
+        name=name,
+        temporary_bytes=max(layer.temporary_bytes for layer in own),
+        cumulative_bytes=own[-1].cumulative_bytes + own[-1].kept_bytes,
+        peak_bytes=max(layer.peak_bytes for layer in own),
+        layers=own,
+    )
