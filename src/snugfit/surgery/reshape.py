@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
-from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms
+from snugfit.errors import ModelError, UnknownNameError, UsageError
+from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, width
 from snugfit.surgery.sizes import set_sizes, set_tensor
 
 DEFAULT_THRESHOLD = 1e-4
@@ -46,10 +47,7 @@ def dead_channels(module: nn.Module, group: ChannelGroup, threshold: float = DEF
 def prune(module: nn.Module, groups: Iterable[ChannelGroup], threshold: float = DEFAULT_THRESHOLD) -> dict[str, Cut]:
     """Remove the dead channels of every group from a network, in place; every group keeps one channel at least.
 
-    Parameters stay the objects that they are (``.data`` and ``.grad`` are replaced), so that optimizers and hooks keep
-    them; the optimizer's state is cut by :func:`prune_optimizer`. Call it between steps: no backward pass can follow
-    through what was computed before. A chain that shares the layers has to be made anew (``Chain.from_module``): its
-    units note sizes.
+    What holds for :func:`remove_channels` holds here.
 
     Args:
         module: the network that the groups were found in, or one with its state-dict names.
@@ -59,21 +57,65 @@ def prune(module: nn.Module, groups: Iterable[ChannelGroup], threshold: float = 
     Returns:
         What was left of each tensor that shrank, by state-dict name; empty where no channel was dead.
     """
+    groups, tensors = list(groups), dict(module.state_dict(keep_vars=True))
+    kept = {group.name: _survivors(tensors, group, dead_channels(module, group, threshold)) for group in groups}
+    return remove_channels(module, groups, {name: left for name, left in kept.items() if left is not None})
+
+
+def remove_channels(
+    module: nn.Module, groups: Iterable[ChannelGroup], kept: Mapping[str, Sequence[int] | torch.Tensor]
+) -> dict[str, Cut]:
+    """Remove all channels of some groups but those named, in place.
+
+    Parameters stay the objects that they are (``.data`` and ``.grad`` are replaced), so that optimizers and hooks keep
+    them; the optimizer's state is cut by :func:`prune_optimizer`. Call it between steps: no backward pass can follow
+    through what was computed before. A chain that shares the layers has to be made anew (``Chain.from_module``): its
+    units note sizes.
+
+    Args:
+        module: the network that the groups were found in, or one with its state-dict names; meta will do.
+        groups: from :func:`find_groups` or ``hidden_groups``; they remain true afterwards and serve again.
+        kept: indices of the channels that stay, in any order, by the group's name; other groups keep all.
+
+    Returns:
+        What was left of each tensor that shrank, by state-dict name.
+
+    Raises:
+        ModelError: no channel of a group would stay; nothing is changed then.
+        UsageError: an unknown group, or a channel that does not exist or is named twice; nothing is changed then.
+    """
     cuts: dict[str, Cut] = {}
     tensors = dict(module.state_dict(keep_vars=True))
-    for group in groups:
-        kept = _survivors(tensors, group, dead_channels(module, group, threshold))
-        if kept is None:
-            continue
+    for group, left in _checked(module, groups, kept):
         for slot in group.slots:
             cut = cuts.setdefault(slot.tensor, Cut(tensors[slot.tensor].shape, {}))
-            cut.kept[slot.dim] = _indices(kept, slot.block)
+            cut.kept[slot.dim] = _indices(left, slot.block)
     for name, cut in cuts.items():
         owner, _, key = name.rpartition(".")
         set_tensor(module.get_submodule(owner), key, partial(take, cut=cut))
     for owner in {name.rpartition(".")[0] for name in cuts}:
         set_sizes(module.get_submodule(owner))
     return cuts
+
+
+def _checked(
+    module: nn.Module, groups: Iterable[ChannelGroup], kept: Mapping[str, Sequence[int] | torch.Tensor]
+) -> list[tuple[ChannelGroup, torch.Tensor]]:
+    """The groups that lose channels, each with the sorted indices of those that stay."""
+    known = {group.name: group for group in groups}
+    found = []
+    for name, channels in kept.items():
+        if name not in known:
+            raise UnknownNameError("group of channels", name, known)
+        left = torch.unique(torch.as_tensor(channels, dtype=torch.int64).cpu())
+        size = width(module, known[name])
+        if not len(left):
+            raise ModelError(f"no channel of layer {name} would be left of {size}; keep one at least.")
+        if len(left) != len(channels) or left[0] < 0 or left[-1] >= size:
+            raise UsageError(f"the channels to keep of layer {name} must be different numbers from 0 to {size - 1}.")
+        if len(left) < size:
+            found.append((known[name], left))
+    return found
 
 
 def take(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:

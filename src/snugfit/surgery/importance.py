@@ -1,0 +1,181 @@
+"""How much each channel matters to what a trained network computes (Yoosefi et al., section V, step 2)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from snugfit.chain.part import computed, part_of
+from snugfit.errors import ModelError, UsageError
+from snugfit.surgery import operators
+from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, width
+
+Measure = Literal["activation", "filter"]
+
+
+def channel_importance(
+    module: fx.GraphModule,
+    groups: Iterable[ChannelGroup],
+    batches: Iterable[Tensor] = (),
+    *,
+    by: Measure = "activation",
+    micro_batch: int = 8,
+) -> dict[str, Tensor]:
+    """Score every channel of some groups; the higher, the more it matters.
+
+    Where several layers make the channels of a group (an expansion and the depthwise convolution behind it), each
+    layer's squared norms count by their share of the layer's sum, so that the layers weigh the same.
+
+    Args:
+        module: a traced network; it runs in evaluation mode, without a graph, up to the last of these channels.
+        groups: from ``hidden_groups`` or ``find_groups``.
+        batches: images of a calibration set, (B, C, H, W) each; needed for activations alone.
+        by: ``"activation"``: l2 norm of the channel's map over all images, after the layer's BatchNorm and activation
+            (the paper's); ``"filter"``: l2 norm of the weights that make the channel. BatchNorm's own weights take no
+            part: they say how a channel is scaled, not what it carries.
+        micro_batch: images that are run at once.
+
+    Returns:
+        Scores in float64 on the CPU, (channels,), by the group's name.
+
+    Raises:
+        UsageError: another measure, or no images.
+        ModelError: activations are infinite or not a number.
+    """
+    groups = list(groups)
+    if by == "filter":
+        tensors = module.state_dict()
+        makers = _makers(module, groups)
+        squares = {layer: channel_norms(tensors[slot.tensor], slot).double().cpu() ** 2 for layer, slot in makers}
+    elif by == "activation":
+        squares = _activation_squares(module, groups, batches, micro_batch)
+    else:
+        raise UsageError(f"channels are measured by 'activation' or 'filter', not by '{by}'.")
+    return {group.name: _score([squares[layer] for layer, _ in _makers(module, [group])]) for group in groups}
+
+
+def most_important(importance: Mapping[str, Tensor], widths: Mapping[str, int]) -> dict[str, list[int]]:
+    """The channels to keep of each group for ``remove_channels``: as many as its width says, the highest scores.
+
+    Raises:
+        ModelError: a width of no channel.
+        UsageError: a width above the number of channels, or of a group without scores.
+    """
+    kept = {}
+    for name, count in widths.items():
+        if name not in importance:
+            raise UsageError(f"layer {name} has no scores.")
+        scores = importance[name]
+        if count < 1:
+            raise ModelError(f"no channel of layer {name} would be left of {len(scores)}; keep one at least.")
+        if count > len(scores):
+            raise UsageError(f"layer {name} has {len(scores)} channels, not {count}.")
+        kept[name] = sorted(scores.argsort(descending=True, stable=True)[:count].tolist())
+    return kept
+
+
+def removed_share(importance: Mapping[str, Tensor]) -> Callable[[str, int], float]:
+    """A proxy for the accuracy that a width costs, for ``best_widths``: how much of what a group carries goes with it.
+
+    Returns:
+        Function of a group's name and width: share of the squared scores that its least important channels hold.
+    """
+    shares = {}
+    for name, scores in importance.items():
+        squares = scores.double().square().sort(descending=True).values
+        shares[name] = 1 - squares.cumsum(0) / squares.sum().clamp_min(torch.finfo(squares.dtype).tiny)
+    return lambda name, channels: max(0.0, float(shares[name][channels - 1]))
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; every layer's mode comes back."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _makers(module: nn.Module, groups: Iterable[ChannelGroup]) -> list[tuple[str, Slot]]:
+    """Convolutions and linear layers that make the groups' channels, depthwise ones included, with their slot."""
+    tensors = module.state_dict()
+    slots = [slot for group in groups for slot in group.producers if tensors[slot.tensor].dim() > 1]
+    return [(slot.tensor.rpartition(".")[0], slot) for slot in slots]
+
+
+def _score(squares: list[Tensor]) -> Tensor:
+    total = torch.stack([layer / layer.sum().clamp_min(torch.finfo(layer.dtype).tiny) for layer in squares]).sum(0)
+    return total.sqrt()
+
+
+def _activation_squares(
+    module: fx.GraphModule, groups: list[ChannelGroup], batches: Iterable[Tensor], micro_batch: int
+) -> dict[str, Tensor]:
+    """Sum of the squares of each channel's values over all images, by layer."""
+    layers = {layer: width(module, group) for group in groups for layer, _ in _makers(module, [group])}
+    if not layers:
+        return {}
+    sums = {layer: torch.zeros(channels, dtype=torch.float64) for layer, channels in layers.items()}
+    interpreter = _interpreter(module, sums)
+    images = 0
+    with evaluating(module), torch.no_grad():
+        for batch in batches:
+            for micro in torch.split(batch, micro_batch):
+                interpreter.run(micro)
+                images += len(micro)
+    if not images:
+        raise UsageError("channels are measured by their activations on images; pass some, or measure by 'filter'.")
+    broken = next((layer for layer, total in sums.items() if not total.isfinite().all()), None)
+    if broken is not None:
+        raise ModelError(f"the activations behind layer {broken} are infinite or not a number.")
+    return sums
+
+
+def _interpreter(module: fx.GraphModule, sums: dict[str, Tensor]) -> _Squares:
+    """What runs the network up to the last layer asked for, and adds up squares on the way."""
+    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    ends = {_end(module, node): str(node.target) for node in nodes if str(node.target) in sums}
+    last = max(index for index, node in enumerate(nodes) if node in ends)
+    entry = next(node for node in module.graph.nodes if node.op == "placeholder")
+    part = part_of(module, nodes[: last + 1], entry)
+    points = {copy: ends[node] for copy, node in zip(computed(part), nodes, strict=False) if node in ends}
+    return _Squares(part, points, sums)
+
+
+def _end(module: fx.GraphModule, node: fx.Node) -> fx.Node:
+    """The last of the BatchNorm and activations that follow a layer directly."""
+    while len(node.users) == 1 and _is_activation(module, next(iter(node.users))):
+        node = next(iter(node.users))
+    return node
+
+
+def _is_activation(module: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op != "call_module":
+        return operators.keeps_channels(node.target)
+    kinds = type(module.get_submodule(str(node.target))).__mro__  # lean layers are torch's own, too
+    return any(kind in operators.BATCHNORMS or operators.keeps_channels(kind) for kind in kinds)
+
+
+class _Squares(fx.Interpreter):
+    """Runs a part of a network and adds the squares of what stands at some points to the sums of their layers."""
+
+    def __init__(self, part: fx.GraphModule, points: dict[fx.Node, str], sums: dict[str, Tensor]) -> None:
+        super().__init__(part)
+        self.points, self.sums = points, sums
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n in self.points:
+            layer = self.points[n]
+            linear = isinstance(self.module.get_submodule(layer), nn.Linear)
+            channels = value.dim() - 1 if linear else 1
+            norms = torch.linalg.vector_norm(value, dim=[dim for dim in range(value.dim()) if dim != channels])
+            self.sums[layer] += norms.double().square().cpu()
+        return value

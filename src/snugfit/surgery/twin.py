@@ -1,0 +1,54 @@
+"""Copies of a network that cost no more than what will differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import fx, nn
+
+from snugfit.chain.blocks import find_blocks
+from snugfit.surgery.channels import ChannelGroup
+from snugfit.surgery.hidden import blocks_of
+from snugfit.surgery.reshape import remove_channels
+
+
+def narrowed(module: fx.GraphModule, groups: Iterable[ChannelGroup], widths: Mapping[str, int]) -> fx.GraphModule:
+    """A copy of a network on the meta device with other widths: what it would need is told without its weights.
+
+    Raises:
+        ModelError: a width of no channel.
+        UsageError: an unknown group, or a width above the number of channels.
+    """
+    stand_ins: dict[int, torch.Tensor] = {}
+    for _, parameter in module.named_parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        stand_ins[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for _, buffer in module.named_buffers():
+        stand_ins[id(buffer)] = torch.empty_like(buffer, device="meta")
+    twin: fx.GraphModule = copy.deepcopy(module, stand_ins)
+    remove_channels(twin, groups, {name: range(channels) for name, channels in widths.items()})
+    return twin
+
+
+def pruned_twin(
+    module: fx.GraphModule,
+    input_shape: tuple[int, ...],
+    groups: Iterable[ChannelGroup],
+) -> fx.GraphModule:
+    """A copy of a network to prune, beside which the network stays as it is, for ``distil``.
+
+    Weights of blocks in which no channel of the groups lies are shared: change them in one and they change in both.
+    """
+    spans = blocks_of(module, input_shape, groups).values()
+    own = {block for first, last in spans for block in range(first, last + 1)}
+    blocks = [block for index, block in enumerate(find_blocks(module, input_shape)) if index in own]
+    copied = {id(tensor) for block in blocks for layer in block.layers(module) for tensor in _tensors(layer)}
+    shared = {id(tensor): tensor for tensor in _tensors(module) if id(tensor) not in copied}
+    twin: fx.GraphModule = copy.deepcopy(module, dict(shared))
+    return twin
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]

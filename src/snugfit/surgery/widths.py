@@ -1,0 +1,134 @@
+"""How many channels blocks keep so that their temporary memory comes to a target. Pure arithmetic.
+
+Memory is activation memory as in Yoosefi et al., section III: what a layer needs while it runs is temporary, what
+backward passes of layers so far will need is cumulative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from snugfit.errors import ModelError
+
+Widths = Mapping[str, int]
+"""Channels of each group, by the group's name."""
+
+
+def sensitive_blocks(temporary: Sequence[int], cumulative: int) -> tuple[int, ...]:
+    """Blocks whose temporary memory is above the overall cumulative gradient memory (section V, step 1).
+
+    Args:
+        temporary: bytes of each block, equation (5).
+        cumulative: bytes of the last block, equation (6).
+    """
+    return tuple(index for index, needed in enumerate(temporary) if needed > cumulative)
+
+
+def ratios(before: Widths, after: Widths) -> dict[str, float]:
+    """Share of the channels that go, by group: the paper's pruning ratios."""
+    return {name: 1 - after[name] / before[name] for name in after}
+
+
+def kept_width(channels: int, ratio: float, layer: str) -> int:
+    """Channels that a ratio leaves, rounded to the nearest number.
+
+    Raises:
+        ModelError: the ratio is not in [0, 1), or leaves no channel of the layer.
+    """
+    if not 0 <= ratio < 1:
+        raise ModelError(f"a pruning ratio must be at least 0 and below 1, not {ratio:g} for layer {layer}.")
+    left = round(channels * (1 - ratio))
+    if not left:
+        raise ModelError(f"a pruning ratio of {ratio:g} would empty layer {layer}, which has {channels} channels.")
+    return left
+
+
+def widest(
+    before: Widths,
+    carriers: Mapping[int, Sequence[str]],
+    temporary: Callable[[Widths], Sequence[int]],
+    target: int,
+    multiple: int = 1,
+    blocks: Collection[int] | None = None,
+) -> dict[str, int]:
+    """The smallest pruning ratios that bring every sensitive block's temporary memory to a target (section V, step 2).
+
+    A block that carries several groups first shrinks them by one ratio, as little as will do; in the end every group
+    has grown as far as the target lets it, in order, so that no width could be larger with the others as they are.
+
+    Args:
+        before: channels of every group that may be pruned.
+        carriers: groups whose channels each block's layers read or make, by block. (A group between two blocks stands
+            with both.)
+        temporary: bytes of each block for any widths; they may not fall as a width grows.
+        target: bytes; the paper takes the overall cumulative gradient memory before pruning.
+        multiple: what widths are rounded down to a multiple of, for kernels that want it; 1 for exact ones.
+        blocks: those that must come to the target; all where None.
+
+    Returns:
+        The width of each group that loses channels.
+
+    Raises:
+        ModelError: a block above the target whose groups cannot bring it there; it says to how much they can.
+    """
+    steps = {name: [*range(multiple, channels, multiple), channels] for name, channels in before.items()}
+    search = _Search(before, steps, temporary, target)
+    widths = dict(before)
+    sensitive = [at for at in sensitive_blocks(temporary(before), target) if blocks is None or at in blocks]
+    for block in sensitive:
+        names = [name for name in carriers.get(block, ()) if name in before]
+        widths = search.shrunk_to_target(widths, block, names)
+    for name in before:
+        if widths[name] < before[name]:
+            widths = search.grown(widths, name, [block for block in sensitive if name in carriers.get(block, ())])
+    return {name: channels for name, channels in widths.items() if channels < before[name]}
+
+
+@dataclass(frozen=True)
+class _Search:
+    """``widest`` step by step; ``steps`` are the widths that each group may have, upwards."""
+
+    before: Widths
+    steps: Mapping[str, Sequence[int]]
+    temporary: Callable[[Widths], Sequence[int]]
+    target: int
+
+    def shrunk_to_target(self, widths: dict[str, int], block: int, names: Sequence[str]) -> dict[str, int]:
+        """Widths with one more block at the target: one ratio for its groups, where they are not narrower yet."""
+        fractions = sorted({step / self.before[name] for name in names for step in self.steps[name]}) or [1.0]
+
+        def needed(index: int) -> int:
+            return self.temporary(self._shrunk(widths, names, fractions[index]))[block]
+
+        if needed(0) > self.target:
+            raise ModelError(
+                f"block {block} needs {needed(0)} bytes however far it is pruned, more than a target of {self.target}."
+            )
+        index = _last(lambda index: needed(index) <= self.target, len(fractions))
+        return self._shrunk(widths, names, fractions[index])
+
+    def grown(self, widths: dict[str, int], name: str, blocks: Sequence[int]) -> dict[str, int]:
+        """Widths with one group as wide as the blocks that must come to the target let it be."""
+
+        def fits(index: int) -> bool:
+            needed = self.temporary(widths | {name: self.steps[name][index]})
+            return all(needed[block] <= self.target for block in blocks)
+
+        return widths | {name: self.steps[name][_last(fits, len(self.steps[name]))]}
+
+    def _shrunk(self, widths: dict[str, int], names: Sequence[str], fraction: float) -> dict[str, int]:
+        found = {}
+        for name in names:
+            fitting = [step for step in self.steps[name] if step <= fraction * self.before[name]]
+            found[name] = min(widths[name], fitting[-1] if fitting else self.steps[name][0])
+        return widths | found
+
+
+def _last(holds: Callable[[int], bool], count: int) -> int:
+    """The last index at which something holds that holds at 0 and, once it does not, never again."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,83 @@
+"""Hidden channels: which block they belong to, and that its input and output stay when they go."""
+
+import pytest
+import torch
+from surgery_zoo import NETWORKS, SHAPE, traced
+
+from snugfit import models
+from snugfit.chain import Chain, find_blocks
+from snugfit.errors import ModelError
+from snugfit.surgery import blocks_of, hidden_groups, remove_channels, width
+
+
+def on_meta(name, size):
+    with torch.device("meta"):
+        model = models.build(name, 10, size)
+    return Chain.from_module(model, (3, size, size)).to_module()
+
+
+def widths(name, size):
+    module = on_meta(name, size)
+    found = hidden_groups(module, (3, size, size))
+    return {block: [(group.name, width(module, group)) for group in groups] for block, groups in found.items()}
+
+
+def test_mobilenet_blocks_hide_their_expansions_and_the_first_one_the_stems_output():
+    found = widths("mobilenet_v2", 224)
+    assert found[1] == [("features.0.0", 32)]
+    assert [found[block][0][1] for block in range(2, 18)] == [96, 144, 144] + [192] * 3 + [384] * 4 + [576] * 3 + [
+        960
+    ] * 3
+    assert all(found[block] == [(f"features.{block}.conv.0.0", found[block][0][1])] for block in range(2, 18))
+    assert found[18] == [("features.17.conv.2", 320)], "the last convolution has no others"
+    assert 0 not in found and 19 not in found
+
+
+def test_a_bottleneck_hides_two_widths_and_a_basic_block_one():
+    assert widths("resnet50", 64)[4] == [("layer2.0.conv1", 128), ("layer2.0.conv2", 128)]
+    assert widths("resnet18", 32)[4] == [("layer2.1.conv1", 128)]
+    assert all(not name.startswith("conv1") for found in widths("resnet18", 32).values() for name, _ in found)
+
+
+def test_in_a_plain_stack_a_block_is_given_what_it_reads():
+    found = widths("vgg16", 32)
+    assert found[1] == [("features.0", 64)] and found[12] == [("features.37", 512)]
+    assert 13 not in found, "what the classifier reads stays"
+    assert widths("mobilenet_v1", 96)[2] == [("features.1.pointwise", 64)]
+
+
+def test_every_group_stands_with_one_block_alone():
+    for name in ("mobilenet_v2", "vgg16", "resnet50"):
+        names = [group for found in widths(name, 64).values() for group, _ in found]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "resnet50", "resnet18"])
+def test_blocks_keep_their_inputs_and_outputs(name):
+    module = on_meta(name, 64)
+    found = hidden_groups(module, (3, 64, 64))
+    before = find_blocks(module, (3, 64, 64))
+    spans = blocks_of(module, (3, 64, 64), [group for groups in found.values() for group in groups])
+    inner = [group for groups in found.values() for group in groups if spans[group.name][0] == spans[group.name][1]]
+    assert inner
+    remove_channels(module, inner, {group.name: [0] for group in inner})
+    after = find_blocks(module, (3, 64, 64))
+    assert [(b.input_shape, b.output_shape) for b in after] == [(b.input_shape, b.output_shape) for b in before]
+
+
+def test_blocks_of_tells_where_channels_lie():
+    module = on_meta("mobilenet_v2", 64)
+    groups = [group for found in hidden_groups(module, (3, 64, 64)).values() for group in found]
+    spans = blocks_of(module, (3, 64, 64), groups)
+    assert spans["features.0.0"] == (0, 1) and spans["features.2.conv.0.0"] == (2, 2)
+
+
+def test_a_transformer_is_one_block_and_hides_what_its_mlps_make():
+    module, _ = traced(NETWORKS["transformer"]())
+    found = hidden_groups(module, SHAPE)
+    assert {group.name for groups in found.values() for group in groups} == {"mlps.0.0", "mlps.1.0"}
+
+
+def test_an_image_that_the_network_cannot_take_is_an_error():
+    with pytest.raises(ModelError):
+        hidden_groups(on_meta("mobilenet_v2", 64), (4, 64, 64))
