@@ -56,10 +56,9 @@ def run_by_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> None
     graph.output(graph.graph_copy(whole, copies))
     own = {node.name: node for node in whole.nodes}
     runners: dict[str, nn.Module] = {}
-    for block in blocks:
-        nodes, entry = _checked(module, block, own)
-        name = f"{_RUNNERS}.{block.name.replace('.', '_')}"
-        runners[name] = BySample(block.name, _body(module, nodes, entry), _reads_only(module, nodes, entry))
+    for title, nodes, entry in _joined([(block.name, *_checked(module, block, own)) for block in blocks], whole):
+        name = f"{_RUNNERS}.{title.replace('.', '_').replace(' ', '_')}"
+        runners[name] = BySample(title, _body(module, nodes, entry), _reads_only(module, nodes, entry))
         copies[nodes[-1]] = _replace(graph, [copies[node] for node in nodes], copies[entry], name)
     if hasattr(module, _RUNNERS):
         delattr(module, _RUNNERS)
@@ -214,6 +213,21 @@ def _checked(module: fx.GraphModule, block: ModuleBlock, own: dict[str, fx.Node]
             f"block {block.name} has a norm without running statistics, which mixes samples; leave it out."
         )
     return nodes, entries.pop()
+
+
+def _joined(
+    blocks: list[tuple[str, list[fx.Node], fx.Node]], graph: fx.Graph
+) -> list[tuple[str, list[fx.Node], fx.Node]]:
+    """Blocks in order, with name, nodes and entry; where nothing else reads the map between two, they are one."""
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    joined: list[tuple[str, list[fx.Node], fx.Node]] = []
+    for name, nodes, entry in sorted(blocks, key=lambda block: place[block[1][0]]):
+        if joined and joined[-1][1][-1] is entry and set(entry.users) <= set(nodes):
+            before, earlier, first = joined.pop()
+            joined.append((f"{before.partition(' to ')[0]} to {name}", [*earlier, *nodes], first))
+        else:
+            joined.append((name, nodes, entry))
+    return joined
 
 
 def _trains(name: str) -> str:

@@ -187,7 +187,7 @@ def test_parameters_that_train_are_refused():
             run_by_sample(module, [block])
     run_by_sample(module, middle(blocks))
     module.get_submodule("blocks.0.layers.4").bias.requires_grad_(True)
-    with pytest.raises(ModelError, match=r"block blocks.0 has parameters that train"):
+    with pytest.raises(ModelError, match=r"block blocks.0 to blocks.3 has parameters that train"):
         module(images())
     with torch.no_grad():
         module(images())
@@ -271,6 +271,27 @@ def test_without_a_gradient_the_peak_is_input_and_output_and_one_samples_need():
     assert peak <= fixed + alone and 0.99 * BATCH * alone < whole <= BATCH * alone
     assert peak - fixed > 0.8 * (alone - map_bytes(block.input_shape, 1))
     assert peak < 0.35 * whole
+
+
+def test_a_map_between_two_blocks_that_nothing_else_reads_is_never_there_for_the_whole_batch():
+    module, blocks = mobilenet()
+    run_by_sample(module, blocks[:3])
+    runner = module.get_submodule("blocks_by_sample.features_0_0_to_features_2")
+    images_ = torch.empty(BATCH, 3, SIDE, SIDE, device="meta")
+    alone = peak_of(runner.__dict__["body"], images_[:1].clone())
+    peak = peak_of(runner, images_)
+    assert peak <= map_bytes((3, SIDE, SIDE)) + map_bytes(blocks[2].output_shape) + alone
+    assert peak < map_bytes((3, SIDE, SIDE)) + map_bytes(blocks[0].output_shape)
+
+
+def test_blocks_stay_apart_where_a_side_module_reads_the_map_between_them():
+    module, blocks = mobilenet()
+    attached = attach_side_network(module, (3, SIDE, SIDE))
+    run_by_sample(attached, blocks[:8])
+    names = [name for name, _ in attached.get_submodule("blocks_by_sample").named_children()]
+    assert names == [
+        "features_0_0_to_features_2", "features_3", "features_4", "features_5_to_features_6", "features_7"
+    ]  # fmt: skip
 
 
 def test_with_a_gradient_only_masks_are_kept_and_the_blocks_input_is_not():
