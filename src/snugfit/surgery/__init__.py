@@ -1,6 +1,7 @@
 """Network surgery: channels that no longer take part are found, driven to zero and removed."""
 
 from snugfit.surgery.channels import ChannelGroup, Slot, find_groups, width
+from snugfit.surgery.distil import Distilled, Recipe, distil
 from snugfit.surgery.fitting import best_widths, widths_for
 from snugfit.surgery.hidden import blocks_of, hidden_groups
 from snugfit.surgery.importance import channel_importance, most_important, removed_share
@@ -34,6 +35,8 @@ __all__ = [
     "Choices",
     "Chosen",
     "Cut",
+    "Distilled",
+    "Recipe",
     "Slot",
     "add_penalty_gradient",
     "add_penalty_gradients",
@@ -44,6 +47,7 @@ __all__ = [
     "channel_importance",
     "choose",
     "dead_channels",
+    "distil",
     "find_groups",
     "hidden_groups",
     "kept_width",

@@ -39,7 +39,6 @@ def test_mobilenets_first_blocks_come_to_the_papers_target():
     for name in found:
         wider = narrowed(module, all_groups(module, shape), found | {name: found[name] + 1})
         assert max(temporary(profile, wider)) > target
-    assert widths_for(module, shape, profile, target, multiple=8)["features.2.conv.0.0"] == 16
 
 
 @pytest.mark.parametrize(("name", "share"), [("vgg16", 0.6), ("mobilenet_v1", 0.6), ("resnet18", 0.75)])

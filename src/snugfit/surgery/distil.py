@@ -1,0 +1,272 @@
+"""Retraining of pruned blocks without labels: each learns to make what the block that it was cut from makes.
+
+The paper retrains on ImageNet (Yoosefi et al., section V, step 3), which a device does not have. Here the unpruned
+network is the teacher, on whatever images there are, block by block in order of execution: a block's input comes from
+the pruned blocks before it, its target from the teacher on the same images, so that it makes up for their errors, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from snugfit.chain.blocks import find_blocks
+from snugfit.chain.part import part_of
+from snugfit.errors import DivergedError, ModelError, UsageError
+from snugfit.lean import use_lean
+from snugfit.surgery.importance import evaluating
+from snugfit.surgery.regression import Regression
+from snugfit.surgery.reshape import Cut
+
+Batches = Callable[[int], Iterable[Tensor]]
+"""Images of one pass, (B, C, H, W) each, by the number of the pass: augmentation may differ between passes."""
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What became of one block.
+
+    Attributes:
+        block: its index into ``find_blocks``.
+        solved: layers whose weights were found in closed form before the steps.
+        before, after: squared error of the block's output by the squared sum of the teacher's, on the images of pass 0:
+            the error of the blocks before it that reached its input included.
+    """
+
+    block: int
+    solved: tuple[str, ...]
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a block is retrained.
+
+    Attributes:
+        epochs: passes over the images with steps; none leaves the closed form alone.
+        learning_rate: Adam's at first; it falls to zero by a cosine.
+        closed_form: whether layers that lost inputs start from ridge regression.
+        ridge: how strongly that keeps to the weights so far, in units of the inputs' mean square.
+        micro_batch: images that are run at once; a step's gradients are summed over them.
+    """
+
+    epochs: int = 2
+    learning_rate: float = 1e-3
+    closed_form: bool = True
+    ridge: float = 1e-3
+    micro_batch: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.epochs < 0 or self.micro_batch < 1 or self.learning_rate <= 0 or self.ridge <= 0:
+            raise UsageError("distillation needs epochs >= 0, a micro-batch >= 1, a positive learning rate and ridge.")
+
+
+def distil(
+    teacher: fx.GraphModule,
+    student: fx.GraphModule,
+    cuts: Mapping[str, Cut],
+    batches: Batches,
+    input_shape: tuple[int, ...],
+    recipe: Recipe | None = None,
+) -> list[Distilled]:
+    """Retrain every block of a pruned network that reads fewer channels than before; nothing else changes.
+
+    In memory is what the teacher's and the student's prefix need to run micro-batches without a graph, and the training
+    state of one block. BatchNorm stays in evaluation mode, and its scale as it is.
+
+    Args:
+        teacher: the network before channels were removed. It may share the weights of unpruned blocks with the student
+            (``pruned_twin``) and is not changed.
+        student: the network after that.
+        cuts: what ``remove_channels`` returned.
+        batches: images without labels; pass 0 is for the closed form and the errors, passes 1 to ``recipe.epochs`` for
+            the steps: one per batch.
+        input_shape: channels, height, width of one image.
+        recipe: how; the default where None.
+
+    Raises:
+        ModelError: the networks are not of one kind.
+        UsageError: there are no images.
+        DivergedError: a block's error became infinite or not a number.
+    """
+    recipe, pair = recipe or Recipe(), _Pair(teacher, student, cuts, input_shape)
+    with evaluating(teacher), evaluating(student):
+        return [_retrain(pair, block, batches, recipe) for block in pair.readers]
+
+
+class _Pair:
+    """Two networks of one kind, block by block."""
+
+    def __init__(
+        self, teacher: fx.GraphModule, student: fx.GraphModule, cuts: Mapping[str, Cut], input_shape: tuple[int, ...]
+    ) -> None:
+        self.student, self.cuts = student, cuts
+        self.blocks = tuple(find_blocks(module, input_shape) for module in (teacher, student))
+        nodes = [[str(node.target) for block in blocks for node in block.nodes] for blocks in self.blocks]
+        if nodes[0] != nodes[1]:
+            raise ModelError("the pruned network does not have the layers of the one that it should learn from.")
+        self.modules = (teacher, student)
+        self.parts = tuple(
+            [part_of(module, block.nodes, block.entry) for block in blocks]
+            for module, blocks in zip(self.modules, self.blocks, strict=True)
+        )
+        touched = {name.rpartition(".")[0] for name in cuts}
+        reading = {name.rpartition(".")[0] for name, cut in cuts.items() if 1 in cut.kept}
+        layers = [{str(node.target) for node in block.nodes} for block in self.blocks[1]]
+        self.readers = [index for index, own in enumerate(layers) if own & reading]
+        self.first = next((index for index, own in enumerate(layers) if own & touched), len(layers))
+        self.reading = reading
+        self.weights = {name for name, _ in student.named_parameters()}
+
+    @torch.no_grad()
+    def inputs(self, images: Tensor, block: int) -> tuple[Tensor, Tensor]:
+        """What enters a block of the teacher and of the student."""
+        theirs = images
+        for part in self.parts[0][: min(block, self.first)]:
+            theirs = part(theirs)
+        own = theirs.clone()  # a block may start with an activation in place
+        for at in range(self.first, block):
+            theirs, own = self.parts[0][at](theirs), self.parts[1][at](own)
+        return theirs, own
+
+    @torch.no_grad()
+    def target(self, theirs: Tensor, block: int) -> Tensor:
+        """What the student's block should make: the channels of the teacher's output that it still has."""
+        part, nodes = self.parts[0][block], self.blocks[1][block].nodes
+        return self.left(part(theirs), nodes[-1])
+
+    def layer_ends(self, block: int, node: fx.Node) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+        """What computes a layer's output in the teacher's block, and its input in the student's; None: as it enters."""
+        at = [str(each.target) for each in self.blocks[1][block].nodes].index(str(node.target))
+        theirs, own = self.blocks[0][block], self.blocks[1][block]
+        source = node.all_input_nodes[0]
+        until = own.nodes[: own.nodes.index(source) + 1] if source is not own.entry else ()
+        before = part_of(self.student, until, own.entry) if until else None
+        return part_of(self.modules[0], theirs.nodes[: at + 1], theirs.entry), before
+
+    def left(self, values: Tensor, node: fx.Node) -> Tensor:
+        """Channels of what the teacher has at a node that the student has there, too."""
+        while len(node.all_input_nodes) == 1:  # from a pool or activation back to what makes or scales the channels
+            cut = self.cuts.get(f"{node.target}.weight")
+            if cut is not None:
+                kept = cut.kept.get(0)
+                return values if kept is None else values.index_select(self._axis(node), kept.to(values.device))
+            if f"{node.target}.weight" in self.weights:
+                return values
+            node = node.all_input_nodes[0]
+        return values
+
+    def _axis(self, node: fx.Node) -> int:
+        return -1 if isinstance(self.student.get_submodule(str(node.target)), nn.Linear) else 1
+
+
+def _retrain(pair: _Pair, block: int, batches: Batches, recipe: Recipe) -> Distilled:
+    part = pair.parts[1][block]
+    start = {name: tensor.clone() for name, tensor in part.state_dict().items()}
+    before, steps = _error(pair, block, batches, recipe)
+    solved = tuple(_solve(pair, block, batches, recipe)) if recipe.closed_form else ()
+    if recipe.epochs:
+        _train(pair, block, batches, recipe, steps)
+    after, _ = _error(pair, block, batches, recipe)
+    if not math.isfinite(after):
+        raise DivergedError(f"the error of block {block} is {after} after distillation; lower the learning rate.")
+    if after > before:
+        part.load_state_dict(start)
+        solved, after = (), before
+    return Distilled(block, solved, before, after)
+
+
+@torch.no_grad()
+def _error(pair: _Pair, block: int, batches: Batches, recipe: Recipe) -> tuple[float, int]:
+    """Squared error by the squared sum of the target, and the number of batches."""
+    error, total, count = 0.0, 0.0, 0
+    for count, batch in enumerate(batches(0), 1):  # noqa: B007
+        for images in torch.split(batch, recipe.micro_batch):
+            theirs, own = pair.inputs(images, block)
+            target = pair.target(theirs, block)
+            error += float((pair.parts[1][block](own) - target).square().sum(dtype=torch.float64))
+            total += float(target.square().sum(dtype=torch.float64))
+    if not total:
+        raise UsageError("a pruned network learns from images; there are none, or a block makes nothing of them.")
+    return error / total, count
+
+
+def _train(pair: _Pair, block: int, batches: Batches, recipe: Recipe, steps: int) -> None:
+    """Adam on the mean squared error of a block's output, one step per batch."""
+    part = pair.parts[1][block]
+    with _training(part) as weights:
+        optimizer = torch.optim.Adam(weights, recipe.learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * steps)
+        for epoch in range(1, recipe.epochs + 1):
+            for batch in islice(batches(epoch), steps):
+                for images in torch.split(batch, recipe.micro_batch):
+                    theirs, own = pair.inputs(images, block)
+                    target = pair.target(theirs, block)
+                    loss = F.mse_loss(part(own), target) * (len(images) / len(batch))
+                    loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+
+
+@contextlib.contextmanager
+def _training(part: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Let a block's weights train with lean layers; all but BatchNorm's scale, which is in a convolution's, too."""
+    layers = {layer: layer.__class__ for layer in part.modules()}
+    flags = {parameter: parameter.requires_grad for parameter in part.parameters()}
+    scales = {layer.weight for layer in layers if isinstance(layer, _BatchNorm)}
+    weights = [parameter for parameter in flags if parameter not in scales]
+    try:
+        use_lean(part)
+        part.requires_grad_(False)
+        for parameter in weights:
+            parameter.requires_grad_(True)
+        yield weights
+    finally:
+        for layer, kind in layers.items():
+            layer.__class__ = kind
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
+            parameter.grad = None
+
+
+@torch.no_grad()
+def _solve(pair: _Pair, block: int, batches: Batches, recipe: Recipe) -> list[str]:
+    """Give the layers of a block that lost inputs the best weights, in order; names those that this serves."""
+    solved = []
+    for node in pair.blocks[1][block].nodes:
+        layer = pair.student.get_submodule(str(node.target)) if str(node.target) in pair.reading else None
+        if not isinstance(layer, (nn.Conv2d, nn.Linear)) or not Regression.serves(layer):
+            continue
+        makes, reads = pair.layer_ends(block, node)
+        regression = Regression(layer)
+        for batch in batches(0):
+            for images in torch.split(batch, recipe.micro_batch):
+                theirs, own = pair.inputs(images, block)
+                regression.add(reads(own) if reads else own, pair.left(makes(theirs), node))
+        norm = _norm_after(pair.student, node)
+        weight, shift = regression.solve(recipe.ridge, layer.bias is not None or norm is not None)
+        layer.weight.copy_(weight)
+        if layer.bias is not None:
+            layer.bias.copy_(shift)
+        elif norm is not None and norm.running_mean is not None:
+            norm.running_mean -= shift  # what comes in is less by that, and what goes out shall be as before
+        solved.append(str(node.target))
+    return solved
+
+
+def _norm_after(module: fx.GraphModule, node: fx.Node) -> _BatchNorm | None:
+    """The BatchNorm that alone reads a layer's output, if it keeps statistics."""
+    user = next(iter(node.users))
+    layer = module.get_submodule(str(user.target)) if user.op == "call_module" and len(node.users) == 1 else None
+    return layer if isinstance(layer, _BatchNorm) and layer.running_mean is not None else None
