@@ -73,8 +73,9 @@ def widest(
         ModelError: a block above the target whose groups cannot bring it there; it says to how much they can.
     """
     steps = {name: [*range(multiple, channels, multiple), channels] for name, channels in before.items()}
-    search = _Search(before, steps, temporary, target)
     widths = dict(before)
+    least = temporary({name: found[0] for name, found in steps.items()})
+    search = _Search(before, steps, temporary, target, least)
     sensitive = [at for at in sensitive_blocks(temporary(before), target) if blocks is None or at in blocks]
     for block in sensitive:
         names = [name for name in carriers.get(block, ()) if name in before]
@@ -87,24 +88,26 @@ def widest(
 
 @dataclass(frozen=True)
 class _Search:
-    """``widest`` step by step; ``steps`` are the widths that each group may have, upwards."""
+    """``widest`` step by step: ``steps`` are each group's widths, upwards, ``least`` is what the smallest need."""
 
     before: Widths
     steps: Mapping[str, Sequence[int]]
     temporary: Callable[[Widths], Sequence[int]]
     target: int
+    least: Sequence[int]
 
     def shrunk_to_target(self, widths: dict[str, int], block: int, names: Sequence[str]) -> dict[str, int]:
         """Widths with one more block at the target: one ratio for its groups, where they are not narrower yet."""
         fractions = sorted({step / self.before[name] for name in names for step in self.steps[name]}) or [1.0]
 
         def excess(index: int) -> int:
-            return self._excess(self._shrunk(widths, names, fractions[index]), [block])
+            narrow = self._shrunk(widths, names, fractions[index])
+            return self._excess(narrow, [block]) if index else self.least[block] - self.target
 
         if excess(0) > 0:
-            least = excess(0) + self.target
             raise ModelError(
-                f"block {block} needs {least} bytes however far it is pruned, more than a target of {self.target}."
+                f"block {block} needs {self.least[block]} bytes however far it is pruned, "
+                f"more than a target of {self.target}."
             )
         return self._shrunk(widths, names, fractions[_last(excess, 0, len(fractions) - 1)])
 

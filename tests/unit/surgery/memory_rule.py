@@ -1,4 +1,4 @@
-"""A plain activation profile: input and output of each layer are temporary, some bits per ReLU are kept."""
+"""A plain activation profile: a layer's input and output (by groups) are temporary, some bits per ReLU are kept."""
 
 from types import SimpleNamespace
 
@@ -25,7 +25,8 @@ def profile_by(shape, bits=1):
             for node in block.nodes:
                 layer = module.get_submodule(str(node.target)) if node.op == "call_module" else None
                 if isinstance(layer, nn.Conv2d | nn.Linear):
-                    needed = 4 * (numel(shapes[node.all_input_nodes[0]]) + numel(shapes[node]))
+                    made = numel(shapes[node]) // getattr(layer, "groups", 1)
+                    needed = 4 * (numel(shapes[node.all_input_nodes[0]]) + made)
                     temporary, peak = max(temporary, needed), max(peak, needed + kept)
                 elif isinstance(layer, nn.ReLU | nn.ReLU6):
                     kept += bits * numel(shapes[node]) // 8
