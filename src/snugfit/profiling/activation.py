@@ -14,7 +14,7 @@ from snugfit.memory.activation import ActivationMemory, add_up
 from snugfit.profiling.looking import look_at
 from snugfit.profiling.members import find_members
 from snugfit.profiling.paper_rule import paper_parameter_bytes, paper_records
-from snugfit.profiling.true_rule import true_records
+from snugfit.profiling.true_rule import sampled_nodes, true_records
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ def true_activation_memory(
     batch: int = 1,
     state_copies: int = 2,
     holds_gradients: bool = False,
+    by_sample: Set[int] = frozenset(),
     int8: bool = False,
 ) -> ActivationMemory:
     """Activation memory as the allocator has it: bytes of blocks are of the whole batch, the batch itself included.
@@ -82,14 +83,18 @@ def true_activation_memory(
         batch: images of a step.
         state_copies: floats of optimizer state per weight that trains: 2 for Adam.
         holds_gradients: whether gradients accumulate over micro-batches; else each is applied and freed when it comes.
+        by_sample: numbers of frozen blocks that run one image at a time (for a module that does not do so yet).
         int8: whether frozen weights of convolutions and linear layers are stored as int8 (for a module whose weights
             are not yet).
+
+    Raises:
+        ValueError: a BatchNorm layer in training mode has a single value per channel, as with one image of one pixel.
     """
     members = find_members(module, input_shape)
-    looks = look_at(module, input_shape, trains, batch)
+    looks = look_at(module, input_shape, trains, batch, sampled_nodes(members, by_sample))
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     image_bytes = batch * math.prod(input_shape) * dtype.itemsize
-    records = true_records(looks, members, image_bytes, int8=int8)
+    records = true_records(looks, members, image_bytes, by_sample=by_sample, batch=batch, int8=int8)
     resident = resident_bytes(module, trains, state_copies=state_copies, holds_gradients=holds_gradients, int8=int8)
     return add_up(members.names, records, parameter_bytes=resident.total, batch=batch, images=batch)
 

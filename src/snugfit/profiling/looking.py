@@ -1,13 +1,12 @@
 """Look at every operator of a network on the meta device: what it takes, keeps and passes back, in bytes of tensors.
 
 Each is run alone, forward and backward, as the layer is that the module holds: lean layers keep what lean layers keep.
-Nothing is allocated or computed.
+Nothing is allocated or computed. A call that was seen before is not run again: tracing candidates costs little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -17,10 +16,13 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map_only, tree_unflatten
 
-from snugfit.memory.tensors import LiveBytes
+from snugfit.profiling.tracing_calls import CallTrace, trace_call
 
 IMAGE = 0
 """Number of the map that is the batch of images."""
+_NO_MAP = -1
+_SEEN: dict[Hashable, CallTrace] = {}
+"""Calls by all that they depend on."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Look:
         flows: whether a gradient comes to it.
         passed: the gradients that it passes back.
         frozen_bytes: bytes of its frozen weights with two and more axes, as they are computed with.
+        alone: the same operator on a single image, where that was asked for.
     """
 
     node: fx.Node
@@ -69,9 +72,16 @@ class Look:
     flows: bool
     passed: tuple[Passed, ...]
     frozen_bytes: int
+    alone: Look | None = None
 
 
-def look_at(module: fx.GraphModule, input_shape: tuple[int, ...], trains: Set[str], batch: int) -> tuple[Look, ...]:
+def look_at(
+    module: fx.GraphModule,
+    input_shape: tuple[int, ...],
+    trains: Set[str],
+    batch: int,
+    single: Set[fx.Node] = frozenset(),
+) -> tuple[Look, ...]:
     """Look at all operators in order of execution, every layer in the mode that it is in.
 
     Args:
@@ -79,8 +89,9 @@ def look_at(module: fx.GraphModule, input_shape: tuple[int, ...], trains: Set[st
         input_shape: shape of one image; the batch is in channels_last, as are weights of four axes.
         trains: names of the parameters that train.
         batch: images.
+        single: operators that are looked at on a single image as well.
     """
-    interpreter = _Looking(module)
+    interpreter = _Looking(module, single)
     stand_ins = {f"module.{name}": tensor for name, tensor in _stand_ins(module, trains).items()}
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     images = _channels_last(torch.empty((batch, *input_shape), dtype=dtype, device="meta"))
@@ -114,11 +125,13 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 class _Looking(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, single: Set[fx.Node]) -> None:
         super().__init__(module)
         self.looks: list[Look] = []
+        self.single = single
         self._number: dict[int, int] = {}  # of the map, by identity of a value
         self._giver: dict[int, fx.Node] = {}
+        self._values: list[Tensor] = []  # told by their identity, so all are kept; they have no memory
         self._maps = IMAGE
 
     def run_node(self, n: fx.Node) -> Any:
@@ -127,47 +140,76 @@ class _Looking(fx.Interpreter):
             if n.op == "placeholder":
                 self._number[id(value)] = IMAGE
             return value
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        leaves, structure = tree_flatten((args, kwargs))
-        return self._look(n, leaves, structure)
+        leaves, structure = tree_flatten(self.fetch_args_kwargs_from_env(n))
+        arguments = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
+        trace = self._trace(n, leaves, structure, arguments)
+        first = self._maps
+        self._maps += len(trace.made)
+        look = self._placed(n, trace, arguments, first)
+        if n in self.single:
+            rows = {id(tensor): _first_row(tensor) for tensor in arguments}
+            shorter = [rows.get(id(leaf), leaf) for leaf in leaves]
+            alone = self._trace(n, shorter, structure, list(rows.values()))
+            look = Look(**{**look.__dict__, "alone": self._placed(n, alone, arguments, first)})
+        self.looks.append(look)
+        return self._taken_over(n, trace, arguments, first)
 
-    def _look(self, node: fx.Node, leaves: list[Any], structure: Any) -> Any:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        handed = {id(tensor): tensor.clone() for tensor in tensors}
+    def _trace(self, node: fx.Node, leaves: list[Any], structure: Any, arguments: list[Tensor]) -> CallTrace:
+        order = {id(tensor): place for place, tensor in enumerate(arguments)}
         held = self._held(node)
-        meter = LiveBytes()
-        for tensor in (*handed.values(), *held):
-            meter.add(tensor)
-        meter.peak = before = meter.live
-        stored: set[int] = set()
-        with meter, _noted(stored):
-            inputs = [handed[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            args, kwargs = tree_unflatten(inputs, structure)
-            output = getattr(self, node.op)(node.target, args, kwargs)
-        taken = meter.peak - before
-        numbers = {_storage(handed[id(tensor)]): self._number.get(id(tensor), -1) for tensor in tensors}
-        made = self._new_maps(output, numbers)
-        rest = meter.live - before - sum(made.values())
-        flowing = [value for value in tree_iter(output) if isinstance(value, Tensor) and value.requires_grad]
-        backward, passed = self._backward(flowing, tensors, held, meter) if flowing else (0, ())
-        outputs = [value for value in tree_iter(output) if isinstance(value, Tensor)]
-        self.looks.append(
-            Look(
-                node=node,
-                reads=tuple(dict.fromkeys(n for t in tensors if (n := self._number.get(id(t), -1)) >= 0)),
-                gives=tuple(dict.fromkeys(n for value in outputs if (n := numbers[_storage(value)]) >= 0)),
-                made=made,
-                kept=frozenset(numbers[each] for each in stored if numbers.get(each, -1) >= 0),
-                kept_inside=max(rest, 0),
-                forward_bytes=taken,
-                backward_bytes=backward,
-                output_bytes=sum(value.nbytes for value in flowing or outputs),
-                flows=bool(flowing),
-                passed=passed,
-                frozen_bytes=sum(p.nbytes for p in held if p.dim() > 1 and not p.requires_grad),
-            )
+
+        def call(handed: list[Tensor]) -> Any:
+            given = [handed[order[id(leaf)]] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            args, kwargs = tree_unflatten(given, structure)
+            return getattr(self, node.op)(node.target, args, kwargs)
+
+        key = self._key(node, leaves, structure, order, held)
+        if key is None:
+            return trace_call(call, arguments, held)
+        if key not in _SEEN:
+            _SEEN[key] = trace_call(call, arguments, held)
+        return _SEEN[key]
+
+    def _key(
+        self, node: fx.Node, leaves: list[Any], structure: Any, order: Mapping[int, int], held: list[Tensor]
+    ) -> Hashable | None:
+        """All that a call depends on; None where a layer of the user's may depend on more."""
+        what: Hashable = node.target
+        if node.op == "call_module":
+            layer = self.module.get_submodule(str(node.target))
+            if not _is_plain(layer):
+                return None
+            what = (type(layer), repr(layer), layer.training)
+        given = tuple(
+            (order[id(leaf)], _description(leaf)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves
         )
-        return self._taken_over(node, output, numbers)
+        return (node.op, what, str(structure), given, tuple(map(_description, held)))
+
+    def _placed(self, node: fx.Node, trace: CallTrace, arguments: list[Tensor], first: int) -> Look:
+        """A trace at its place in the network: maps have numbers, and gradients operators that they go to."""
+
+        def number(place: int) -> int:
+            return first - place if place < 0 else self._number.get(id(arguments[place]), _NO_MAP)
+
+        reads = dict.fromkeys(number(place) for place in range(len(arguments)))
+        return Look(
+            node=node,
+            reads=tuple(each for each in reads if each != _NO_MAP),
+            gives=tuple(each for each in dict.fromkeys(map(number, trace.places)) if each != _NO_MAP),
+            made={first + 1 + index: size for index, size in enumerate(trace.made)},
+            kept=frozenset(map(number, trace.kept)) - {_NO_MAP},
+            kept_inside=trace.kept_inside,
+            forward_bytes=trace.forward_bytes,
+            backward_bytes=trace.backward_bytes,
+            output_bytes=trace.output_bytes,
+            flows=trace.flows,
+            passed=tuple(
+                Passed(self._giver[id(arguments[place])], size, handed)
+                for place, size, handed in trace.passed
+                if id(arguments[place]) in self._giver
+            ),
+            frozen_bytes=sum(p.nbytes for p in self._held(node) if p.dim() > 1 and not p.requires_grad),
+        )
 
     def _held(self, node: fx.Node) -> list[Tensor]:
         """Weights and buffers of the layer, which are in memory anyway."""
@@ -176,64 +218,29 @@ class _Looking(fx.Interpreter):
         layer = self.module.get_submodule(str(node.target))
         return [*layer.parameters(), *layer.buffers()]
 
-    def _new_maps(self, output: Any, numbers: dict[int, int]) -> dict[int, int]:
-        """Number the storages that an operator made for its output; their bytes."""
-        made = {}
-        for value in tree_iter(output):
-            if isinstance(value, Tensor) and _storage(value) not in numbers:
-                self._maps += 1
-                numbers[_storage(value)] = self._maps
-                made[self._maps] = value.untyped_storage().nbytes()
-        return made
-
-    def _backward(
-        self, outputs: list[Tensor], inputs: list[Tensor], held: list[Tensor], meter: LiveBytes
-    ) -> tuple[int, tuple[Passed, ...]]:
-        wanted = list({id(t): t for t in (*inputs, *held) if t.requires_grad}.values())
-        upper = [torch.empty_like(value) for value in outputs]
-        for tensor in upper:
-            meter.add(tensor)
-        meter.peak = before = meter.live
-        with meter:
-            found = torch.autograd.grad(outputs, wanted, upper, allow_unused=True)
-        given = {_storage(tensor) for tensor in upper}
-        passed = tuple(
-            Passed(self._giver[id(leaf)], gradient.untyped_storage().nbytes(), _storage(gradient) in given)
-            for leaf, gradient in zip(wanted, found, strict=True)
-            if gradient is not None and id(leaf) in self._giver
-        )
-        return meter.peak - before, passed
-
-    def _taken_over(self, node: fx.Node, output: Any, numbers: Mapping[int, int]) -> Any:
-        """The output as what later operators read: values of their own, without a graph behind them."""
-
-        def leaf(value: Tensor) -> Tensor:
-            found = value.detach().requires_grad_(value.requires_grad)
-            if numbers[_storage(value)] >= 0:
-                self._number[id(found)] = numbers[_storage(value)]
-            self._giver[id(found)] = node
-            self._alive.append(found)
-            return found
-
-        return tree_map_only(Tensor, leaf, output)
-
-    @property
-    def _alive(self) -> list[Tensor]:
-        """Values are told by their identity, so all are kept; they have no memory."""
-        return self.__dict__.setdefault("_values", [])  # type: ignore[no-any-return]
+    def _taken_over(self, node: fx.Node, trace: CallTrace, arguments: list[Tensor], first: int) -> Any:
+        """The output as values of its own, which later operators read."""
+        output = tree_map_only(Tensor, lambda value: value.detach().requires_grad_(value.requires_grad), trace.output)
+        values = [value for value in tree_iter(output) if isinstance(value, Tensor)]
+        for value, place in zip(values, trace.places, strict=True):
+            number = first - place if place < 0 else self._number.get(id(arguments[place]), _NO_MAP)
+            if number != _NO_MAP:
+                self._number[id(value)] = number
+            self._giver[id(value)] = node
+        self._values += values
+        return output
 
 
-@contextmanager
-def _noted(stored: set[int]) -> Iterator[None]:
-    """Note the storages that autograd keeps."""
-
-    def keep(tensor: Tensor) -> Tensor:
-        stored.add(_storage(tensor))
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer's description tells all about it: torch's own, and this project's variants of them."""
+    kind = type(layer)
+    of_torch = any(base is not nn.Module and base.__module__.startswith("torch.nn.modules.") for base in kind.__mro__)
+    return of_torch and kind.__module__.partition(".")[0] in ("torch", "snugfit")
 
 
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _description(tensor: Tensor) -> Hashable:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
+
+
+def _first_row(tensor: Tensor) -> Tensor:
+    return tensor[:1].detach().requires_grad_(tensor.requires_grad)
