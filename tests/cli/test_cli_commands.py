@@ -130,6 +130,38 @@ def test_profile_with_the_tensors(snugfit, monkeypatch, tmp_path):
     assert snugfit("plan", "--tensors").code == 2
 
 
+def test_profile_with_the_activation_memory(snugfit, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    page = tmp_path / "charts" / "page.html"
+    outcome = snugfit("profile", "--activation-memory", "--chart", str(page), "--json")
+    memory = outcome.json["activation_memory"]
+    assert (memory["peak_bytes"], memory["peak_block"], memory["trained"]) == (5_720_064, 0, "sidenet")
+    table = outcome.err.partition("activation memory")[2]
+    row = next(line for line in table.splitlines() if "0 stem" in line)
+    assert row.count("5.7 MB") == 4 and row.count("*") == 1
+    assert all(text in table for text in ("sidenet trained", "batch of 8", "50.6 MB", "95.6 MB", "95.5 MB", str(page)))
+    assert page.read_text().count("<svg") == 2
+    (tmp_path / "o.yaml").write_text("activation_memory: true\ntrained: bias+head\n")
+    other = snugfit("profile", "--config", "o.yaml", "--json")
+    assert other.json["activation_memory"]["trained"] == "bias+head"
+    assert "side modules ahead" not in other.err and "not measured" in other.err
+    assert "activation_memory" not in snugfit("profile", "--json").json
+    assert snugfit("plan", "--activation-memory").code == 2
+    assert snugfit("profile", "--activation-memory", "--trained", "most").code == 2
+
+
+def test_options_of_the_activation_memory_need_it(snugfit):
+    for flags in (("--trained", "head"), ("--chart", "page.html")):
+        outcome = snugfit("profile", *flags)
+        assert outcome.code == 2 and "add --activation-memory" in outcome.err
+
+
+def test_a_chart_that_cannot_be_written(snugfit, tmp_path):
+    (tmp_path / "file").write_text("")
+    outcome = snugfit("profile", "--activation-memory", "--chart", str(tmp_path / "file" / "page.html"))
+    assert outcome.code == 6 and "Choose another path" in outcome.err
+
+
 def test_evaluate(snugfit):
     plain = snugfit("evaluate", "run", "--data", "folder:x", "--split", "val")
     assert plain.code == 0 and "75.00 %" in plain.out and "cat" in plain.out

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from snugfit.api.activations import activation_table
 from snugfit.api.assembling import Assembly, assemble, make_strategies, own_splits
 from snugfit.api.process import baseline, choose_device, describe_hardware
 from snugfit.api.result import TrainedRecord
@@ -19,7 +20,7 @@ from snugfit.api.weights import check_weights
 from snugfit.core.budget import Budget
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
-from snugfit.core.request import OWN, BudgetOptions, Request
+from snugfit.core.request import OWN, BudgetOptions, Request, Trained
 from snugfit.core.serial import to_data
 from snugfit.data import Splits
 from snugfit.errors import UnknownNameError, UsageError
@@ -152,7 +153,13 @@ def _plan(
 
 
 def profile_request(
-    request: Request, subscribers: Sequence[Subscriber] = (), *, learning_signal: bool = False, tensors: bool = False
+    request: Request,
+    subscribers: Sequence[Subscriber] = (),
+    *,
+    learning_signal: bool = False,
+    tensors: bool = False,
+    activation_memory: bool = False,
+    trained: Trained | None = None,
 ) -> dict[str, Any]:
     """Facts of every unit of a model: parameters, MACs, bytes and seconds.
 
@@ -161,8 +168,11 @@ def profile_request(
         subscribers: told of every measured probe.
         learning_signal: add what each method's learning signal costs (:func:`snugfit.api.signal.signal_table`).
         tensors: add what training each tensor takes (:func:`snugfit.api.timing.tensor_rows`).
+        activation_memory: add the activation memory of every block (:func:`snugfit.api.activations.activation_table`).
+        trained: what trains in it; a side network where the model can have one, else everything.
 
     Raises:
+        ModelError: a side network is asked for, and the model can have none.
         InfeasibleBudgetError: the tensors are asked for, and no operator can be timed within the memory budget.
     """
     request = replace(
@@ -182,6 +192,9 @@ def profile_request(
         for subscriber in subscribers:
             subscriber(Notice(f"timing {count} tensors one by one"))
         data |= tensor_table(found.assembly, profile, found.plan.budget.memory_bytes, found.baseline)
+    if activation_memory:
+        table = activation_table(found.assembly, trained, found.plan.budget.memory_bytes, found.baseline)
+        data["activation_memory"] = table
     return data
 
 

@@ -17,6 +17,7 @@ from snugfit.core.request import (
     ModelOptions,
     Request,
     StrategyOptions,
+    Trained,
     TrainingOptions,
 )
 from snugfit.errors import UnknownNameError
@@ -89,10 +90,18 @@ class ProfileOptions:
             the peak of its tensors.
         tensors: add what training each tensor takes on this machine, as ``elastic`` measures it: seconds of its
             gradient and update (t_dw), and of passing the gradient from it to the tensor before (t_dy).
+        activation_memory: add the temporary, cumulative and peak activation memory of every block: by the rule of the
+            papers, as tensors truly live, and measured in a step.
+        trained: what trains in it: a side network and the head, the head, all biases and the head, or everything; by
+            default `sidenet` where the model can have a side network, else `full`.
+        chart: page (HTML) to draw it on.
     """
 
     learning_signal: Annotated[bool, Parameter(negative="")] = False
     tensors: Annotated[bool, Parameter(negative="")] = False
+    activation_memory: Annotated[bool, Parameter(negative="")] = False
+    trained: Trained | None = None
+    chart: str | None = None
 
 
 NO_FLAGS = RequestFlags()

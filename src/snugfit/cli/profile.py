@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import NO_FLAGS, SHOW_ALL, UNITS_ALONE, OutputOptions, ProfileOptions, RequestFlags
-from snugfit.cli.output import print_json
+from snugfit.cli.output import note, print_json
+from snugfit.errors import UsageError
 from snugfit.quantities import format_bytes, format_seconds
 
 
@@ -21,17 +23,23 @@ def profile(
     ```
     snugfit profile --model resnet18 --data digits --batch-size 32 --learning-signal --json
     snugfit profile --model resnet18 --data digits --batch-size 32 --tensors
+    snugfit profile --model mobilenet_v2 --data digits --image-size 224 --batch-size 8 --activation-memory
     ```
 
     Args:
         flags: the options of the run.
         more: what is told beside the units.
         output: what is shown.
+
+    Raises:
+        UsageError: options of the activation memory stand there without it.
     """
+    if not more.activation_memory and (more.trained, more.chart) != (None, None):
+        raise UsageError("--trained and --chart are for the activation memory of a profile; add --activation-memory.")
     request = flags.request()
     job = make_job(
         "profile", output, request.machine.threads, request=request.to_json(), learning_signal=more.learning_signal,
-        tensors=more.tensors,
+        tensors=more.tensors, activation_memory=more.activation_memory, trained=more.trained,
     )  # fmt: skip
     data = run_job(job)
     print_units(data)
@@ -39,6 +47,8 @@ def profile(
         print_learning_signal(data["learning_signal"], request.training.batch_size)
     if "tensors" in data:
         print_tensors(data["tensors"], data["tensor_timing"])
+    if "activation_memory" in data:
+        _show_activation_memory(data, more.chart)
     if output.json:
         print_json(data)
 
@@ -93,6 +103,37 @@ def print_tensors(tensors: list[dict[str, Any]], timing: dict[str, Any]) -> None
     title = f"tensors in order of execution, batch of {batch}\n{whole}\nt_dw: its gradient and update\n"
     title += "t_dy: passing the gradient on\nsaved: per image, because it trains"
     _print_table(title, ("tensor", "parameters", "t_dw", "t_dy", "saved"), rows)
+
+
+def _show_activation_memory(data: dict[str, Any], chart: str | None) -> None:
+    print_activation_memory(data["activation_memory"])
+    if chart is not None:
+        from snugfit.report.activation import write_activation_page
+
+        note(f"chart: {write_activation_page(Path(chart), data['model'], data['activation_memory'])}")
+
+
+def print_activation_memory(memory: dict[str, Any]) -> None:
+    """Print ``activation_memory`` of ``profile --json`` as tables on stderr.
+
+    Args:
+        memory: the paper's figure, with ``true`` and ``measured`` beside it; see :mod:`snugfit.api.activations`.
+    """
+    true = memory["true"]
+    kinds = ("temporary_bytes", "cumulative_bytes", "peak_bytes")
+    rows = []
+    for index, (paper, real) in enumerate(zip(memory["blocks"], true["blocks"], strict=True)):
+        marks = [" *" if index == whole["peak_block"] else "" for whole in (memory, true)]
+        sizes = [[format_bytes(block[kind]) for kind in kinds] for block in (paper, real)]
+        cells = [*sizes[0][:2], sizes[0][2] + marks[0], *sizes[1][:2], sizes[1][2] + marks[1]]
+        rows.append((f"{index} {paper['name']}", *cells))
+    title = f"activation memory, {memory['trained']} trained; * where the peak is\n"
+    title += f"left: the paper's rule, one image; right: as tensors live, batch of {true['batch']}"
+    columns = ("temporary", "cumulative", "peak")
+    _print_table(title, ("block", *columns, *(f"true {column}" for column in columns)), rows)
+    from snugfit.report.activation import totals
+
+    _print_table("whole step", ("figure", "bytes"), totals(memory))
 
 
 def _fine(seconds: float) -> str:

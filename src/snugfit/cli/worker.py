@@ -96,9 +96,8 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
 
 def _profile(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     request = Request.from_json(job["request"])
-    return api.profile_request(
-        request, subscribers=subscribers, learning_signal=job["learning_signal"], tensors=job["tensors"]
-    )
+    asked = {name: job[name] for name in ("learning_signal", "tensors", "activation_memory", "trained")}
+    return api.profile_request(request, subscribers=subscribers, **asked)
 
 
 def _evaluate(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:

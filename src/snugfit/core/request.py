@@ -12,6 +12,8 @@ from snugfit.errors import UnknownNameError, UsageError
 CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
 FeedbackRule = Literal["dfa", "drtp", "pepita"]
 Scheme = Literal["elastic", "full", "head", "bn+bias", "prunetrain"]
+Trained = Literal["sidenet", "head", "bias+head", "full"]
+"""What trains of a pre-trained model: a side network and the head, the head, all biases and the head, or everything."""
 ImportanceMetric = Literal["contribution", "weight", "gradient"]
 """``contribution`` is ElasticTrainer's own; it compares with the others in its Figure 20."""
 

@@ -1,0 +1,84 @@
+"""``profile --activation-memory``: both analytic figures and the measured one, of whatever trains."""
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import snugfit
+from snugfit.api import activations
+from snugfit.api.activations import activation_table, make_subject
+from snugfit.api.assembling import assemble
+from snugfit.core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit.errors import ModelError
+from snugfit.memory import Baseline
+
+NOWHERE = Baseline(0, 0)
+
+
+def assembly(model="resnet18", size=32, module=None):
+    request = Request(
+        ModelOptions(model, image_size=size),
+        DataOptions("digits", max_train=32, max_val=8),
+        training=TrainingOptions(batch_size=4, optimizer="adamw"),
+        machine=MachineOptions(threads=1),
+    )
+    return assemble(request, module=module)
+
+
+@pytest.mark.parametrize("trained", ["sidenet", "head", "bias+head", "full"])
+def test_the_allocator_agrees_with_the_true_figure(trained):
+    table = activation_table(assembly(), trained, None, NOWHERE)
+    measured = table["measured"]["tensor_peak_bytes"]
+    assert table["trained"] == trained and table["measured"]["batch"] == table["true"]["batch"] == 4
+    assert measured == pytest.approx(table["true"]["total_bytes"], rel=0.05)
+    assert table["total_bytes"] == 4 * table["peak_bytes"] + table["parameter_bytes"]
+    resident = table["true"]["resident"]
+    assert sum(resident.values()) == table["true"]["parameter_bytes"]
+    assert resident["gradients"] == 0, "each is applied and freed as it comes"
+
+
+def test_what_trains_and_in_which_mode():
+    made = assembly()
+    subject = make_subject(made, "sidenet")
+    assert {name.split(".")[0] for name in subject.names} == {"side", "fc"}
+    norms = [(name, each) for name, each in subject.module.named_modules() if isinstance(each, nn.BatchNorm2d)]
+    assert all(layer.training == name.startswith("side.") for name, layer in norms)
+    frozen = {name for name, parameter in subject.module.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in subject.module.named_parameters()} - subject.names
+    biases = make_subject(made, "bias+head").names
+    assert {"layer1.0.bn1.bias", "fc.weight"} <= biases and "layer1.0.bn1.weight" not in biases
+
+
+def test_a_side_network_is_the_default_where_there_can_be_one():
+    assert make_subject(assembly(), None).trained == "sidenet"
+    plain = assembly("own", 8, nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)))
+    subject = make_subject(plain, None)
+    assert subject.trained == "full" and subject.names == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    with pytest.raises(ModelError):
+        make_subject(plain, "sidenet")
+
+
+def test_nothing_runs_where_memory_is_short(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", type("Few", (), {"available": 1000}))
+    monkeypatch.setattr(activations, "step_peak", lambda *_: pytest.fail("ran"))
+    assert activation_table(assembly(), "head", None, NOWHERE)["measured"]["tensor_peak_bytes"] is None
+
+
+def test_a_refused_allocation_leaves_it_unmeasured_and_other_errors_do_not(monkeypatch):
+    def refuse(*_):
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(activations, "step_peak", refuse)
+    assert activation_table(assembly(), "head", None, NOWHERE)["measured"]["tensor_peak_bytes"] is None
+    monkeypatch.setattr(activations, "step_peak", lambda *_: torch.empty(-1))
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        activation_table(assembly(), "head", None, NOWHERE)
+
+
+def test_a_profile_has_it_when_asked():
+    request = assembly("smallconv", 8).request
+    data = snugfit.profile_request(request, activation_memory=True, trained="head")
+    memory = data["activation_memory"]
+    assert memory["trained"] == "head" and len(memory["blocks"]) == len(memory["true"]["blocks"])
+    assert "activation_memory" not in snugfit.profile_request(request)
