@@ -1,8 +1,11 @@
 """What tests in all folders share."""
 
+import os
 from dataclasses import replace
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads only wait for each other; read by torch's import
 
 from snugfit.profiling import TensorProbe, operator, tensors
 from snugfit.strategies.elastic import drift

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,22 @@ def train(folder: Path, network: Callable[[], nn.Module] = tiny_network, **optio
     return load_file(folder / "model.safetensors")
 
 
+Once = Callable[[str, Callable[[Path], Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Makes a run in a folder when it is first asked for it by its name, and gives later tests the same answer."""
+    made: dict[str, Any] = {}
+
+    def call(name: str, make: Callable[[Path], Any]) -> Any:
+        if name not in made:
+            made[name] = make(tmp_path_factory.mktemp("once") / "run")
+        return made[name]
+
+    return call
+
+
 def test_checkpoint_is_backprop(tmp_path: Path) -> None:
     """BatchNorm's buffers too: naive recomputation would update them twice."""
     plain = train(tmp_path / "a", strategy="backprop")
@@ -104,12 +121,12 @@ def test_backprop_is_the_loop_anyone_would_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"cache_dtype": "float32"}, {"cache_dtype": "float32", "views": 2}])
-def test_cached_activations_are_the_recomputed_ones(tmp_path: Path, settings: dict[str, object]) -> None:
+def test_cached_activations_are_the_recomputed_ones(tmp_path: Path, once: Once, settings: dict[str, object]) -> None:
     """Without augmentation a cache and the trained units say the same; so do the blocks trained on them."""
     cached, record = train_in_blocks(tmp_path / "a", cache="always", augment=False, **settings)
     assert [phase.cache_bytes > 0 for phase in record.phases] == [True, True, False, False]
     assert record.measured["storage_bytes"] > 0 and not list((tmp_path / "a" / "cache").glob("*"))
-    recomputed, record = train_in_blocks(tmp_path / "b", cache="never", augment=False)
+    recomputed, record = once("never", lambda folder: train_in_blocks(folder, cache="never", augment=False))
     assert record.measured["storage_bytes"] == 0
     assert_same(cached, recomputed, tolerance=1e-5)
 
@@ -157,25 +174,26 @@ def dropping_network() -> nn.Module:
 
 @pytest.mark.parametrize("strategy", ["backprop", "blockwise"])
 @pytest.mark.parametrize("stop", [2, 3, 4, 6])
-def test_resumed_averaging_is_uninterrupted(tmp_path: Path, strategy: str, stop: int) -> None:
+def test_resumed_averaging_is_uninterrupted(tmp_path: Path, once: Once, strategy: str, stop: int) -> None:
     """Within an epoch, where a checkpoint holds averaged weights beside the trained ones, and at the end of both."""
     options = {**OPTIONS, "optimizer": "schedulefree", "strategy": strategy, "local_loss": "lls-mxm"}
-    snugfit.plan(dropping_network(), "digits", **options).run((), out=tmp_path / "whole")
+    whole = once(strategy, lambda folder: snugfit.plan(dropping_network(), "digits", **options).run((), out=folder))
     plan = snugfit.plan(dropping_network(), "digits", **options)
     with pytest.raises(InterruptedRunError):
         plan.run((stopped_after(StepDone, stop),), out=tmp_path / "stopped")
     snugfit.resume(tmp_path / "stopped", (), model=dropping_network())
-    assert_same(*(load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped")))
-    assert_same(all_weights(tmp_path / "whole"), all_weights(tmp_path / "stopped"))
+    folders = Path(whole.run_dir), tmp_path / "stopped"
+    assert_same(*(load_file(folder / "model.safetensors") for folder in folders))
+    assert_same(*map(all_weights, folders))
 
 
 @pytest.mark.parametrize(
     ("kind", "count"),
     [(StepDone, 3), (StepDone, 14), (CacheProgress, 2), (CacheProgress, 8), (PhaseDone, 1), (PhaseDone, 2)],
 )
-def test_resumed_blocks_are_uninterrupted(tmp_path: Path, kind: type[Event], count: int) -> None:
+def test_resumed_blocks_are_uninterrupted(tmp_path: Path, once: Once, kind: type[Event], count: int) -> None:
     """Stopped within a block, while its outputs are written, and between two blocks."""
-    whole, _ = train_in_blocks(tmp_path / "whole", views=2)
+    whole, _ = once("views", lambda folder: train_in_blocks(folder, views=2))
     plan = snugfit.plan(tiny_network(), "digits", strategy="blockwise", views=2, **OPTIONS)
     with pytest.raises(InterruptedRunError):
         in_blocks(plan, *THREE_BLOCKS).run((stopped_after(kind, count),), out=tmp_path / "stopped")
@@ -185,8 +203,8 @@ def test_resumed_blocks_are_uninterrupted(tmp_path: Path, kind: type[Event], cou
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "uint8"])
-def test_smaller_cache_types_train_nearly_alike(tmp_path: Path, dtype: str) -> None:
-    exact, _ = train_in_blocks(tmp_path / "a", cache_dtype="float32")
+def test_smaller_cache_types_train_nearly_alike(tmp_path: Path, once: Once, dtype: str) -> None:
+    exact, _ = once("exact", lambda folder: train_in_blocks(folder, cache_dtype="float32"))
     rounded, _ = train_in_blocks(tmp_path / "b", cache_dtype=dtype)
     first = [name for name in exact if name.startswith(("weights/unit_000", "exits/unit_000"))]
     assert first and all(torch.equal(exact[name], rounded[name]) for name in first), "its inputs are the images"

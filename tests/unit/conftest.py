@@ -2,14 +2,11 @@
 
 import inspect
 import json
-import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads only wait for each other
 
 
 @pytest.fixture(scope="session")

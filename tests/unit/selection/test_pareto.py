@@ -48,7 +48,9 @@ def test_with_memory_to_spare_it_is_select(instance, budget):
 @given(instances())
 def test_bytes_of_a_selection(instance):
     importance, _, _, parts = instance
-    assert selection_bytes(importance > 2, *parts) == bytes_needed(importance > 2, *parts)
+    mask = importance > 2
+    needed = bytes_needed(mask, *parts)
+    assert selection_bytes(mask, *parts) == needed == all_bytes(mask[None], parts)[0]
 
 
 def test_a_shared_input_is_charged_once():
