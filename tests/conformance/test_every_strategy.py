@@ -27,6 +27,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "head": {"strategy": "elastic", "scheme": "head"},
     "bn+bias": {"strategy": "elastic", "scheme": "bn+bias", "lean": False},
     "prunetrain": {"strategy": "elastic", "scheme": "prunetrain", "interval": 1, "lasso": 0.9},
+    "rep-net": {"strategy": "sidenet", "image_size": 32},
+    "bias+head": {"strategy": "sidenet", "scheme": "bias+head"},
+    "frozen": {"strategy": "sidenet", "scheme": "head", "optimizer": "sgd"},
     "dfa": {"strategy": "feedback"},
     "drtp": {"strategy": "feedback", "feedback_rule": "drtp"},
     "pepita": {"strategy": "feedback", "feedback_rule": "pepita", "optimizer": "adamw"},
@@ -40,7 +43,8 @@ rows, folder = json.loads(sys.argv[1]), sys.argv[2]
 seen = {}
 for name, options in rows.items():
     budget = snugfit.Budget(memory=60_000_000, time_ratio=options.pop("time_ratio", None))
-    plan = snugfit.plan("tiny_nets:cnn", "digits", budget, epochs=1, image_size=16,
+    options = {"image_size": 16, **options}
+    plan = snugfit.plan("tiny_nets:cnn", "digits", budget, epochs=1,
                         max_train=96, max_val=40, batch_size=32, rho=0.2, **options)
     record = plan.run((), out=f"{folder}/{name}")
     accuracy = snugfit.evaluate(record.run_dir)["accuracy"]

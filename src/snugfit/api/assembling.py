@@ -15,12 +15,12 @@ from snugfit import models
 from snugfit.api.loading import Architecture, on_meta
 from snugfit.api.weights import take_weights
 from snugfit.chain import Chain, UnitStore, initialise_by_reset, release, spill_module
-from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED, strategy_class
+from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED, TRANSFER, strategy_class
 from snugfit.core.request import Request, TrainingOptions
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.data import Batches, Splits, Transform, from_dataset
-from snugfit.errors import ModelError, UsageError
+from snugfit.errors import DataError, ModelError, UsageError
 from snugfit.training.seeding import derive_seed
 from snugfit.training.split import TrainingData
 
@@ -29,6 +29,8 @@ _DEFAULTS = {
     "adamw": OptimizerSettings("adamw", lr=0.001),
     "schedulefree": OptimizerSettings("schedulefree", lr=0.005, weight_decay=0.0, schedule="constant"),
 }
+_TRANSFER_DEFAULTS = {**_DEFAULTS, "adamw": OptimizerSettings("adamw", lr=0.0006, weight_decay=0.0)}
+"""Where a :data:`TRANSFER` strategy is named; Rep-Net's scripts take Adam, 0.0002 to 0.0016 for the classifier."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,19 @@ class Assembly:
             val=Batches(splits.val, transform, seed=seed),
             test=None if splits.test is None else Batches(splits.test, transform, seed=seed),
             class_names=splits.class_names,
+            retrain=self._retraining_images(transform),
         )
+
+    def _retraining_images(self, transform: Transform) -> Batches | None:
+        """Images that the network was trained on, prepared as it is fed here."""
+        name, shape = self.request.strategy.retrain_data, self.splits.image_shape
+        if name is None:
+            return None
+        options = self.request.data
+        found = datasets.load(name, data_dir=options.data_dir, image_size=shape[-1], workers=options.workers)
+        if found.image_shape != shape:
+            raise DataError(f"--retrain-data {name} has images of {found.image_shape}, the network takes {shape}.")
+        return Batches(found.train, transform, seed=self.workload.seed)
 
     def store_first_weights(self, store: UnitStore) -> None:
         """Write the weights that training starts from, a unit at a time.
@@ -183,18 +197,19 @@ def _workload(request: Request, splits: Splits) -> Workload:
         epochs=training.epochs,
         batch_size=training.batch_size,
         batch_limit=training.batch_size if training.batch_limit is None else training.batch_limit,
-        optimizer=_optimizer(training),
+        optimizer=_optimizer(training, transfers=request.strategy.strategy in TRANSFER),
         precision=training.precision,
         augment=training.augment,
         seed=training.seed,
     )
 
 
-def _optimizer(training: TrainingOptions) -> OptimizerSettings:
-    """The optimizer's own defaults, where the request says nothing else."""
+def _optimizer(training: TrainingOptions, *, transfers: bool) -> OptimizerSettings:
+    """The optimizer, and its own defaults where the request says nothing else."""
     asked = {"lr": training.lr, "weight_decay": training.weight_decay, "schedule": training.schedule}
     given = {key: value for key, value in asked.items() if value is not None}
-    return replace(_DEFAULTS[training.optimizer], **given)  # type: ignore[arg-type]
+    name = training.optimizer or ("adamw" if transfers else "sgd")
+    return replace((_TRANSFER_DEFAULTS if transfers else _DEFAULTS)[name], **given)  # type: ignore[arg-type]
 
 
 def make_strategies(request: Request) -> list[Strategy]:
@@ -204,16 +219,30 @@ def make_strategies(request: Request) -> list[Strategy]:
         UnknownNameError: there is no such strategy.
     """
     name, timed = request.strategy.strategy, request.budget.time_ratio is not None
-    if timed and (name not in (*TIMED, "auto") or request.strategy.scheme != "elastic"):
+    if timed and (name not in (*TIMED, "auto") or request.strategy.scheme not in (None, "elastic")):
         raise UsageError(
             "--time-ratio is what the elastic scheme of --strategy elastic answers to; leave one of them out."
         )
-    names = [each for each in STRATEGIES if each not in NAMED_ONLY and (each in TIMED) == timed]
-    if name != "auto":
-        names = [name]
-    strategies = []
-    for kind in map(strategy_class, names):
-        known = {item.name for item in fields(kind)}
-        options = {item.name: getattr(request.strategy, item.name) for item in fields(request.strategy)}
-        strategies.append(kind(**{key: value for key, value in options.items() if key in known}))
-    return strategies
+    kinds = {each: strategy_class(each) for each in (_considered(request, timed=timed) if name == "auto" else [name])}
+    scheme = request.strategy.scheme
+    for each, kind in list(kinds.items()):
+        schemes = getattr(kind, "schemes", ())
+        if scheme is not None and schemes and scheme not in schemes:
+            if name != "auto":
+                raise UsageError(f"{each} has no scheme {scheme}; --scheme is {', '.join(schemes)} there.")
+            del kinds[each]
+    return [_configured(kind, request) for kind in kinds.values()]
+
+
+def _considered(request: Request, *, timed: bool) -> list[str]:
+    """The strategies that ``auto`` considers."""
+    left_out = NAMED_ONLY if request.model.weights is not None else NAMED_ONLY | TRANSFER
+    return [each for each in STRATEGIES if each not in left_out and (each in TIMED) == timed]
+
+
+def _configured(kind: Any, request: Request) -> Strategy:
+    """A strategy with the options of the request that it has; an option without a value leaves it its default."""
+    known = {item.name for item in fields(kind)}
+    options = {item.name: getattr(request.strategy, item.name) for item in fields(request.strategy)}
+    made: Strategy = kind(**{key: value for key, value in options.items() if key in known and value is not None})
+    return made

@@ -7,12 +7,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import fx, nn
 
 from snugfit import models
 from snugfit.chain import Chain
@@ -22,12 +22,13 @@ from snugfit.core.serial import from_data, to_data
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.local.layout import Layout
 from snugfit.surgery import adopt_widths
+from snugfit.surgery.sidenet import attach_side_network
 from snugfit.training.artifact import MODEL_FILE
 from snugfit.training.files import write_json_atomic
 
 _FILE = "architecture.json"
-_PRUNING = "prunetrain"
-"""Scheme, in a run's settings, whose trained model has fewer channels than the model that it was given."""
+_PRUNING, _SIDENET = "prunetrain", "sidenet"
+"""A scheme and a strategy whose trained model may have fewer channels than the model that it was given."""
 T = TypeVar("T")
 
 
@@ -149,7 +150,7 @@ def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = No
         state = load_file(folder / MODEL_FILE)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder / MODEL_FILE} is missing or damaged ({error}).") from error
-    if record.settings.get("scheme") == _PRUNING:
+    if _is_pruned(record):
         adopt_widths(module, state, architecture.input_shape)
     try:
         module.load_state_dict(state, assign=True)
@@ -158,6 +159,11 @@ def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = No
             f"{folder / MODEL_FILE} belongs to another model: {str(error).splitlines()[-1]}"
         ) from error
     return module.eval()
+
+
+def _is_pruned(record: Record) -> bool:
+    settings = record.settings
+    return settings.get("scheme") == _PRUNING or (record.strategy == _SIDENET and settings.get("prune") != "off")
 
 
 def on_meta(chain: Chain) -> Chain:
@@ -171,7 +177,10 @@ def on_meta(chain: Chain) -> Chain:
 
 
 def rebuild(chain: Chain, record: Record, classes: int) -> nn.Module:
-    """The trained model's structure, without weights."""
+    """The trained model's structure, without weights; layers that were pruned are as wide as they were before."""
+    width = record.settings.get("side_width") if record.strategy == _SIDENET else None
+    if width:
+        return attach_side_network(cast(fx.GraphModule, chain.to_module()), chain.input_shape, width=float(width))
     if record.exit is None:
         return chain.to_module()
     return Layout.of(chain, record.settings["local_loss"], classes).exit_model(int(record.exit["index"]))

@@ -60,13 +60,17 @@ def _from_anywhere(request: Request) -> Request:
         return None if path is None else str(Path(path).expanduser().absolute())
 
     data, model, strategy = request.data, request.model, request.strategy
-    kind, _, path = data.data.partition(":")
-    name = f"folder:{image_folder(path, data.data_dir).absolute()}" if kind == "folder" else data.data
+
+    def found(name: str) -> str:
+        kind, _, path = name.partition(":")
+        return f"folder:{image_folder(path, data.data_dir).absolute()}" if kind == "folder" else name
+
+    retrain = strategy.retrain_data and found(strategy.retrain_data)
     return replace(
         request,
-        data=replace(data, data=name, data_dir=absolute(data.data_dir)),
+        data=replace(data, data=found(data.data), data_dir=absolute(data.data_dir)),
         model=replace(model, weights=absolute(model.weights)),
-        strategy=replace(strategy, cache_dir=absolute(strategy.cache_dir)),
+        strategy=replace(strategy, cache_dir=absolute(strategy.cache_dir), retrain_data=retrain),
     )
 
 

@@ -2,6 +2,7 @@
 
 from snugfit.chain.blocks import ModuleBlock, find_blocks
 from snugfit.chain.chain import Chain
+from snugfit.chain.classifier import classifier_names
 from snugfit.chain.initialise import initialise_by_reset, spill_module
 from snugfit.chain.store import UnitStore, load_into, release
 from snugfit.chain.tails import split_tail
@@ -13,6 +14,7 @@ __all__ = [
     "ModuleBlock",
     "Unit",
     "UnitStore",
+    "classifier_names",
     "find_blocks",
     "initialise_by_reset",
     "load_into",

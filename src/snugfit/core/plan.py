@@ -46,10 +46,19 @@ class Candidate:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """What it was told to keep to beside memory: rho, or the baseline that it is."""
-        scheme, ratio = self.settings.get("scheme", "elastic"), self.settings.get("time_ratio")
-        named = () if scheme == "elastic" else (f"scheme {scheme}",)
-        return named if ratio is None else (*named, f"rho {ratio:g}")
+        """What it was told to keep to beside memory (rho, or the baseline that it is), and how it comes to fit."""
+        settings = self.settings
+        scheme, ratio = settings.get("scheme", "elastic"), settings.get("time_ratio")
+        width, prune = settings.get("side_width"), settings.get("prune", "off")
+        marks = {
+            f"scheme {scheme}": scheme != "elastic",
+            f"rho {ratio or 0:g}": ratio is not None,
+            f"side width {width or 0:g}": width is not None and width != 1,
+            "large maps by sample": settings.get("sample_wise") == "on",
+            "frozen weights in int8": settings.get("weight_storage") == "int8",
+            "pruned" if prune == "on" else f"pruned by {prune}": prune not in ("off", "auto"),
+        }
+        return tuple(mark for mark, holds in marks.items() if holds)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ STRATEGIES: dict[str, str] = {
     "checkpoint": "snugfit.strategies.checkpoint:Checkpoint",
     "blockwise": "snugfit.strategies.blockwise:Blockwise",
     "elastic": "snugfit.strategies.elastic:Elastic",
+    "sidenet": "snugfit.strategies.sidenet:Sidenet",
     "feedback": "snugfit.strategies.feedback:Feedback",
 }
 
@@ -20,6 +21,9 @@ NAMED_ONLY = frozenset({"feedback"})
 
 TIMED = frozenset({"elastic"})
 """Strategies that answer to a time ratio: ``auto`` considers them, and them alone, where there is one."""
+
+TRANSFER = frozenset({"sidenet"})
+"""Strategies that keep what a network knows and add to it: ``auto`` considers them where weights are given."""
 
 
 def strategy_class(name: str) -> Any:

@@ -11,11 +11,14 @@ from snugfit.errors import UnknownNameError, UsageError
 
 CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
 FeedbackRule = Literal["dfa", "drtp", "pepita"]
-Scheme = Literal["elastic", "full", "head", "bn+bias", "prunetrain"]
+Scheme = Literal["elastic", "full", "head", "bn+bias", "prunetrain", "rep-net", "bias+head"]
 Trained = Literal["sidenet", "head", "bias+head", "full"]
 """What trains of a pre-trained model: a side network and the head, the head, all biases and the head, or everything."""
 ImportanceMetric = Literal["contribution", "weight", "gradient"]
 """``contribution`` is ElasticTrainer's own; it compares with the others in its Figure 20."""
+PruneImportance = Literal["activation", "filter"]
+Choice = Literal["auto", "on", "off"]
+WeightStorage = Literal["auto", "float32", "int8"]
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,10 @@ class TrainingOptions:
         epochs: passes over the training images (of every block in ``blockwise``).
         batch_size: effective batch size; what does not fit is accumulated to it.
         batch_limit: largest batch of a block; the batch size by default.
-        optimizer: sgd, adamw, or schedulefree (schedule-free AdamW).
-        lr: peak learning rate; 0.01 for sgd, 0.001 for adamw and 0.005 for schedulefree by default.
-        weight_decay: weight decay; 0.0005, but 0 for schedulefree, by default.
+        optimizer: sgd, adamw, or schedulefree (schedule-free AdamW); sgd by default, adamw for ``sidenet``.
+        lr: peak learning rate; 0.01 for sgd, 0.001 for adamw and 0.005 for schedulefree by default, 0.0006 for
+            ``sidenet``.
+        weight_decay: weight decay; 0.0005, but 0 for schedulefree and for ``sidenet``, by default.
         schedule: cosine or constant; cosine by default, constant for schedulefree.
         precision: float32, or bfloat16 through autocast.
         augment: augment training images (crop, flip); digits are never flipped.
@@ -96,7 +100,7 @@ class TrainingOptions:
     epochs: int = 10
     batch_size: int = 128
     batch_limit: int | None = None
-    optimizer: OptimizerName = "sgd"
+    optimizer: OptimizerName | None = None
     lr: float | None = None
     weight_decay: float | None = None
     schedule: ScheduleName | None = None
@@ -112,8 +116,8 @@ class StrategyOptions:
     """Which way of training, and its settings.
 
     Attributes:
-        strategy: auto, backprop, checkpoint, blockwise, elastic or feedback; auto never takes feedback, and takes
-            elastic where there is a time ratio.
+        strategy: auto, backprop, checkpoint, blockwise, elastic, sidenet or feedback; auto never takes feedback, takes
+            elastic where there is a time ratio, and considers sidenet where there are weights to start from.
         local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options of its own if
             need be, like ``lls:basis=cosine,mode=paper``.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
@@ -129,9 +133,11 @@ class StrategyOptions:
         views: augmented passes that are cached.
         accumulate: let ``backprop`` accumulate micro-batches to the batch size (off: one step per batch that fits).
         feedback_rule: learning rule of ``feedback``: dfa, drtp or pepita.
-        scheme: what ``elastic`` trains: elastic (the tensors that matter now, within the time ratio), or the baselines,
-            which know no time ratio: full (everything), head (the classifier), bn+bias (norms, biases and the
-            classifier), prunetrain (everything, while channels are removed).
+        scheme: what trains. Of ``elastic``: elastic (its default: the tensors that matter now, within the time ratio),
+            or the baselines, which know no time ratio: full (everything), head (the classifier), bn+bias (norms, biases
+            and the classifier), prunetrain (everything, while channels are removed). Of ``sidenet``: rep-net (its
+            default: a small network beside the frozen one, and the classifier), bias+head (every bias and the
+            classifier: TinyTL's bias variant) or head.
         importance: what ``elastic`` ranks tensors by: contribution (by how much an update lowers the loss), or to
             compare with, gradient or weight (sums of magnitudes).
         interval: epochs between two selections of ``elastic``, or between two prunings of ``prunetrain``; fewer follow
@@ -140,6 +146,19 @@ class StrategyOptions:
             importance more surely, and take longer.
         lean: let frozen tensors of ``elastic`` keep no activations, which saves memory (off: torch's own operators).
         lasso: share of the group lasso of ``prunetrain`` in the loss at the start.
+        side_width: width of the network that ``sidenet`` adds, as a multiple of Rep-Net's; by default 1, and less only
+            where nothing else makes it fit.
+        side_lr: peak learning rate of that network, beside --lr for the classifier; 5 times --lr by default.
+        prune: whether ``sidenet`` first removes channels of the frozen blocks whose maps need most: auto (only where
+            the budget asks for it), on, off, or the share of channels to remove in (0, 1), like 0.5.
+        prune_importance: which channels stay: those with the largest activations, or with the largest filter weights.
+        retrain_epochs: passes over the images in which a pruned network learns to do what it did before.
+        retrain_data: images that the frozen network was trained on (a data set's name or folder:PATH), to retrain it
+            with after pruning; labels are not used. Your own training images by default.
+        sample_wise: run frozen blocks with large maps image by image: auto (where the budget asks for it), on or off.
+            It is exact, and takes more time.
+        weight_storage: how ``sidenet`` keeps frozen weights in memory: float32, int8 (a quarter of the bytes, rounded),
+            or auto (int8 only where the budget asks for it).
     """
 
     strategy: str = "auto"
@@ -156,15 +175,24 @@ class StrategyOptions:
     views: int = 1
     accumulate: bool = True
     feedback_rule: FeedbackRule = "dfa"
-    scheme: Scheme = "elastic"
+    scheme: Scheme | None = None
     importance: ImportanceMetric = "contribution"
     interval: int = 3
     importance_batch: int = 4
     lean: bool = True
     lasso: float = 0.2
+    side_width: float | None = None
+    side_lr: float | None = None
+    prune: str = "auto"
+    prune_importance: PruneImportance = "activation"
+    retrain_epochs: int = 1
+    retrain_data: str | None = None
+    sample_wise: Choice = "auto"
+    weight_storage: WeightStorage = "auto"
 
     def __post_init__(self) -> None:
         self._check_elastic()
+        self._check_sidenet()
         if self.feedback_rule not in get_args(FeedbackRule):
             raise UnknownNameError("feedback rule", self.feedback_rule, get_args(FeedbackRule))
         if self.views < 1:
@@ -177,7 +205,7 @@ class StrategyOptions:
             raise UsageError(f"--rho is a threshold between 0 and 1, not {self.rho}.")
 
     def _check_elastic(self) -> None:
-        if self.scheme not in get_args(Scheme):
+        if self.scheme is not None and self.scheme not in get_args(Scheme):
             raise UnknownNameError("scheme", self.scheme, get_args(Scheme))
         if self.importance not in get_args(ImportanceMetric):
             raise UnknownNameError("importance metric", self.importance, get_args(ImportanceMetric))
@@ -186,6 +214,38 @@ class StrategyOptions:
         for name in ("interval", "importance_batch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
+
+    def _check_sidenet(self) -> None:
+        for kind, name, known in (
+            ("prune importance", self.prune_importance, PruneImportance),
+            ("way of running frozen blocks", self.sample_wise, Choice),
+            ("weight storage", self.weight_storage, WeightStorage),
+        ):
+            if name not in get_args(known):
+                raise UnknownNameError(kind, name, get_args(known))
+        prune_ratio(self.prune)
+        for flag, value in (("--side-width", self.side_width), ("--side-lr", self.side_lr)):
+            if value is not None and value <= 0:
+                raise UsageError(f"{flag} must be positive, not {value:g}.")
+        if self.retrain_epochs < 0:
+            raise UsageError(f"--retrain-epochs must not be negative, but is {self.retrain_epochs}.")
+
+
+def prune_ratio(prune: str) -> float | None:
+    """Share of channels to remove in (0, 1), where one is asked for; None for auto, on and off.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if prune in get_args(Choice):
+        return None
+    try:
+        ratio = float(prune)
+    except ValueError:
+        ratio = -1.0
+    if not 0 < ratio < 1:
+        raise UsageError(f"--prune is auto, on, off or a share of channels between 0 and 1, not {prune}.")
+    return ratio
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from snugfit.core.budget import Budget
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.profile import Profile
+from snugfit.core.registry import TRANSFER
 from snugfit.core.serial import to_data
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import Workload
@@ -42,7 +43,7 @@ def search(
         on_measured: told of every measured probe; None measures nothing, and so finds nothing feasible.
 
     Returns:
-        The plan, feasible candidates first and fastest first, and the profile behind it.
+        The plan, feasible candidates first and the best of them first, and the profile behind it.
     """
     refused = {s.name: s.validate(workload, chain, hardware) for s in strategies}
     able = [strategy for strategy in strategies if not refused[strategy.name]]
@@ -52,14 +53,21 @@ def search(
     candidates = [Candidate(name, False, reasons=tuple(reasons)) for name, reasons in refused.items() if reasons]
     for strategy in able:
         candidates.extend(_candidates(strategy, workload, profile, hardware, budget))
-    ranked = sorted(candidates, key=_rank)
+    transfers = any(candidate.strategy in TRANSFER for candidate in candidates)
+    ranked = sorted(candidates, key=lambda candidate: _rank(candidate, transfers=transfers))
     chosen = 0 if ranked and ranked[0].feasible else None
     return Plan(workload, budget, hardware, tuple(ranked), chosen), profile
 
 
-def _rank(candidate: Candidate) -> tuple[bool, float]:
+def _rank(candidate: Candidate, *, transfers: bool) -> tuple[bool, int, float]:
+    """Feasible ones first, faster ones first; where weights are to be transferred, what is expected to lose less first.
+
+    Fine-tuning every weight by its own gradient loses nothing, a frozen network with something beside it loses less
+    than one whose weights are taken apart by local losses.
+    """
     seconds = candidate.predicted.seconds if candidate.predicted else float("inf")
-    return (not candidate.feasible, seconds)
+    loss = 0 if candidate.exact or not transfers else 1 if candidate.strategy in TRANSFER else 2
+    return (not candidate.feasible, loss, seconds)
 
 
 def _candidates(

@@ -6,7 +6,7 @@ NeuroFlux section 5.2, Profiler. Profiling knows nothing of what a probe is for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from snugfit.core.profile import ProbeLine, ProbePoint, Profile
@@ -38,6 +38,7 @@ class Probe:
         kept_bytes: bytes that it holds between two steps: weights, buffers and optimizer state.
         sizes: batch sizes that may be chosen; any up to the limit when empty.
         layers: convolutions and linear layers in it, each of which leaves kernels behind.
+        needed: whether it is worth measuring, from the lines so far and the bytes available; always where it is None.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Probe:
     kept_bytes: int = 0
     sizes: tuple[int, ...] = ()
     layers: int = 1
+    needed: Callable[[Mapping[str, ProbeLine], float], bool] | None = None
 
     @property
     def growth_bytes(self) -> int:
@@ -74,12 +76,16 @@ def measure_probes(
     lines: dict[str, ProbeLine] = {}
     floors: dict[str, int] = {}
     tensors: TensorProfile | None = None
+    lined: list[Probe] = []
     for index, probe in enumerate(probes, start=1):
         if isinstance(probe, TensorProbe):
             if on_measured is not None:
                 tensors = probe.measure(limit)
                 on_measured(probe.name, index, len(probes))
             continue
+        if probe.needed is not None and not probe.needed(lines, _available(meter, limit)):
+            continue
+        lined.append(probe)
         smallest, floors[probe.name] = _smallest(probe)
         if on_measured is None:
             continue
@@ -89,7 +95,6 @@ def measure_probes(
         on_measured(probe.name, index, len(probes))
     release_memory()
     meter.restart()
-    lined = [probe for probe in probes if isinstance(probe, Probe)]
     grown = 0 if len(lines) == len(lined) else before + FIRST_GROWTH + sum(probe.growth_bytes for probe in lined)
     return Profile(
         units=(),
@@ -100,6 +105,11 @@ def measure_probes(
         seconds=time.perf_counter() - started,
         tensors=tensors,
     )
+
+
+def _available(meter: PeakMeter, limit: MemoryLimit) -> float:
+    """Bytes of the budget that are free; infinite without one."""
+    return float("inf") if limit.budget_bytes is None else float(limit.budget_bytes - meter.current_bytes)
 
 
 def _smallest(probe: Probe) -> tuple[int, int]:
@@ -127,7 +137,7 @@ def measure_probe(
     """
     release_memory()
     meter.restart()
-    available = float("inf") if limit.budget_bytes is None else float(limit.budget_bytes - meter.current_bytes)
+    available = _available(meter, limit)
     if (probe.floor(smallest_batch) if floor_bytes is None else floor_bytes) > available:
         return None
     attempt = _Attempt(probe, meter, limit, available, smallest_batch)

@@ -42,9 +42,12 @@ def with_safety(resident_bytes: float, step_bytes: float) -> int:
 
 def room_for_step(budget: Budget, resident_bytes: float) -> float:
     """Bytes that a step may take, so that its predicted peak leaves ``HELD_BYTES``; infinite without a budget."""
-    if budget.memory_bytes is None:
-        return float("inf")
-    return (budget.memory_bytes - HELD_BYTES - SAFETY_BYTES) / (1 + SAFETY) - resident_bytes
+    return room_in(float("inf") if budget.memory_bytes is None else budget.memory_bytes) - resident_bytes
+
+
+def room_in(available_bytes: float) -> float:
+    """Bytes that what is resident and a step may take together, so that their peak leaves ``HELD_BYTES``."""
+    return (available_bytes - HELD_BYTES - SAFETY_BYTES) / (1 + SAFETY)
 
 
 def smallest_budget(profile: Profile, floor_bytes: int) -> int:

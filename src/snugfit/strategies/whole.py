@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from snugfit.chain import Chain, load_into, release
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Cost, Phase, Shortfall
 from snugfit.core.hardware import Hardware
-from snugfit.core.profile import Profile, UnitFacts
+from snugfit.core.profile import ProbeLine, Profile, UnitFacts
 from snugfit.core.record import Record
 from snugfit.core.workload import Workload
 from snugfit.profiling import Probe, unit_facts
@@ -72,12 +72,21 @@ def whole_probes(
         accumulate: whether the strategy may accumulate.
     """
     holds = [False, True] if accumulate else [False]
-    return [_whole_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in holds]
+    return [whole_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in holds]
 
 
-def _whole_probe(
-    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool
-) -> Probe:
+def whole_probe(
+    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool,
+    needed: Callable[[Mapping[str, ProbeLine], float], bool] | None = None,
+) -> Probe:  # fmt: skip
+    """The probe of one training step of the whole network.
+
+    Args:
+        name: key of the line; :func:`held` of it where gradients are held.
+        chain, workload, device, make_trainer: as in :func:`whole_probes`.
+        hold: whether gradients are held, and applied after a second micro-batch.
+        needed: whether it is worth measuring; see :class:`snugfit.profiling.Probe`.
+    """
 
     def make(where: str) -> NetworkTrainer:
         clone = copy.deepcopy(chain)
@@ -104,7 +113,7 @@ def _whole_probe(
     limit = min(workload.batch_size, workload.train_count)
     sizes = divisors(limit) if hold else ()
     layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())
-    return Probe(held(name) if hold else name, build, floor, limit, sizes=sizes, layers=layers)
+    return Probe(held(name) if hold else name, build, floor, limit, sizes=sizes, layers=layers, needed=needed)
 
 
 def largest_batch(profile: Profile, probe: str, budget: Budget, limit: int) -> int:
@@ -170,9 +179,60 @@ def fit_whole(
     micro_batches: int,
 ) -> Record:
     """Train the whole network, evaluate it, save it, and return the record."""
-    shape, classes, phase = chain.input_shape, run.workload.classes, run.predicted.phases[0]
+
+    def load(parts: int) -> NetworkTrainer:
+        return make_trainer(chain, load_network(chain, run), run.workload, parts)
+
+    accumulates = bool(settings.get("accumulate")) or _may_accumulate(run, run.predicted.phases[0].batch_size)
+    trained = train_network(load, data, run, micro_batches=micro_batches, accumulates=accumulates)
+    module, phase = trained.trainer.module, trained.phase
+    save_model(run.folder, module.state_dict())
+    evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
+    run.end_phase(phase, run.workload.epochs, trained.steps)
+    parameters = {"full": chain.parameters, "trained_model": chain.parameters}
+    return make_record(
+        run, strategy=strategy, settings={**settings, **trained.settings}, evaluation=evaluation,
+        parameters=parameters, data=data,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network after its last step, its optimizers released.
+
+    Attributes:
+        trainer: what trained it.
+        phase: the phase, at the batch that it ran at.
+        steps: of an epoch.
+        settings: ``micro_batch``, ``micro_batches`` and ``accumulate`` as they were in the end.
+    """
+
+    trainer: NetworkTrainer
+    phase: Phase
+    steps: int
+    settings: dict[str, Any]
+
+
+def train_network(
+    load: Callable[[int], NetworkTrainer],
+    data: TrainingData,
+    run: Run,
+    *,
+    micro_batches: int,
+    accumulates: bool,
+) -> Trained:
+    """Rehearse and train a network in the run's present phase, which is left open for what is to be done with it.
+
+    Args:
+        load: makes the trainer for a number of micro-batches, with the weights that training starts from.
+        data: the splits.
+        run: the run.
+        micro_batches: micro-batches of a step, as planned.
+        accumulates: whether a batch that is refused memory may be accumulated in smaller parts.
+    """
+    index, workload = run.position.phase, run.workload
+    phase = run.predicted.phases[index]
     batch_size = phase.batch_size * micro_batches
-    accumulates = bool(settings.get("accumulate")) or _may_accumulate(run, phase.batch_size)
 
     def parts(size: int) -> int:
         return batch_size // size if accumulates else 1
@@ -180,33 +240,23 @@ def fit_whole(
     phase = rehearse(
         phase,
         _fallbacks(run.profile, phase.batch_size, batch_size, accumulates=accumulates),
-        lambda size: _load(chain, run, make_trainer, parts(size)),
-        lambda size: random_batch(shape, classes, size, str(run.device)),
+        lambda size: load(parts(size)),
+        lambda size: random_batch(workload.input_shape, workload.classes, size, str(run.device)),
         run,
     )
     micro_batches = parts(phase.batch_size)
-    settings = {
-        **settings,
-        "micro_batch": phase.batch_size,
-        "micro_batches": micro_batches,
-        "accumulate": micro_batches > 1,
-    }
-    trainer = _load(chain, run, make_trainer, micro_batches)
-    module = trainer.module
+    trainer = load(micro_batches)
     if run.resumed:
         trainer.load_state(run.resumed_tensors)
     steps = data.train.steps(phase.batch_size * micro_batches)
-    run.start_phase(phase, 0, 1, run.workload.epochs, steps)
+    run.start_phase(phase, index, len(run.predicted.phases), workload.epochs, steps)
     train_phase(trainer, data.train, phase, run, lambda: _validate(trainer, data, run, phase))
     settle(trainer, data.train, phase.batch_size, phase.name, run)
     trainer.optimizers.release()
-    save_model(run.folder, module.state_dict())
-    evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
-    run.end_phase(phase, run.workload.epochs, steps)
-    parameters = {"full": chain.parameters, "trained_model": chain.parameters}
-    return make_record(
-        run, strategy=strategy, settings=settings, evaluation=evaluation, parameters=parameters, data=data
-    )
+    settings = {
+        "micro_batch": phase.batch_size, "micro_batches": micro_batches, "accumulate": micro_batches > 1
+    }  # fmt: skip
+    return Trained(trainer, phase, steps, settings)
 
 
 def _may_accumulate(run: Run, batch: int) -> bool:
@@ -223,13 +273,14 @@ def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: boo
     return [part for part in reversed(divisors(batch_size)) if smallest <= part < size]
 
 
-def _load(chain: Chain, run: Run, make_trainer: MakeTrainer, micro_batches: int) -> NetworkTrainer:
+def load_network(chain: Chain, run: Run) -> nn.Module:
+    """The run's stored weights as one module, on the run's device."""
     for index, unit in enumerate(chain.all_units):
         release(unit)
         load_into(unit, run.weights.load(index))
     module = chain.to_module()
     module.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return make_trainer(chain, module, run.workload, micro_batches)
+    return module
 
 
 def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phase) -> float | None:

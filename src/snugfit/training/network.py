@@ -38,7 +38,7 @@ class NetworkTrainer:
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
         """One forward and backward; see :class:`snugfit.training.loop.Trainable`."""
-        self.module.train()
+        self.train_mode()
         self.optimizers.train()
         loss, logits = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)
         del inputs
@@ -46,6 +46,10 @@ class NetworkTrainer:
         if update and self.micro_batches > 1:
             self.optimizers.step()
         return StepResult.of(loss, logits, labels)
+
+    def train_mode(self) -> None:
+        """Put the network into training mode."""
+        self.module.train()
 
     def set_lr_factor(self, factor: float) -> None:
         """Scale the peak learning rate."""

@@ -79,6 +79,7 @@ class ParameterOptimizers:
         }
         self._handles: list[RemovableHandle] = []
         self._averaged = True
+        self._lr_scales: Mapping[str, float] = {}
 
     def __iter__(self) -> Iterator[torch.optim.Optimizer]:
         """The optimizers, one per parameter."""
@@ -116,9 +117,14 @@ class ParameterOptimizers:
             parameter.grad = None
 
     def set_lr_factor(self, factor: float) -> None:
-        """Set the learning rate to ``settings.lr * factor``."""
-        for optimizer in self._optimizers.values():
-            optimizer.param_groups[0]["lr"] = self.settings.lr * factor
+        """Set the learning rate to ``settings.lr * factor``, times a parameter's own scale where it has one."""
+        for name, optimizer in self._optimizers.items():
+            optimizer.param_groups[0]["lr"] = self.settings.lr * self._lr_scales.get(name, 1.0) * factor
+
+    def scale_lr(self, scales: Mapping[str, float]) -> None:
+        """Give parameters learning rates of their own: multiples of ``settings.lr``, by name."""
+        self._lr_scales = dict(scales)
+        self.set_lr_factor(1.0)
 
     def train(self) -> None:
         """Put the weights that are trained in place; needed before a step after :meth:`average`."""

@@ -14,9 +14,11 @@ class TrainingData:
     Attributes:
         train, val, test: batches; ``test`` is None where the data set has no such split.
         class_names: names of the classes, by label.
+        retrain: images that a network was trained on before, where there are some; their labels mean nothing here.
     """
 
     train: BatchSource
     val: BatchSource
     test: BatchSource | None
     class_names: tuple[str, ...]
+    retrain: BatchSource | None = None

@@ -53,6 +53,7 @@ def test_a_request_with_every_option_set_survives():
         kinds = {"int": 7, "int | None": 7, "float": 0.7}
         numbers = {f.name: kinds[str(f.type)] for f in dataclasses.fields(options) if str(f.type) in kinds}
         texts = {f.name: "text" for f in dataclasses.fields(options) if str(f.type) in ("str", "str | None")}
+        texts |= {"prune": "0.7"} if "prune" in texts else {}
         groups[group.name] = dataclasses.replace(options, **numbers, **texts)
     filled = Request(**groups)
     assert filled.data.max_train == 7 and filled.machine.out == "text"

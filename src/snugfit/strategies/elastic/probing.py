@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from snugfit.chain import Chain, Unit
+from snugfit.chain import Chain, Unit, classifier_names
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.lean import use_lean, use_stock
 from snugfit.memory.scratch import ScratchFile, StoredTensor
@@ -155,28 +155,6 @@ class ElasticProbes:
 
     def _batch(self, batch: int, device: str) -> tuple[Tensor, Tensor]:
         return random_batch(self.chain.input_shape, self.workload.classes, batch, device)
-
-
-def classifier_names(chain: Chain) -> tuple[str, ...]:
-    """Names of the tensors of the network's last layer that has any: the classifier."""
-    module = chain.head.module
-    for node in reversed(module.graph.nodes):
-        if node.op == "call_module":
-            owned = module.get_submodule(str(node.target)).named_parameters()
-            names = tuple(f"{node.target}.{name}" for name, parameter in owned if parameter.requires_grad)
-        else:
-            direct = (source for source in node.all_input_nodes if source.op == "get_attr")
-            values = {str(source.target): attribute(module, str(source.target)) for source in direct}
-            names = tuple(n for n, v in values.items() if isinstance(v, nn.Parameter) and v.requires_grad)
-        if names:
-            return names
-    return ()
-
-
-def attribute(module: nn.Module, name: str) -> object:
-    """What stands under a dotted name in a module."""
-    owner, _, last = name.rpartition(".")
-    return getattr(module.get_submodule(owner), last)
 
 
 def trial_updates(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from snugfit.chain import Chain
+from snugfit.chain import Chain, classifier_names
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Cost, Phase, Shortfall
 from snugfit.core.hardware import Hardware
@@ -20,7 +20,7 @@ from snugfit.selection.choice import choose
 from snugfit.selection.network import Mask, Network
 from snugfit.strategies.elastic.budgets import Sizes, budget_for, importance_peak, largest_chunk
 from snugfit.strategies.elastic.intervals import fit_elastic
-from snugfit.strategies.elastic.probing import FULL, HEAD, IMPORTANCE, ElasticProbes, classifier_names
+from snugfit.strategies.elastic.probing import FULL, HEAD, IMPORTANCE, ElasticProbes
 from snugfit.strategies.elastic.schemes import scheme_mask
 from snugfit.strategies.prediction import MB, room_for_step, smallest_budget
 from snugfit.strategies.whole import VALIDATION_SHARE, divisors
@@ -36,6 +36,7 @@ class Elastic:
     """Tensor selection at run time (ElasticTrainer), and the ways of fine-tuning that it is compared with.
 
     Attributes:
+        schemes: the schemes that it knows.
         scheme: ``elastic`` selects tensors anew every ``interval`` epochs; ``full``, ``head``, ``bn+bias`` and
             ``prunetrain`` are the baselines of section 8.
         importance: what tensors are ranked by.
@@ -52,6 +53,7 @@ class Elastic:
 
     name: ClassVar[str] = "elastic"
     exact: ClassVar[bool] = False
+    schemes: ClassVar[tuple[Scheme, ...]] = ("elastic", "full", "head", "bn+bias", "prunetrain")
 
     scheme: Scheme = "elastic"
     importance: ImportanceMetric = "contribution"

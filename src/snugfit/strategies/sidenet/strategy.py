@@ -1,0 +1,158 @@
+"""The strategy ``sidenet``: Rep-Net with a pruned backbone (Yoosefi et al.), and what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, cast
+
+from torch import fx
+
+from snugfit.chain import Chain, classifier_names
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost, Phase, Shortfall
+from snugfit.core.hardware import Hardware
+from snugfit.core.profile import ProbeLine, Profile
+from snugfit.core.record import Record
+from snugfit.core.request import Choice, PruneImportance, Scheme, WeightStorage
+from snugfit.core.workload import Workload
+from snugfit.errors import ModelError
+from snugfit.profiling import Probe
+from snugfit.strategies.prediction import room_for_step, room_in, smallest_budget, with_safety
+from snugfit.strategies.sidenet.configurations import Configuration, configurations
+from snugfit.strategies.sidenet.network import make_trainer
+from snugfit.strategies.sidenet.options import Option, best, options_of
+from snugfit.strategies.sidenet.running import fit_sidenet
+from snugfit.strategies.whole import VALIDATION_SHARE, held, whole_probe
+from snugfit.surgery.sidenet import side_positions
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+MARGIN_BYTES = 8_000_000
+"""By how much the room for a step may be smaller once everything is measured: whether another probe is needed is
+judged with that much less."""
+
+FINE_TUNE = "fine-tune"
+
+
+@dataclass(frozen=True)
+class Sidenet:
+    """A frozen network and a small one beside it (Rep-Net), which needs few maps for the backward pass.
+
+    Attributes:
+        schemes: the schemes that it knows.
+        scheme: what trains: ``rep-net`` a side network and the classifier, ``bias+head`` every bias and the classifier,
+            ``head`` the classifier.
+        side_width: width of the side network; filled in by :meth:`propose` where it is None.
+        side_lr: its peak learning rate; five times the workload's where it is None.
+        prune: ``auto``, ``on``, ``off`` or a ratio; ``auto`` is settled by :meth:`propose`, like the next ones.
+        prune_importance: what channels are ranked by.
+        retrain_epochs: passes over the images in which the pruned network learns to do what it did before.
+        sample_wise: whether memory-bound frozen blocks run image by image.
+        weight_storage: how frozen weights are kept.
+        micro_batch, micro_batches: as in ``backprop``; filled in by :meth:`propose`.
+        accumulate: whether micro-batches may be accumulated to the effective batch.
+    """
+
+    name: ClassVar[str] = "sidenet"
+    exact: ClassVar[bool] = False
+    schemes: ClassVar[tuple[Scheme, ...]] = ("rep-net", "bias+head", "head")
+
+    scheme: Scheme = "rep-net"
+    side_width: float | None = None
+    side_lr: float | None = None
+    prune: str = "auto"
+    prune_importance: PruneImportance = "activation"
+    retrain_epochs: int = 1
+    sample_wise: Choice = "auto"
+    weight_storage: WeightStorage = "auto"
+    micro_batch: int = 0
+    micro_batches: int = 1
+    accumulate: bool = True
+
+    @property
+    def tried(self) -> tuple[Configuration, ...]:
+        """The configurations that it may take, those that are expected to lose less first."""
+        options = (self.side_width, self.prune, self.sample_wise, self.weight_storage)
+        return tuple(configurations(self.scheme, *options))
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """The optimizer must leave frozen statistics alone, and there must be something to train."""
+        reasons = []
+        if workload.optimizer.averages:
+            reasons.append("schedulefree renews the statistics of BatchNorm, which stay frozen here; use sgd or adamw")
+        if not classifier_names(chain):
+            reasons.append("no parameter of the model requires a gradient: there is no classifier to train")
+        if self.scheme == "rep-net":
+            try:
+                side_positions(cast(fx.GraphModule, chain.to_module()), chain.input_shape)
+            except ModelError as error:
+                reasons.append(str(error))
+        return reasons
+
+    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
+        """A step in each configuration, with gradients applied at once and with gradients held; lazily."""
+        return [
+            whole_probe(
+                each.probe, chain, workload, hardware.device, make_trainer(each, self.scheme, self.side_lr),
+                hold=hold, needed=partial(self._needed, workload, each),
+            )
+            for each in self.tried for hold in ((False, True) if self.accumulate else (False,))
+        ]  # fmt: skip
+
+    def _needed(
+        self, workload: Workload, configuration: Configuration, lines: Mapping[str, ProbeLine], available: float
+    ) -> bool:
+        """Whether a configuration may lose less accuracy than what was measured to fit."""
+        found = best(self._options(workload, lines, room_in(available) - MARGIN_BYTES))
+        return found is None or configuration.loss < found.loss - 1e-6
+
+    def _options(self, workload: Workload, lines: Mapping[str, ProbeLine], room: float) -> Iterator[Option]:
+        for each in self.tried:
+            yield from options_of(each, lines, workload, room, accumulate=self.accumulate)
+
+    def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Sidenet]:
+        """What fits and is expected to lose the least accuracy; the fastest of those that lose the same."""
+        found = best(self._options(workload, profile.lines, room_for_step(budget, profile.base_bytes)))
+        if found is not None:
+            yield self._taking(found)
+
+    def _taking(self, option: Option) -> Sidenet:
+        taken = option.configuration
+        return replace(
+            self,
+            side_width=taken.side_width or None,
+            prune=("off" if not taken.pruned else "on" if self.prune == "auto" else self.prune),
+            sample_wise="on" if taken.by_sample else "off",
+            weight_storage="int8" if taken.int8 else "float32",
+            micro_batch=option.micro_batch,
+            micro_batches=option.micro_batches,
+        )
+
+    @property
+    def configuration(self) -> Configuration:
+        """The one that :meth:`propose` filled in."""
+        return self.tried[0]
+
+    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
+        """Cost from the measured line of its configuration."""
+        probe = self.configuration.probe
+        line = profile.lines[probe if self.micro_batches == 1 else held(probe)]
+        batch = self.micro_batch * self.micro_batches
+        steps = max(workload.train_count // batch, 1) * self.micro_batches
+        seconds = line.seconds_at(self.micro_batch) / (2 if self.micro_batches > 1 else 1)
+        epoch = steps * seconds + VALIDATION_SHARE * workload.val_count * seconds / self.micro_batch
+        peak = with_safety(profile.base_bytes, line.bytes_at(self.micro_batch))
+        phase = Phase(FINE_TUNE, peak, epoch * workload.epochs, self.micro_batch)
+        return Cost(peak, epoch, phase.seconds, phases=(phase,))
+
+    def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
+        """Why nothing was proposed, and the smallest memory budget that would do."""
+        floor = min(floor for name, floor in profile.floors.items() if name in {each.probe for each in self.tried})
+        smallest = max(smallest_budget(profile, floor), (budget.memory_bytes or 0) + 1_000_000)
+        return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
+
+    def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
+        """Train."""
+        return fit_sidenet(self, chain, data, run)
