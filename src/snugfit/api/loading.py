@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,8 +21,7 @@ from snugfit.core.request import OWN
 from snugfit.core.serial import from_data, to_data
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.local.layout import Layout
-from snugfit.surgery import adopt_widths
-from snugfit.surgery.sidenet import attach_side_network
+from snugfit.surgery import adopt_widths, attach_side_network
 from snugfit.training.artifact import MODEL_FILE
 from snugfit.training.files import write_json_atomic
 
@@ -145,13 +144,11 @@ def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = No
     """
     folder = Path(run)
     record, architecture = read_record(folder), Architecture.read(folder)
-    module = rebuild(architecture.chain(model), record, len(architecture.class_names))
     try:
         state = load_file(folder / MODEL_FILE)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder / MODEL_FILE} is missing or damaged ({error}).") from error
-    if _is_pruned(record):
-        adopt_widths(module, state, architecture.input_shape)
+    module = rebuild(architecture.chain(model), record, len(architecture.class_names), state)
     try:
         module.load_state_dict(state, assign=True)
     except RuntimeError as error:
@@ -176,11 +173,18 @@ def on_meta(chain: Chain) -> Chain:
     return copy.deepcopy(chain, memo)
 
 
-def rebuild(chain: Chain, record: Record, classes: int) -> nn.Module:
-    """The trained model's structure, without weights; layers that were pruned are as wide as they were before."""
+def rebuild(chain: Chain, record: Record, classes: int, state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The trained model's structure, without weights, its layers as wide as those of the saved ones.
+
+    Raises:
+        CheckpointError: the saved weights are of another model.
+    """
+    if record.exit is not None:
+        return Layout.of(chain, record.settings["local_loss"], classes).exit_model(int(record.exit["index"]))
+    module = chain.to_module()
+    if _is_pruned(record):
+        adopt_widths(module, state, chain.input_shape)
     width = record.settings.get("side_width") if record.strategy == _SIDENET else None
     if width:
-        return attach_side_network(cast(fx.GraphModule, chain.to_module()), chain.input_shape, width=float(width))
-    if record.exit is None:
-        return chain.to_module()
-    return Layout.of(chain, record.settings["local_loss"], classes).exit_model(int(record.exit["index"]))
+        return attach_side_network(cast(fx.GraphModule, module), chain.input_shape, width=float(width))
+    return module

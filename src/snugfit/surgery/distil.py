@@ -78,6 +78,9 @@ def distil(
     batches: Batches,
     input_shape: tuple[int, ...],
     recipe: Recipe | None = None,
+    *,
+    done: int = 0,
+    on_block: Callable[[Distilled], object] | None = None,
 ) -> list[Distilled]:
     """Retrain every block of a pruned network that reads fewer channels than before; nothing else changes.
 
@@ -93,6 +96,8 @@ def distil(
             the steps: one per batch.
         input_shape: channels, height, width of one image.
         recipe: how; the default where None.
+        done: blocks that were retrained before an interruption, and whose weights the student has.
+        on_block: told of every block that is finished.
 
     Raises:
         ModelError: the networks are not of one kind.
@@ -101,7 +106,12 @@ def distil(
     """
     recipe, pair = recipe or Recipe(), _Pair(teacher, student, cuts, input_shape)
     with evaluating(teacher), evaluating(student):
-        return [_retrain(pair, block, batches, recipe) for block in pair.readers]
+        found = []
+        for block in pair.readers[done:]:
+            found.append(_retrain(pair, block, batches, recipe))
+            if on_block is not None:
+                on_block(found[-1])
+        return found
 
 
 class _Pair:

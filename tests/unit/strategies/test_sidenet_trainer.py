@@ -10,8 +10,10 @@ from torch import nn
 from snugfit.chain import Chain
 from snugfit.core.workload import OptimizerSettings
 from snugfit.errors import CheckpointError
+from snugfit.lean import use_stock
 from snugfit.strategies.sidenet.configurations import Configuration
-from snugfit.strategies.sidenet.network import SIDE_LR, make_trainer, trained_names
+from snugfit.strategies.sidenet.frozen import Frozen
+from snugfit.strategies.sidenet.network import SIDE_LR, make_trainer, plain, trained_names
 
 ADAM = OptimizerSettings("adamw", lr=0.01, weight_decay=0.0)
 SHAPE = (3, 32, 32)
@@ -32,9 +34,10 @@ def network():
     return made
 
 
-def trainer_of(module, scheme, width=0.0, micro_batches=1, side_lr=None, optimizer=ADAM):
+def trainer_of(module, scheme, width=0.0, micro_batches=1, side_lr=None, optimizer=ADAM, **kept):
     chain = Chain.from_module(module, SHAPE)
-    make = make_trainer(Configuration(width), scheme, side_lr)
+    frozen = Frozen(Chain.from_module(network(), SHAPE), scheme, width, "on")
+    make = make_trainer(Configuration(width, **kept), frozen, side_lr)
     return make(chain, chain.to_module(), workload(optimizer=optimizer, batch_size=8), micro_batches)
 
 
@@ -83,8 +86,6 @@ def test_gradients_are_those_of_plain_autograd(scheme, width):
             if name.startswith("side.") and parameter.dim() == 1:
                 parameter.normal_()  # or the zero scale keeps every gradient before it at zero
     oracle = copy.deepcopy(trainer.module)
-    from snugfit.lean import use_stock
-
     use_stock(oracle)
     oracle.train()
     for name, layer in oracle.named_modules():
@@ -149,3 +150,36 @@ def test_names():
     names = ["a.weight", "a.bias", "side.2.conv.weight", "side.2.norm.bias", "head.weight", "rebias"]
     assert trained_names(names, ["head.weight"], "head") == {"head.weight", "side.2.conv.weight", "side.2.norm.bias"}
     assert trained_names(names, ["head.weight"], "bias+head") == {"head.weight", "a.bias", "side.2.norm.bias"}
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("head", 0.0), ("rep-net", 1.0)])
+def test_image_by_image_trains_the_same(scheme, width):
+    images, labels = batch()
+    whole = trainer_of(network().double(), scheme, width)
+    single = trainer_of(network().double(), scheme, width, by_sample=True)
+    assert any("by_sample" in name for name, _ in single.module.named_modules())
+    for trainer in (whole, single):
+        for _ in range(2):
+            trainer.step(images.double(), labels)
+    plain(single.module)
+    expected = whole.module.state_dict()
+    assert expected.keys() == single.module.state_dict().keys()
+    for name, tensor in single.module.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_rounded_weights_train_as_the_same_ones_in_floats():
+    """A network whose weights are what int8 makes of them trains the same in either storage."""
+    images, labels = batch()
+    coded = trainer_of(network(), "rep-net", 1.0, int8=True)
+    rounded = plain(copy.deepcopy(coded.module)).state_dict()
+    module = network()
+    module.load_state_dict({name: rounded[name] for name in module.state_dict()})
+    floats = trainer_of(module, "rep-net", 1.0)
+    for trainer in (coded, floats):
+        for _ in range(2):
+            trainer.step(images, labels)
+    expected = floats.module.state_dict()
+    for name, tensor in plain(coded.module).state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+        assert tensor.dtype == expected[name].dtype

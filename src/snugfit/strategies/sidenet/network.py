@@ -1,22 +1,30 @@
-"""The network that ``sidenet`` trains: what is added to the backbone, and which parameters train."""
+"""The network that ``sidenet`` trains: what is added to the backbone, which parameters train, and how it is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
 from torch import fx, nn
 
-from snugfit.chain import Chain, classifier_names
+from snugfit.chain import Chain
 from snugfit.core.request import Scheme
 from snugfit.core.workload import Workload
+from snugfit.lean import restore_float, run_by_sample, store_int8
 from snugfit.strategies.sidenet.configurations import Configuration
+from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.trainer import SIDE, FrozenTrainer
 from snugfit.strategies.whole import MakeTrainer
-from snugfit.surgery.sidenet import attach_side_network
+from snugfit.surgery import attach_side_network
 from snugfit.training.network import NetworkTrainer
 from snugfit.training.seeding import derive_seed
+
+SIDE_LR = 5.0
+"""Learning rate of the side network over the classifier's, as in Rep-Net's scripts for MobileNetV2."""
+
+Narrow = Callable[[nn.Module], object]
+"""Gives a network with all its channels the pruned blocks, in place."""
 
 
 def trained_names(names: Iterable[str], classifier: Iterable[str], scheme: Scheme) -> set[str]:
@@ -31,35 +39,50 @@ def trained_names(names: Iterable[str], classifier: Iterable[str], scheme: Schem
     return head | {name for name in names if name.startswith(SIDE)}
 
 
-def make_trainer(configuration: Configuration, scheme: Scheme, side_lr: float | None) -> MakeTrainer:
+def make_trainer(
+    configuration: Configuration, frozen: Frozen, side_lr: float | None, narrow: Narrow | None = None
+) -> MakeTrainer:
     """What makes the trainer of a chain's network in a configuration.
 
     Args:
         configuration: how the network is kept and run.
-        scheme: what trains.
+        frozen: the network, as it is known before.
         side_lr: peak learning rate of the side network; :data:`SIDE_LR` times the workload's where it is None.
+        narrow: gives the network its pruned blocks; any channels of the right number by default.
     """
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
+        if configuration.pruned:
+            (narrow or frozen.narrow)(module)
         allowed = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        classifier = classifier_names(chain)
-        network = with_side_network(module, chain.input_shape, configuration.side_width, workload.seed)
+        backbone = cast(fx.GraphModule, module)
+        large = frozen.large_blocks(backbone) if configuration.by_sample else []
+        network = with_side_network(backbone, chain.input_shape, configuration.side_width, workload.seed)
         names = [name for name, _ in network.named_parameters() if name in allowed or name.startswith(SIDE)]
+        trained = trained_names(names, frozen.classifier, frozen.scheme)
         lr = side_lr or SIDE_LR * workload.optimizer.lr
-        return FrozenTrainer(network, workload, trained_names(names, classifier, scheme), micro_batches, lr)
+        trainer = FrozenTrainer(network, workload, trained, micro_batches, lr)
+        if large:
+            run_by_sample(network, large)
+        if configuration.int8:
+            store_int8(network)
+        return trainer
 
     return make
 
 
-SIDE_LR = 5.0
-"""Learning rate of the side network over the classifier's, as in Rep-Net's scripts for MobileNetV2."""
-
-
-def with_side_network(module: nn.Module, input_shape: tuple[int, ...], width: float, seed: int) -> nn.Module:
+def with_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], width: float, seed: int) -> fx.GraphModule:
     """The network with a side network of this width beside it, freshly initialised; as it is where the width is 0."""
     if not width:
         return module
     torch.manual_seed(derive_seed(seed, "side"))
-    network = attach_side_network(cast(fx.GraphModule, module), input_shape, width=width)
+    network = attach_side_network(module, input_shape, width=width)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
+
+
+def plain(network: nn.Module) -> nn.Module:
+    """The network as a plain one, in place: whole batches, and float weights (the rounded ones of int8)."""
+    run_by_sample(cast(fx.GraphModule, network), ())
+    restore_float(network)
     return network

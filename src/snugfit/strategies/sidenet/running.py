@@ -1,4 +1,4 @@
-"""The run of ``sidenet``: fine-tune what was added to a frozen network."""
+"""The run of ``sidenet``: prune and retrain where that was planned, then fine-tune what was added."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from snugfit.chain import Chain
 from snugfit.core.record import Record
-from snugfit.strategies.sidenet.network import make_trainer
+from snugfit.strategies.sidenet.frozen import Frozen
+from snugfit.strategies.sidenet.network import make_trainer, plain
+from snugfit.strategies.sidenet.retraining import Retraining, prune_and_retrain, take_pruned
 from snugfit.strategies.whole import load_network, train_network
 from snugfit.training.artifact import save_model
 from snugfit.training.network import NetworkTrainer
@@ -21,22 +23,28 @@ if TYPE_CHECKING:
 
 
 def fit_sidenet(strategy: Sidenet, chain: Chain, data: TrainingData, run: Run) -> Record:
-    """Train, save, evaluate, and return the record."""
-    chain = copy.deepcopy(chain)  # whose parameters will be frozen
-    make = make_trainer(strategy.configuration, strategy.scheme, strategy.side_lr)
+    """Train, evaluate, save, and return the record."""
+    chain, taken = copy.deepcopy(chain), strategy.configuration
+    frozen = Frozen(copy.deepcopy(chain), strategy.scheme, taken.side_width, strategy.prune)
+    if taken.pruned and run.position.phase == 0:
+        retraining = Retraining(frozen, strategy.prune_importance, strategy.retrain_epochs)
+        prune_and_retrain(retraining, copy.deepcopy(chain), data, run)
+    make = make_trainer(taken, frozen, strategy.side_lr, lambda module: take_pruned(module, run))
 
     def load(micro_batches: int) -> NetworkTrainer:
-        return make(chain, load_network(chain, run), run.workload, micro_batches)
+        fresh = copy.deepcopy(chain)  # whose parameters will be frozen, and whose layers may shrink
+        return make(fresh, load_network(fresh, run), run.workload, micro_batches)
 
     trained = train_network(
         load, data, run, micro_batches=strategy.micro_batches, accumulates=strategy.micro_batches > 1
     )
     module, phase = trained.trainer.module, trained.phase
-    save_model(run.folder, module.state_dict())
     evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
+    save_model(run.folder, plain(module).state_dict())
     run.end_phase(phase, run.workload.epochs, trained.steps)
     kept = sum(parameter.numel() for parameter in module.parameters())
+    settings = {**asdict(strategy), **trained.settings, "widths": frozen.table if taken.pruned else {}}
     return make_record(
-        run, strategy=strategy.name, settings={**asdict(strategy), **trained.settings}, evaluation=evaluation,
+        run, strategy=strategy.name, settings=settings, evaluation=evaluation,
         parameters={"full": chain.parameters, "trained_model": kept}, data=data,
     )  # fmt: skip

@@ -21,11 +21,19 @@ from snugfit.errors import ModelError
 from snugfit.profiling import Probe
 from snugfit.strategies.prediction import room_for_step, room_in, smallest_budget, with_safety
 from snugfit.strategies.sidenet.configurations import Configuration, configurations
+from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.network import make_trainer
 from snugfit.strategies.sidenet.options import Option, best, options_of
+from snugfit.strategies.sidenet.retraining import (
+    MOST_IMAGES,
+    RETRAIN,
+    Retraining,
+    retrain_phase,
+    retraining_probe,
+)
 from snugfit.strategies.sidenet.running import fit_sidenet
 from snugfit.strategies.whole import VALIDATION_SHARE, held, whole_probe
-from snugfit.surgery.sidenet import side_positions
+from snugfit.surgery import side_positions
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 
@@ -49,9 +57,11 @@ class Sidenet:
         prune: ``auto``, ``on``, ``off`` or a ratio; ``auto`` is settled by :meth:`propose`, like the next ones.
         prune_importance: what channels are ranked by.
         retrain_epochs: passes over the images in which the pruned network learns to do what it did before.
+        retrain_data: other images to do so with; the training images where it is None.
         sample_wise: whether memory-bound frozen blocks run image by image.
         weight_storage: how frozen weights are kept.
         micro_batch, micro_batches: as in ``backprop``; filled in by :meth:`propose`.
+        retrain_batch: images in memory at once while it retrains; filled in by :meth:`propose`.
         accumulate: whether micro-batches may be accumulated to the effective batch.
     """
 
@@ -65,10 +75,12 @@ class Sidenet:
     prune: str = "auto"
     prune_importance: PruneImportance = "activation"
     retrain_epochs: int = 1
+    retrain_data: str | None = None
     sample_wise: Choice = "auto"
     weight_storage: WeightStorage = "auto"
     micro_batch: int = 0
     micro_batches: int = 1
+    retrain_batch: int = 0
     accumulate: bool = True
 
     @property
@@ -87,38 +99,72 @@ class Sidenet:
         if self.scheme == "rep-net":
             try:
                 side_positions(cast(fx.GraphModule, chain.to_module()), chain.input_shape)
+                if self.prune not in ("auto", "off"):
+                    _ = self._frozen(chain, self.tried[0]).widths
             except ModelError as error:
                 reasons.append(str(error))
+        elif self.prune not in ("auto", "off"):
+            reasons.append(f"pruning serves a side network, which --scheme {self.scheme} does not have")
+        if self.scheme == "bias+head" and self.sample_wise == "on":
+            reasons.append("blocks whose biases train cannot run image by image")
         return reasons
 
+    def _frozen(self, chain: Chain, configuration: Configuration) -> Frozen:
+        return Frozen(
+            chain, self.scheme, configuration.side_width, "on" if self.prune in ("auto", "off") else self.prune
+        )
+
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
-        """A step in each configuration, with gradients applied at once and with gradients held; lazily."""
-        return [
-            whole_probe(
-                each.probe, chain, workload, hardware.device, make_trainer(each, self.scheme, self.side_lr),
-                hold=hold, needed=partial(self._needed, workload, each),
-            )
-            for each in self.tried for hold in ((False, True) if self.accumulate else (False,))
-        ]  # fmt: skip
+        """A step in each configuration, with gradients applied at once and with gradients held; and retraining.
+
+        They are lazy: a configuration is measured only if it may lose less than what was found to fit.
+        """
+        probes: list[Probe] = []
+        known = {width: self._frozen(chain, Configuration(width)) for width in {each.side_width for each in self.tried}}
+        for each in self.tried:
+            frozen, needed = known[each.side_width], partial(self._needed, workload, known[each.side_width], each)
+            make = make_trainer(each, frozen, self.side_lr)
+            if each.pruned and all(probe.name != RETRAIN for probe in probes):
+                retraining = Retraining(frozen, self.prune_importance, self.retrain_epochs)
+                probes.append(retraining_probe(retraining, chain, workload, hardware.device, needed))
+            for hold in (False, True) if self.accumulate else (False,):
+                probes.append(whole_probe(each.probe, chain, workload, hardware.device, make, hold=hold, needed=needed))
+        return probes
 
     def _needed(
-        self, workload: Workload, configuration: Configuration, lines: Mapping[str, ProbeLine], available: float
-    ) -> bool:
+        self, workload: Workload, frozen: Frozen, configuration: Configuration,
+        lines: Mapping[str, ProbeLine], available: float,
+    ) -> bool:  # fmt: skip
         """Whether a configuration may lose less accuracy than what was measured to fit."""
         found = best(self._options(workload, lines, room_in(available) - MARGIN_BYTES))
-        return found is None or configuration.loss < found.loss - 1e-6
+        if found is not None and configuration.loss >= found.loss - 1e-6:
+            return False
+        if configuration.by_sample and not frozen.large:
+            return False
+        return not configuration.pruned or frozen.can_prune
 
     def _options(self, workload: Workload, lines: Mapping[str, ProbeLine], room: float) -> Iterator[Option]:
         for each in self.tried:
-            yield from options_of(each, lines, workload, room, accumulate=self.accumulate)
+            if not each.pruned or self._retraining(workload, lines, room, 0) is not None:
+                yield from options_of(each, lines, workload, room, accumulate=self.accumulate)
+
+    def _retraining(
+        self, workload: Workload, lines: Mapping[str, ProbeLine], room: float, resident_bytes: int
+    ) -> Phase | None:
+        """The phase in which a pruned network learns anew; None where it was not measured or does not fit."""
+        images = MOST_IMAGES if self.retrain_data is not None else workload.train_count
+        line = lines.get(RETRAIN)
+        return None if line is None else retrain_phase(line, room, resident_bytes, images)
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Sidenet]:
         """What fits and is expected to lose the least accuracy; the fastest of those that lose the same."""
-        found = best(self._options(workload, profile.lines, room_for_step(budget, profile.base_bytes)))
+        room = room_for_step(budget, profile.base_bytes)
+        found = best(self._options(workload, profile.lines, room))
         if found is not None:
-            yield self._taking(found)
+            pruned = found.configuration.pruned
+            yield self._taking(found, self._retraining(workload, profile.lines, room, 0) if pruned else None)
 
-    def _taking(self, option: Option) -> Sidenet:
+    def _taking(self, option: Option, retraining: Phase | None) -> Sidenet:
         taken = option.configuration
         return replace(
             self,
@@ -128,6 +174,7 @@ class Sidenet:
             weight_storage="int8" if taken.int8 else "float32",
             micro_batch=option.micro_batch,
             micro_batches=option.micro_batches,
+            retrain_batch=0 if retraining is None else retraining.batch_size,
         )
 
     @property
@@ -144,8 +191,13 @@ class Sidenet:
         seconds = line.seconds_at(self.micro_batch) / (2 if self.micro_batches > 1 else 1)
         epoch = steps * seconds + VALIDATION_SHARE * workload.val_count * seconds / self.micro_batch
         peak = with_safety(profile.base_bytes, line.bytes_at(self.micro_batch))
-        phase = Phase(FINE_TUNE, peak, epoch * workload.epochs, self.micro_batch)
-        return Cost(peak, epoch, phase.seconds, phases=(phase,))
+        phases = [Phase(FINE_TUNE, peak, epoch * workload.epochs, self.micro_batch)]
+        if self.configuration.pruned:
+            room = profile.lines[RETRAIN].bytes_at(self.retrain_batch)
+            retraining = self._retraining(workload, profile.lines, room, profile.base_bytes)
+            phases = [retraining, *phases] if retraining else phases
+        peak, seconds = max(phase.peak_bytes for phase in phases), sum(phase.seconds for phase in phases)
+        return Cost(peak, epoch, seconds, phases=tuple(phases))
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""

@@ -1,0 +1,194 @@
+"""What is known of a frozen network without running it: its large maps, and which of its channels may go."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from itertools import chain as joined
+from typing import cast
+
+import numpy as np
+from torch import fx, nn
+
+from snugfit.chain import Chain, ModuleBlock, classifier_names, find_blocks
+from snugfit.core.request import Scheme, prune_ratio
+from snugfit.errors import ModelError
+from snugfit.lean import run_by_sample
+from snugfit.memory.activation import ActivationMemory
+from snugfit.profiling.activation import paper_activation_memory
+from snugfit.strategies.sidenet.trainer import SIDE
+from snugfit.surgery import (
+    ChannelGroup,
+    attach_side_network,
+    blocks_of,
+    hidden_groups,
+    kept_width,
+    narrowed,
+    remove_channels,
+    widest,
+    width,
+)
+
+SMALL_SHARE = 8
+"""A block whose maps are smaller than the largest ones by more than this gains nothing from running by sample."""
+
+
+class Frozen:
+    """A network that is to be frozen, on the meta device; everything is worked out when it is first asked for.
+
+    Args:
+        chain: the network.
+        scheme: what trains.
+        side_width: width of the side network; 0 where there is none.
+        prune: ``on`` for computed ratios, or a ratio for every block with large maps.
+    """
+
+    def __init__(self, chain: Chain, scheme: Scheme, side_width: float, prune: str) -> None:
+        self.chain, self.scheme, self.side_width, self.ratio = chain, scheme, side_width, prune_ratio(prune)
+        self.input_shape = chain.input_shape
+
+    @cached_property
+    def classifier(self) -> frozenset[str]:
+        """Names of the classifier's tensors."""
+        return frozenset(classifier_names(self.chain))
+
+    @cached_property
+    def backbone(self) -> fx.GraphModule:
+        """The network before anything is added or removed."""
+        return cast(fx.GraphModule, self.chain.to_module())
+
+    def memory(self, backbone: fx.GraphModule) -> ActivationMemory:
+        """Activation memory of an image by the paper's rule, with the side network beside a backbone."""
+        network = backbone
+        if self.side_width:
+            network = attach_side_network(backbone, self.input_shape, width=self.side_width)
+        trains = self.classifier | {name for name, _ in network.named_parameters() if name.startswith(SIDE)}
+        return paper_activation_memory(network, self.input_shape, trains)
+
+    @cached_property
+    def unpruned(self) -> ActivationMemory:
+        """Activation memory as the network is."""
+        return self.memory(self.backbone)
+
+    @cached_property
+    def large(self) -> tuple[int, ...]:
+        """Blocks to run by sample: more for a moment than all that the backward pass keeps, and no small ones."""
+        module = cast(fx.GraphModule, copy.deepcopy(self.chain).to_module())
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+        blocks, most = find_blocks(module, self.input_shape), max(b.temporary_bytes for b in self.unpruned.blocks)
+        return tuple(
+            index
+            for index in self.unpruned.sensitive()
+            if self.unpruned.blocks[index].temporary_bytes * SMALL_SHARE > most
+            and not _layers(blocks[index].nodes) & {name.rpartition(".")[0] for name in self.classifier}
+            and not any(isinstance(each, nn.Dropout) for each in blocks[index].layers(module))
+            and _runs_by_sample(module, blocks[index])
+        )
+
+    @cached_property
+    def groups(self) -> tuple[ChannelGroup, ...]:
+        """Channels that may go, in order of execution."""
+        return tuple(joined.from_iterable(hidden_groups(self.backbone, self.input_shape).values()))
+
+    @cached_property
+    def before(self) -> dict[str, int]:
+        """Channels of every group that may lose some."""
+        return {group.name: width(self.backbone, group) for group in self.groups}
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """Channels that stay of every group that loses some (Yoosefi et al., section V).
+
+        Raises:
+            ModelError: there is nothing to prune, a block cannot be brought to the target, or a ratio would empty a
+                layer.
+        """
+        spans = blocks_of(self.backbone, self.input_shape, self.groups)
+        sensitive = set(self.unpruned.sensitive())
+        names = [name for name, (first, last) in spans.items() if sensitive & {first, last}]
+        if self.ratio is None:
+            before = {name: self.before[name] for name in names}
+            carriers = {block: [name for name in names if block in spans[name]] for block in sensitive}
+            found = widest(before, carriers, self._temporary(before), self.unpruned.cumulative_bytes)
+        else:
+            found = {name: kept_width(self.before[name], self.ratio, name) for name in names}
+        if not found:
+            raise ModelError("there is nothing to prune: no block's maps need more than the backward pass keeps.")
+        return found
+
+    def _temporary(self, before: Mapping[str, int]) -> Callable[[Mapping[str, int]], list[int]]:
+        """Temporary memory of each block (equation 5) as a function of widths.
+
+        What a layer takes is a sum over the channels that it reads and makes, so that a network with one channel of a
+        group left says what each of them takes: one look per group instead of one per choice of widths.
+        """
+
+        def layers(widths: Mapping[str, int]) -> list[np.ndarray]:
+            twin = narrowed(self.backbone, self.groups, widths)
+            blocks = paper_activation_memory(twin, self.input_shape, self.classifier).blocks
+            return [np.array([layer.temporary_bytes for layer in block.layers]) for block in blocks]
+
+        full = layers({})
+        each = {
+            name: [(most - least) // (count - 1) for most, least in zip(full, layers({name: 1}), strict=True)]
+            for name, count in before.items()
+            if count > 1
+        }
+
+        def temporary(widths: Mapping[str, int]) -> list[int]:
+            gone = {name: before[name] - count for name, count in widths.items() if name in each}
+            saved = [sum(each[name][block] * count for name, count in gone.items()) for block in range(len(full))]
+            return [int((most - less).max()) for most, less in zip(full, saved, strict=True)]
+
+        return temporary
+
+    @property
+    def can_prune(self) -> bool:
+        """Whether there is something to prune that brings every block to the target."""
+        try:
+            return bool(self.widths)
+        except ModelError:
+            return False
+
+    @property
+    def narrowed(self) -> tuple[ChannelGroup, ...]:
+        """The groups that lose channels."""
+        return tuple(group for group in self.groups if group.name in self.widths)
+
+    def narrow(self, module: nn.Module) -> None:
+        """Remove channels from a network of this kind, whichever they are: for what depends on widths alone."""
+        remove_channels(module, self.groups, {name: range(count) for name, count in self.widths.items()})
+
+    @property
+    def table(self) -> dict[str, tuple[int, int]]:
+        """Channels before and after, by group."""
+        return {name: (self.before[name], count) for name, count in self.widths.items()}
+
+    def pruned_names(self, module: fx.GraphModule) -> set[str]:
+        """Names of the tensors of all blocks that lose channels: those that retraining may change."""
+        spans = blocks_of(module, self.input_shape, self.narrowed).values()
+        blocks = find_blocks(module, self.input_shape)
+        inside = [blocks[index] for first, last in spans for index in range(first, last + 1)]
+        layers = {layer for block in inside for layer in _layers(block.nodes)}
+        return {name for name in module.state_dict() if name.rpartition(".")[0] in layers}
+
+    def large_blocks(self, module: fx.GraphModule) -> list[ModuleBlock]:
+        """The blocks to run by sample, of a network of this kind."""
+        blocks = find_blocks(module, self.input_shape)
+        return [blocks[index] for index in self.large]
+
+
+def _layers(nodes: Iterable[fx.Node]) -> set[str]:
+    return {str(node.target) for node in nodes if node.op == "call_module"}
+
+
+def _runs_by_sample(module: fx.GraphModule, block: ModuleBlock) -> bool:
+    """Whether a block of a frozen network can run by sample."""
+    try:
+        run_by_sample(module, [block])
+    except ModelError:
+        return False
+    run_by_sample(module, ())
+    return True

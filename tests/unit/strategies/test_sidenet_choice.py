@@ -1,0 +1,168 @@
+"""Which way of fitting a budget is taken: what is expected to lose the least accuracy, from made-up lines."""
+
+from types import SimpleNamespace
+
+import pytest
+from strategy_samples import HARDWARE, MB, line, profile, workload
+
+from snugfit.core.budget import Budget
+from snugfit.strategies.prediction import HELD_BYTES, SAFETY_BYTES
+from snugfit.strategies.sidenet import Sidenet
+from snugfit.strategies.sidenet.configurations import (
+    FEW_IMAGES,
+    INT8,
+    NARROW,
+    PRUNED,
+    Configuration,
+    configurations,
+)
+from snugfit.strategies.sidenet.retraining import RETRAIN
+from snugfit.strategies.whole import held
+
+
+def budget_for(step_bytes):
+    return Budget(int(step_bytes * 1.02) + SAFETY_BYTES + HELD_BYTES + 10)
+
+
+def lines_of(sizes):
+    """Lines by probe: fixed and per-image megabytes; held gradients add one. Retraining takes 2 MB and 1 per image."""
+    found = {RETRAIN: line(2 * MB, MB, seconds=0.1)}
+    for configuration, (fixed, sample) in sizes.items():
+        found[configuration.probe] = line(fixed * MB, sample * MB)
+        found[held(configuration.probe)] = line((fixed + 1) * MB, sample * MB)
+    return found
+
+
+def proposed(strategy, sizes, budget, batch=8):
+    found = list(strategy.propose(workload(batch_size=batch), profile(lines_of(sizes)), HARDWARE, budget))
+    return found[0] if found else None
+
+
+def test_everything_fits_without_a_budget():
+    made = proposed(Sidenet(), {Configuration(1.0): (10, 1)}, Budget())
+    assert made == Sidenet(side_width=1.0, prune="off", sample_wise="off", weight_storage="float32", micro_batch=8)
+    assert made.tried == (Configuration(1.0),) and made.configuration == Configuration(1.0)
+
+
+def test_configurations_in_the_order_of_what_they_lose():
+    tried = Sidenet().tried
+    assert tried[0] == Configuration(1.0) and tried[1] == Configuration(1.0, by_sample=True)
+    losses = [each.loss for each in tried]
+    assert losses == sorted(losses) and len(set(tried)) == len(tried) == 24
+    assert {each.side_width for each in Sidenet(scheme="head").tried} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"prune": "0.5"}, {"pruned": {True}}),
+        ({"prune": "off"}, {"pruned": {False}}),
+        ({"sample_wise": "on"}, {"by_sample": {True}}),
+        ({"weight_storage": "int8"}, {"int8": {True}}),
+        ({"weight_storage": "float32"}, {"int8": {False}}),
+        ({"side_width": 2.0}, {"side_width": {2.0}}),
+    ],
+)
+def test_what_is_asked_for_is_tried_alone(options, wanted):
+    for name, values in wanted.items():
+        assert {getattr(each, name) for each in Sidenet(**options).tried} == values
+
+
+def test_losses_by_hand():
+    assert Configuration(1.0).loss == 0 and Configuration(1.0, by_sample=True).loss == 0
+    assert Configuration(0.25, pruned=True, int8=True).loss == pytest.approx(2 * NARROW + PRUNED + INT8)
+    assert Configuration(2.0).loss == 0, "a wider side network loses nothing"
+    assert Configuration(1.0).loss_at(8, 128) == 0 and Configuration(1.0).loss_at(32, 128) == 0
+    assert Configuration(1.0).loss_at(4, 128) == pytest.approx(FEW_IMAGES)
+    assert Configuration(1.0).loss_at(1, 8) == pytest.approx(9 * FEW_IMAGES)
+    assert Configuration(1.0).loss_at(2, 2) == 0, "the batch that was asked for loses nothing"
+    assert Configuration(0.0).loss_at(1, 8) == 0, "no BatchNorm sees the batch"
+
+
+PLAIN, SAMPLES = Configuration(1.0), Configuration(1.0, by_sample=True)
+CODED, CUT = Configuration(1.0, int8=True), Configuration(1.0, pruned=True)
+NARROWER = Configuration(0.5)
+SIZES = {PLAIN: (20, 5), SAMPLES: (24, 3), CODED: (14, 5), CUT: (14, 2), NARROWER: (18, 1)}
+
+
+@pytest.mark.parametrize(
+    ("room", "taken", "micro_batch"),
+    [
+        (60.1, PLAIN, 8),  # 20 + 8 x 5
+        (48.1, SAMPLES, 8),  # 24 + 8 x 3; the plain one would run at 4
+        (41.1, PLAIN, 4),  # 21 + 4 x 5, and few images lose less than int8 at 4
+        (35.1, CODED, 4),  # 15 + 4 x 5; image by image at 2
+        (30.5, CUT, 8),  # 14 + 8 x 2; int8 at 2, which loses more
+    ],
+)
+def test_exact_ways_come_first(room, taken, micro_batch):
+    sizes = {each: size for each, size in SIZES.items() if each != NARROWER}
+    made = proposed(Sidenet(), sizes, budget_for(room * MB))
+    assert (made.configuration, made.micro_batch) == (taken, micro_batch)
+    assert made.micro_batch * made.micro_batches == 8
+
+
+def test_the_narrower_side_network_is_the_last_resort():
+    sizes = {PLAIN: (40, 5), CUT: (36, 2), NARROWER: (18, 1)}
+    assert proposed(Sidenet(), sizes, budget_for(30 * MB)).side_width == 0.5
+    assert proposed(Sidenet(), sizes, budget_for(5 * MB)) is None
+
+
+def test_without_accumulation_the_batch_is_lowered():
+    made = proposed(Sidenet(accumulate=False), {PLAIN: (20, 5)}, budget_for(46 * MB))
+    assert (made.micro_batch, made.micro_batches) == (5, 1)
+
+
+def test_a_probe_is_measured_only_where_it_may_lose_less():
+    strategy, work = Sidenet(), workload(batch_size=8)
+    lines = lines_of({PLAIN: (20, 5)})
+    infinite, tight = float("inf"), 52 * MB + SAFETY_BYTES + HELD_BYTES
+
+    def needed(configuration, known, available, large=(1,), can_prune=True):
+        frozen = SimpleNamespace(large=large, can_prune=can_prune)
+        return strategy._needed(work, frozen, configuration, known, available)
+
+    assert needed(PLAIN, {}, infinite)
+    assert not needed(SAMPLES, lines, infinite), "the whole batch fits already"
+    assert needed(SAMPLES, lines, tight), "which runs all eight at once"
+    assert not needed(SAMPLES, lines, tight, large=()), "no block would run by sample"
+    assert not needed(CODED, lines, tight), "which loses more than four at a time"
+    assert needed(CUT, {}, tight) and not needed(CUT, {}, tight, can_prune=False)
+
+
+def test_estimate_by_hand():
+    made = proposed(Sidenet(), {PLAIN: (20, 5)}, budget_for(46 * MB))
+    assert (made.micro_batch, made.micro_batches) == (4, 2)
+    cost = made.estimate(workload(batch_size=8), profile(lines_of({PLAIN: (20, 5)})), HARDWARE)
+    assert cost.peak_bytes == int((41 * MB + 1) * 1.02) + SAFETY_BYTES
+    a_micro_batch = 0.01 * 4 / 2
+    assert cost.seconds_per_epoch == pytest.approx(125 * 2 * a_micro_batch + 0.3 * 200 * a_micro_batch / 4)
+    assert cost.seconds == pytest.approx(3 * cost.seconds_per_epoch)
+
+
+def test_shortfall_names_the_least_of_all_floors():
+    found = profile({}, floors={PLAIN.probe: 100 * MB, CODED.probe: 80 * MB, "other": MB})
+    lack = Sidenet().shortfall(workload(), found, HARDWARE, Budget(20 * MB))
+    assert lack.smallest_bytes == 100 * MB, "1.12 x 80 MB, 2 %, 5.5 + 1 + 2 MB, rounded up"
+
+
+def test_schemes_without_a_side_network_have_one_width():
+    assert set(configurations("head", 0.5, "auto", "off", "float32")) >= {Configuration(0.0)}
+
+
+def test_a_pruned_run_has_a_phase_before():
+    """512 of 1000 images are retrained on, 8 a step, at 0.1 s an image, as many at once as fit beside the rest."""
+    made = proposed(Sidenet(), {CUT: (4, 2)}, budget_for(21 * MB))
+    assert made.retrain_batch == 8 and made.configuration == CUT
+    cost = made.estimate(workload(batch_size=8), profile(lines_of({CUT: (4, 2)})), HARDWARE)
+    first, second = cost.phases
+    assert (first.name, first.batch_size, second.name, second.batch_size) == ("prune", 8, "fine-tune", 8)
+    assert first.peak_bytes == int((10 * MB + 1) * 1.02) + SAFETY_BYTES and first.seconds == pytest.approx(64 * 0.8)
+    assert cost.peak_bytes == second.peak_bytes and cost.seconds == pytest.approx(first.seconds + second.seconds)
+
+
+def test_retraining_must_fit_too():
+    lines = lines_of({CUT: (4, 0)}) | {RETRAIN: line(2 * MB, 9 * MB)}
+    found = list(Sidenet().propose(workload(batch_size=8), profile(lines), HARDWARE, budget_for(21 * MB)))
+    assert found[0].retrain_batch == 2, "2 + 2 x 9"
+    assert not list(Sidenet().propose(workload(batch_size=8), profile(lines), HARDWARE, budget_for(10 * MB)))
