@@ -14,17 +14,21 @@ from pathlib import Path
 
 import pytest
 
-BLOCKS = {"strategy": "blockwise", "memory": "80MB", "batch_limit": "96", "rho": "0"}
-"""A budget so tight that vgg8 trains in several blocks, each with a batch of its own."""
+import snugfit
+from snugfit.errors import InterruptedRunError, SnugfitError
+from snugfit.training.events import EpochDone, Event
+
+NETWORKS = Path(__file__).parents[1] / "conformance"
+SMALL = {"image_size": 16, "max_train": 96, "max_val": 40, "batch_size": 16}
 
 
-def options(**changed: str) -> list[str]:
-    """A short run on small digits, with some options changed."""
+def blocks(**changed: object) -> list[str]:
+    """Options of a short run on digits in which every unit is a block."""
     chosen = {
-        "model": "vgg8", "data": "digits", "image_size": "16", "epochs": "2", "batch_size": "16", "max_train": "96",
-        "max_val": "40", **changed,
+        **SMALL, "model": "tiny_nets:cnn", "data": "digits", "epochs": 1, "max_train": 300, "strategy": "blockwise",
+        "local_loss": "linear", "block_units": 1, "batch_limit": 16, "memory": "80MB", **changed,
     }  # fmt: skip
-    return [part for name, value in chosen.items() for part in (f"--{name.replace('_', '-')}", value)]
+    return [part for name, value in chosen.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
 class Command:
@@ -34,10 +38,11 @@ class Command:
         self.errors = folder / f"stderr{len(list(folder.glob('stderr*')))}"
         with self.errors.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "snugfit", *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr
-            )
+                [sys.executable, "-m", "snugfit", *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(NETWORKS), os.environ.get("PYTHONPATH", "")])},
+            )  # fmt: skip
 
-    def when(self, condition: Callable[[], bool], seconds: float = 90.0) -> Command:
+    def when(self, condition: Callable[[], bool], seconds: float = 120.0) -> Command:
         """Wait until something holds, while the command runs."""
         started = time.monotonic()
         while not condition():
@@ -48,17 +53,13 @@ class Command:
 
     def ends(self) -> int:
         """Its exit code."""
-        code = self.process.wait(timeout=120)
+        code = self.process.wait(timeout=200)
         assert "Traceback" not in self.said
         return code
 
     @property
     def said(self) -> str:
         return self.errors.read_text()
-
-
-def has_checkpoint(run: Path) -> bool:
-    return any((run / "checkpoint").glob("*"))
 
 
 MOMENTS: dict[str, Callable[[Command, Path], bool]] = {
@@ -75,7 +76,7 @@ MOMENTS: dict[str, Callable[[Command, Path], bool]] = {
 )
 def test_a_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, number: int, moment: str) -> None:
     run = tmp_path / "run"
-    command = Command(tmp_path, "train", *options(**BLOCKS, out=str(run)))
+    command = Command(tmp_path, "train", *blocks(out=run))
     command.when(lambda: MOMENTS[moment](command, run)).process.send_signal(number)
     assert command.ends() == 130, command.said
     if (run / "plan.json").exists():
@@ -116,8 +117,8 @@ def fill(disk: Path) -> Path:
 def test_a_disk_that_fills_up_in_mid_write_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     """The cache is checked against the free space before it is written; here the space goes while it is."""
     run = tmp_path / "run"
-    command = Command(tmp_path, "train", *options(
-        **BLOCKS, epochs="1", cache_dtype="float32", max_train="1000", out=str(run), cache_dir=str(small_disk),
+    command = Command(tmp_path, "train", *blocks(
+        image_size=32, batch_limit=128, cache_dtype="float32", max_train=1400, out=run, cache_dir=small_disk,
     ))  # fmt: skip
     command.when(lambda: any(small_disk.rglob("block0-train*")))
     filler = fill(small_disk)
@@ -128,17 +129,27 @@ def test_a_disk_that_fills_up_in_mid_write_loses_nothing(tmp_path: Path, small_d
     assert resumed.ends() == 0, resumed.said
 
 
-def stopped_run(folder: Path, name: str, model: str = "vgg8") -> Path:
-    run = folder / name
-    command = Command(folder, "train", *options(model=model, strategy="backprop", epochs="3", out=str(run)))
-    command.when(lambda: has_checkpoint(run) and (run / "metrics.csv").exists())
-    command.process.send_signal(signal.SIGINT)
-    assert command.ends() == 130, command.said
+@pytest.fixture
+def networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny networks have names."""
+    monkeypatch.syspath_prepend(NETWORKS)
+
+
+def stopped_run(run: Path, network: str) -> Path:
+    """A run that was stopped after its first epoch."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, EpochDone):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(InterruptedRunError):
+        snugfit.plan(f"tiny_nets:{network}", "digits", strategy="backprop", epochs=2, **SMALL).run((stop,), out=run)
     return run
 
 
+@pytest.mark.usefixtures("networks")
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
-    ours, other = stopped_run(tmp_path, "ours"), stopped_run(tmp_path, "other", "mobilenet_v2")
+    ours, other = stopped_run(tmp_path / "ours", "cnn"), stopped_run(tmp_path / "other", "normless")
     files = [file for file in sorted((ours / "checkpoint").rglob("*")) if file.is_file()]
     tensors = max(files, key=lambda file: file.stat().st_size)
     whole = tensors.read_bytes()
@@ -149,17 +160,18 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     shutil.move(ours / "checkpoint", kept)
     shutil.copytree(other / "checkpoint", ours / "checkpoint")
-    command = Command(tmp_path, "train", "--resume", str(ours))
-    assert command.ends() == 4, command.said
+    with pytest.raises(SnugfitError) as caught:
+        snugfit.resume(ours, ())
+    assert caught.value.exit_code == 4
     shutil.rmtree(ours / "checkpoint")
     shutil.move(kept, ours / "checkpoint")
-    command = Command(tmp_path, "train", "--resume", str(ours))
-    assert command.ends() == 0, command.said
+    assert snugfit.resume(ours, ()).phases[0].epochs == 2
 
 
+@pytest.mark.usefixtures("networks")
 def test_a_damaged_model_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert Command(tmp_path, "train", *options(strategy="backprop", epochs="1", out=str(run))).ends() == 0
+    snugfit.plan("tiny_nets:cnn", "digits", strategy="backprop", epochs=1, **SMALL).run((), out=run)
     weights = run / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     command = Command(tmp_path, "evaluate", str(run))
