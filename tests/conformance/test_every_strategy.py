@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from two_processes import run_in_two
 
 BUDGET = 60_000_000
 ROWS: dict[str, dict[str, Any]] = {
@@ -52,18 +49,14 @@ for name, options in rows.items():
     accuracy = snugfit.evaluate(record.run_dir)["accuracy"]
     seen[name] = {"record": record.to_json(), "evaluated": accuracy,
                   "parameters": sum(p.numel() for p in record.model.parameters())}
-json.dump(seen, open(f"{folder}/seen.json", "w"))
+json.dump(seen, open(f"{folder}/found.json", "w"))
 """
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every row, run once in a process of its own."""
-    folder = tmp_path_factory.mktemp("runs")
-    command = [sys.executable, "-c", SCRIPT, json.dumps(ROWS), str(folder)]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(json.loads((folder / "seen.json").read_text()))
+    """Every row, run once outside the process of the tests."""
+    return run_in_two(SCRIPT, ROWS, tmp_path_factory.mktemp("runs"), timeout=280)
 
 
 @pytest.mark.parametrize("row", ROWS)

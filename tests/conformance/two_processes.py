@@ -1,0 +1,38 @@
+"""Tables of runs, worked off by two processes at once: tests run with one thread each, and leave a core idle."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def run_in_two(script: str, rows: Mapping[str, Any], folder: Path, timeout: float) -> dict[str, Any]:
+    """Give every other row to the second of two fresh processes; what both found, by the names of the rows.
+
+    A script is given its rows as JSON, and a folder of its own in which it leaves ``found.json``.
+    """
+    names = list(rows)
+    processes = []
+    for part in (0, 1):
+        own = folder / str(part)
+        own.mkdir()
+        some = json.dumps({name: rows[name] for name in names[part::2]})
+        with (own / "stderr").open("w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-c", script, some, str(own)], cwd=Path(__file__).parent,
+                stdout=subprocess.DEVNULL, stderr=stderr,
+            )  # fmt: skip
+        processes.append((process, own))
+    found: dict[str, Any] = {}
+    try:
+        for process, own in processes:
+            assert process.wait(timeout) == 0, (own / "stderr").read_text()[-2000:]
+            found |= json.loads((own / "found.json").read_text())
+    finally:
+        for process, _ in processes:
+            process.kill()
+    return {name: found[name] for name in names}
