@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit.api.assembling import Assembly
 from snugfit.api.process import choose_device
+from snugfit.chain import classifier_names
 from snugfit.chain.blocks import SIDE_NETWORK
 from snugfit.core.request import Trained
 from snugfit.core.serial import to_data
@@ -25,7 +26,6 @@ from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, release_memo
 from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
-from snugfit.strategies.elastic.probing import classifier_names
 from snugfit.strategies.prediction import TENSOR_TO_PROCESS, fill_made_up, random_batch
 from snugfit.surgery.sidenet import attach_side_network
 from snugfit.training.optimizers import ParameterOptimizers

@@ -1,0 +1,113 @@
+"""Activation memory of MobileNetV2 with a side network, kept and run in several ways: by rule, truly, and measured."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+
+from benchmarks.common import Cell
+from snugfit import models
+from snugfit.chain import Chain
+from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit.lean import use_lean
+from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
+from snugfit.strategies.prediction import fill_made_up, random_batch
+from snugfit.strategies.sidenet.configurations import Configuration
+from snugfit.strategies.sidenet.frozen import Frozen
+from snugfit.strategies.sidenet.network import make_trainer, trained_names, with_side_network
+
+WAYS: dict[str, Configuration] = {
+    "as it is (Rep-Net)": Configuration(1.0),
+    "image by image": Configuration(1.0, by_sample=True),
+    "pruned": Configuration(1.0, pruned=True),
+    "int8": Configuration(1.0, int8=True),
+    "image by image, int8": Configuration(1.0, by_sample=True, int8=True),
+    "pruned, int8": Configuration(1.0, pruned=True, int8=True),
+}
+PAPERS_RATIOS = (0.3, 0.78, 0.46, 0.46)
+"""Of blocks 1 to 4, chosen by hand (Yoosefi et al., section V)."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network with a side network that is to be measured in several ways.
+
+    Attributes:
+        chain: the backbone, on the meta device.
+        frozen: what is known of it.
+        workload: batch size and optimizer.
+    """
+
+    chain: Chain
+    frozen: Frozen
+    workload: Workload
+
+    @classmethod
+    def of(cls, model: str, image_size: int, classes: int, batch: int) -> Subject:
+        """A model by name."""
+        shape = (3, image_size, image_size)
+        with torch.device("meta"):
+            chain = Chain.from_module(models.build(model, classes, image_size), shape, model)
+        adam = OptimizerSettings("adamw", lr=1e-4, weight_decay=0.0)
+        workload = Workload(model, "made-up", shape, classes, 1000, 1, 1, batch_size=batch, optimizer=adam)
+        return cls(chain, Frozen(chain, "rep-net", 1.0, "on"), workload)
+
+    def measure(self, way: Configuration) -> Cell:
+        """Both analytic figures and the measured one."""
+        network, trains = self._on_meta(way)
+        batch, shape = self.workload.batch_size, self.workload.input_shape
+        rule = paper_activation_memory(network, shape, trains, batch=batch)
+        by_sample = set(self.frozen.large) if way.by_sample else set()
+        true = true_activation_memory(network, shape, trains, batch=batch, by_sample=by_sample, int8=way.int8)
+        return {
+            "rule": {"peak": rule.peak_bytes, "block": rule.peak_block, "kept": rule.cumulative_bytes,
+                     "total": rule.total_bytes},
+            "true": {"peak": true.peak_bytes, "parameters": true.parameter_bytes, "total": true.total_bytes},
+            **self._measured(way, true.parameter_bytes),
+        }  # fmt: skip
+
+    def _on_meta(self, way: Configuration) -> tuple[fx.GraphModule, set[str]]:
+        module = cast(fx.GraphModule, copy.deepcopy(self.chain).to_module())
+        if way.pruned:
+            self.frozen.narrow(module)
+        network = with_side_network(module, self.chain.input_shape, way.side_width, 0)
+        names = [name for name, _ in network.named_parameters()]
+        trains = trained_names(names, self.frozen.classifier, self.frozen.scheme)
+        trainer = _trainer(network, trains)
+        return trainer, trains
+
+    def _measured(self, way: Configuration, resident: int) -> dict[str, int]:
+        clone = copy.deepcopy(self.chain)
+        module = clone.to_module()
+        fill_made_up(module.to_empty(device="cpu"))
+        trainer = make_trainer(way, self.frozen, None)(clone, module, self.workload, 1)
+        inputs, labels = random_batch(clone.input_shape, self.workload.classes, self.workload.batch_size, "cpu")
+        peak = tensor_peak_bytes(lambda: trainer.step(inputs, labels), [trainer.module, inputs, labels], repeats=2)
+        return {"measured_total": peak, "measured_activations": peak - resident}
+
+    @property
+    def ratios(self) -> dict[str, tuple[int, int]]:
+        """Channels before and after, of every group that loses some."""
+        return self.frozen.table
+
+
+def _trainer(network: fx.GraphModule, trains: set[str]) -> fx.GraphModule:
+    """The network in the modes and with the operators that it trains with."""
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in trains)
+    use_lean(network)
+    network.train()
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.BatchNorm2d) and not name.startswith("side."):
+            layer.eval()
+    return network
+
+
+def table(subject: Subject) -> dict[str, Any]:
+    """Every way."""
+    return {name: subject.measure(way) for name, way in WAYS.items()}
