@@ -44,7 +44,7 @@ class Stops(RuntimeError):
 def test_resumed_is_uninterrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Any, dict[str, Tensor], Path], saves: int
 ) -> None:
-    """Killed right after a checkpoint: in the midst of retraining, at its end, and in the first epoch of fine-tuning."""
+    """Killed right after a checkpoint: amid retraining, at its end, and in the first epoch of fine-tuning."""
     record, expected, _ = whole
     save, count = CheckpointStore.save, 0
 

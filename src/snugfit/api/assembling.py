@@ -19,7 +19,7 @@ from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED, TRANSFER, strat
 from snugfit.core.request import Request, TrainingOptions
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import OptimizerSettings, Workload
-from snugfit.data import Batches, Splits, Transform, from_dataset
+from snugfit.data import Batches, ImageSet, Splits, Transform, from_dataset
 from snugfit.errors import DataError, ModelError, UsageError
 from snugfit.training.seeding import derive_seed
 from snugfit.training.split import TrainingData
@@ -43,6 +43,7 @@ class Assembly:
         chain: the network, on the meta device.
         workload: what is to be trained.
         module: the caller's own module, where one was passed.
+        retrain: images that the network was trained on, where they were given; prepared as it is fed here.
     """
 
     request: Request
@@ -50,6 +51,7 @@ class Assembly:
     chain: Chain
     workload: Workload
     module: nn.Module | None = None
+    retrain: ImageSet | None = None
 
     @property
     def architecture(self) -> Architecture:
@@ -72,19 +74,8 @@ class Assembly:
             val=Batches(splits.val, transform, seed=seed),
             test=None if splits.test is None else Batches(splits.test, transform, seed=seed),
             class_names=splits.class_names,
-            retrain=self._retraining_images(transform),
+            retrain=None if self.retrain is None else Batches(self.retrain, transform, seed=seed),
         )
-
-    def _retraining_images(self, transform: Transform) -> Batches | None:
-        """Images that the network was trained on, prepared as it is fed here."""
-        name, shape = self.request.strategy.retrain_data, self.splits.image_shape
-        if name is None:
-            return None
-        options = self.request.data
-        found = datasets.load(name, data_dir=options.data_dir, image_size=shape[-1], workers=options.workers)
-        if found.image_shape != shape:
-            raise DataError(f"--retrain-data {name} has images of {found.image_shape}, the network takes {shape}.")
-        return Batches(found.train, transform, seed=self.workload.seed)
 
     def store_first_weights(self, store: UnitStore) -> None:
         """Write the weights that training starts from, a unit at a time.
@@ -179,7 +170,17 @@ def assemble(
             f"{request.model.model} gives outputs of shape {tuple(chain.head.output_shape)} per image, "
             f"but {splits.name} has {classes} classes; make it end in {classes} logits."
         )
-    return Assembly(request, splits, chain, _workload(request, splits), module)
+    return Assembly(request, splits, chain, _workload(request, splits), module, _retraining_images(request, shape))
+
+
+def _retraining_images(request: Request, shape: tuple[int, int, int]) -> ImageSet | None:
+    name, options = request.strategy.retrain_data, request.data
+    if name is None:
+        return None
+    found = datasets.load(name, data_dir=options.data_dir, image_size=shape[-1], workers=options.workers)
+    if found.image_shape != shape:
+        raise DataError(f"--retrain-data {name} has images of {found.image_shape}, the network takes {shape}.")
+    return found.train
 
 
 def _workload(request: Request, splits: Splits) -> Workload:

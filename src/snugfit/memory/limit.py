@@ -24,6 +24,7 @@ _OUT_OF_MEMORY_TEXTS = (
     "could not create a memory",
     "can't start new thread",
     "could not create a primitive",  # oneDNN, when the memory for its code is refused
+    "could not execute a primitive",  # the same, for its scratch memory
 )
 
 

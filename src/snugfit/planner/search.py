@@ -14,7 +14,7 @@ from snugfit.core.registry import TRANSFER
 from snugfit.core.serial import to_data
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import Workload
-from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError
+from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter
 from snugfit.profiling import measure_probes, unit_facts
 from snugfit.quantities import format_bytes
@@ -112,8 +112,11 @@ def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
     return budget_bytes is not None and needed_bytes > budget_bytes
 
 
-def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
-    """The error for a plan in which nothing fits: the closest candidate, what it lacks, the smallest budget."""
+def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError | ModelError:
+    """The error for a plan in which nothing fits: the closest candidate, what it lacks, the smallest budget.
+
+    Where no budget would do, since every strategy refuses the model, it is the model's.
+    """
     short = [(lack, candidate) for candidate in plan.candidates if (lack := _lack(plan.budget, candidate)) is not None]
     ratios = [candidate.smallest_ratio for candidate in plan.candidates if candidate.smallest_ratio is not None]
     if not short and ratios:
@@ -125,10 +128,7 @@ def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
         )
     if not short:
         reasons = "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in plan.candidates)
-        return InfeasibleBudgetError(
-            f"no strategy can serve {plan.workload.model}: {reasons}.",
-            closest="none", lacking_bytes=0, smallest_bytes=plan.budget.memory_bytes or 0,
-        )  # fmt: skip
+        return ModelError(f"no strategy can serve {plan.workload.model}: {reasons}.")
     (lacking, smallest), closest = min(short, key=lambda pair: pair[0])
     return InfeasibleBudgetError(
         f"{plan.workload.model} on {plan.workload.data} does not fit a budget of {plan.budget}.",

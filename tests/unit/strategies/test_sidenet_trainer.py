@@ -98,7 +98,7 @@ def test_gradients_are_those_of_plain_autograd(scheme, width):
         for parameter in oracle.parameters():
             if parameter.requires_grad:
                 scale = SIDE_LR if any(parameter is p for n, p in oracle.named_parameters() if "side." in n) else 1
-                parameter -= 0.1 * scale * parameter.grad
+                parameter.sub_(0.1 * scale * parameter.grad)
     for name, tensor in oracle.state_dict().items():
         torch.testing.assert_close(trainer.module.state_dict()[name], tensor, rtol=1e-10, atol=1e-10, msg=name)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import chain as joined
 from typing import cast
@@ -30,6 +31,8 @@ from snugfit.surgery import (
     width,
 )
 
+LEAST_KEPT = 1 / 8
+"""Share of a group's channels that always stay."""
 SMALL_SHARE = 8
 """A block whose maps are smaller than the largest ones by more than this gains nothing from running by sample."""
 
@@ -102,51 +105,74 @@ class Frozen:
         """Channels that stay of every group that loses some (Yoosefi et al., section V).
 
         Raises:
-            ModelError: there is nothing to prune, a block cannot be brought to the target, or a ratio would empty a
-                layer.
+            ModelError: there is nothing to prune, or a ratio would empty a layer.
         """
-        spans = blocks_of(self.backbone, self.input_shape, self.groups)
-        sensitive = set(self.unpruned.sensitive())
-        names = [name for name, (first, last) in spans.items() if sensitive & {first, last}]
         if self.ratio is None:
-            before = {name: self.before[name] for name in names}
-            carriers = {block: [name for name in names if block in spans[name]] for block in sensitive}
-            found = widest(before, carriers, self._temporary(before), self.unpruned.cumulative_bytes)
+            found = widest(self._prunable, self._carriers, self._temporary, self.target)
         else:
-            found = {name: kept_width(self.before[name], self.ratio, name) for name in names}
+            found = {name: kept_width(count, self.ratio, name) for name, count in self._prunable.items()}
         if not found:
             raise ModelError("there is nothing to prune: no block's maps need more than the backward pass keeps.")
         return found
 
-    def _temporary(self, before: Mapping[str, int]) -> Callable[[Mapping[str, int]], list[int]]:
-        """Temporary memory of each block (equation 5) as a function of widths.
+    @cached_property
+    def target(self) -> int:
+        """Bytes that every block is to come to: what the backward pass keeps of the whole network (section V).
+
+        More where a block could not come to it with :data:`LEAST_KEPT` of its channels: the peak would stay there.
+        """
+        least = {name: math.ceil(count * LEAST_KEPT) for name, count in self._prunable.items()}
+        reached = self._temporary(least)
+        return max([self.unpruned.cumulative_bytes, *(reached[block] for block in self.unpruned.sensitive())])
+
+    @cached_property
+    def _spans(self) -> dict[str, tuple[int, int]]:
+        return blocks_of(self.backbone, self.input_shape, self.groups)
+
+    @cached_property
+    def _prunable(self) -> dict[str, int]:
+        """Channels of the groups that lie in blocks with large maps."""
+        large = set(self.unpruned.sensitive())
+        return {name: self.before[name] for name, (first, last) in self._spans.items() if large & {first, last}}
+
+    @property
+    def _carriers(self) -> dict[int, list[str]]:
+        return {
+            block: [name for name in self._prunable if block in self._spans[name]]
+            for block in self.unpruned.sensitive()
+        }
+
+    def _layers(self, widths: Mapping[str, int]) -> list[np.ndarray]:
+        """Temporary bytes of every block's layers at some widths."""
+        twin = narrowed(self.backbone, self.groups, widths)
+        blocks = paper_activation_memory(twin, self.input_shape, self.classifier).blocks
+        return [np.array([layer.temporary_bytes for layer in block.layers]) for block in blocks]
+
+    @cached_property
+    def _per_channel(self) -> tuple[list[np.ndarray], dict[str, list[np.ndarray]]]:
+        """Temporary bytes of every block's layers as they are, and per channel of each group.
 
         What a layer takes is a sum over the channels that it reads and makes, so that a network with one channel of a
         group left says what each of them takes: one look per group instead of one per choice of widths.
         """
-
-        def layers(widths: Mapping[str, int]) -> list[np.ndarray]:
-            twin = narrowed(self.backbone, self.groups, widths)
-            blocks = paper_activation_memory(twin, self.input_shape, self.classifier).blocks
-            return [np.array([layer.temporary_bytes for layer in block.layers]) for block in blocks]
-
-        full = layers({})
+        full = self._layers({})
         each = {
-            name: [(most - least) // (count - 1) for most, least in zip(full, layers({name: 1}), strict=True)]
-            for name, count in before.items()
+            name: [(most - least) // (count - 1) for most, least in zip(full, self._layers({name: 1}), strict=True)]
+            for name, count in self._prunable.items()
             if count > 1
         }
+        return full, each
 
-        def temporary(widths: Mapping[str, int]) -> list[int]:
-            gone = {name: before[name] - count for name, count in widths.items() if name in each}
-            saved = [sum(each[name][block] * count for name, count in gone.items()) for block in range(len(full))]
-            return [int((most - less).max()) for most, less in zip(full, saved, strict=True)]
-
-        return temporary
+    def _temporary(self, widths: Mapping[str, int]) -> list[int]:
+        """Temporary memory of each block (equation 5) at some widths."""
+        full, each = self._per_channel
+        gone = {name: self.before[name] - count for name, count in widths.items() if name in each}
+        saved = [sum(each[name][block] * count for name, count in gone.items()) for block in range(len(full))]
+        return [int((most - less).max()) for most, less in zip(full, saved, strict=True)]
 
     @property
     def can_prune(self) -> bool:
-        """Whether there is something to prune that brings every block to the target."""
+        """Whether there is something to prune, and nothing would be emptied."""
         try:
             return bool(self.widths)
         except ModelError:
