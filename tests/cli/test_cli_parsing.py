@@ -46,6 +46,8 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
         value = "100MB"
     if field.name == "strategy":
         value = "blockwise"
+    if field.name == "prune":
+        value = "0.5"
     flag = "--" + ("no-" if value is False else "") + field.name.replace("_", "-")
     request = request_of("train", flag, *([] if isinstance(value, bool) else [str(value)]))
     expected = dataclasses.replace(Request(), **{group: dataclasses.replace(GROUPS[group](), **{field.name: value})})

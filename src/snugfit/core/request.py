@@ -133,11 +133,9 @@ class StrategyOptions:
         views: augmented passes that are cached.
         accumulate: let ``backprop`` accumulate micro-batches to the batch size (off: one step per batch that fits).
         feedback_rule: learning rule of ``feedback``: dfa, drtp or pepita.
-        scheme: what trains. Of ``elastic``: elastic (its default: the tensors that matter now, within the time ratio),
-            or the baselines, which know no time ratio: full (everything), head (the classifier), bn+bias (norms, biases
-            and the classifier), prunetrain (everything, while channels are removed). Of ``sidenet``: rep-net (its
-            default: a small network beside the frozen one, and the classifier), bias+head (every bias and the
-            classifier: TinyTL's bias variant) or head.
+        scheme: what trains. In ``elastic``: elastic (its default: what matters now), full (everything), head (the
+            classifier), bn+bias (norms, biases, classifier) or prunetrain (everything, while channels go). In
+            ``sidenet``: rep-net (its default: a side network, classifier), bias+head (biases, classifier) or head.
         importance: what ``elastic`` ranks tensors by: contribution (by how much an update lowers the loss), or to
             compare with, gradient or weight (sums of magnitudes).
         interval: epochs between two selections of ``elastic``, or between two prunings of ``prunetrain``; fewer follow

@@ -31,7 +31,11 @@ class Strategy(Protocol):
     exact: ClassVar[bool]
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Every reason why it cannot serve this model, at once; empty when it can."""
+        """Every reason why it cannot serve this model, at once; empty when it can.
+
+        Raises:
+            ModelError: the model lacks what this strategy works on.
+        """
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """What must be measured before it can propose anything."""

@@ -44,8 +44,12 @@ def search(
 
     Returns:
         The plan, feasible candidates first and the best of them first, and the profile behind it.
+
+    Raises:
+        ModelError: the only strategy finds the model unusable.
     """
-    refused = {s.name: s.validate(workload, chain, hardware) for s in strategies}
+    alone = len(strategies) == 1
+    refused = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
     able = [strategy for strategy in strategies if not refused[strategy.name]]
     probes = [probe for strategy in able for probe in strategy.probes(workload, chain, hardware)]
     profile = measure_probes(probes, meter, limit, on_measured)
@@ -57,6 +61,18 @@ def search(
     ranked = sorted(candidates, key=lambda candidate: _rank(candidate, transfers=transfers))
     chosen = 0 if ranked and ranked[0].feasible else None
     return Plan(workload, budget, hardware, tuple(ranked), chosen), profile
+
+
+def _reasons(
+    strategy: Strategy, workload: Workload, chain: Chain, hardware: Hardware, *, alone: bool
+) -> list[str]:  # fmt: skip
+    """Why a strategy cannot serve; an unusable model is an error where no other strategy is considered."""
+    try:
+        return strategy.validate(workload, chain, hardware)
+    except ModelError as error:
+        if alone:
+            raise
+        return [str(error)]
 
 
 def _rank(candidate: Candidate, *, transfers: bool) -> tuple[bool, int, float]:
@@ -112,11 +128,8 @@ def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
     return budget_bytes is not None and needed_bytes > budget_bytes
 
 
-def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError | ModelError:
-    """The error for a plan in which nothing fits: the closest candidate, what it lacks, the smallest budget.
-
-    Where no budget would do, since every strategy refuses the model, it is the model's.
-    """
+def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
+    """The error for a plan in which nothing fits: the closest candidate, what it lacks, the smallest budget."""
     short = [(lack, candidate) for candidate in plan.candidates if (lack := _lack(plan.budget, candidate)) is not None]
     ratios = [candidate.smallest_ratio for candidate in plan.candidates if candidate.smallest_ratio is not None]
     if not short and ratios:
@@ -128,7 +141,10 @@ def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError 
         )
     if not short:
         reasons = "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in plan.candidates)
-        return ModelError(f"no strategy can serve {plan.workload.model}: {reasons}.")
+        return InfeasibleBudgetError(
+            f"no strategy can serve {plan.workload.model}: {reasons}.",
+            closest="none", lacking_bytes=0, smallest_bytes=plan.budget.memory_bytes or 0,
+        )  # fmt: skip
     (lacking, smallest), closest = min(short, key=lambda pair: pair[0])
     return InfeasibleBudgetError(
         f"{plan.workload.model} on {plan.workload.data} does not fit a budget of {plan.budget}.",

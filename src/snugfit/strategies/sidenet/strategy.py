@@ -17,7 +17,7 @@ from snugfit.core.profile import ProbeLine, Profile
 from snugfit.core.record import Record
 from snugfit.core.request import Choice, PruneImportance, Scheme, WeightStorage
 from snugfit.core.workload import Workload
-from snugfit.errors import ModelError
+from snugfit.errors import UsageError
 from snugfit.profiling import Probe
 from snugfit.strategies.prediction import room_for_step, room_in, smallest_budget, with_safety
 from snugfit.strategies.sidenet.configurations import Configuration, configurations
@@ -33,7 +33,7 @@ from snugfit.strategies.sidenet.retraining import (
 )
 from snugfit.strategies.sidenet.running import fit_sidenet
 from snugfit.strategies.whole import VALIDATION_SHARE, held, whole_probe
-from snugfit.surgery import side_positions
+from snugfit.surgery import attach_side_network
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 
@@ -83,6 +83,12 @@ class Sidenet:
     retrain_batch: int = 0
     accumulate: bool = True
 
+    def __post_init__(self) -> None:
+        if self.scheme != "rep-net" and self.prune not in ("auto", "off"):
+            raise UsageError(f"--prune serves a side network, which --scheme {self.scheme} does not have.")
+        if self.scheme == "bias+head" and self.sample_wise == "on":
+            raise UsageError("--sample-wise on: blocks whose biases train (--scheme bias+head) cannot run by sample.")
+
     @property
     def tried(self) -> tuple[Configuration, ...]:
         """The configurations that it may take, those that are expected to lose less first."""
@@ -90,23 +96,21 @@ class Sidenet:
         return tuple(configurations(self.scheme, *options))
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """The optimizer must leave frozen statistics alone, and there must be something to train."""
+        """The optimizer must leave frozen statistics alone, and there must be something to train.
+
+        Raises:
+            ModelError: a side network cannot be attached, or the network not be pruned as asked.
+        """
         reasons = []
         if workload.optimizer.averages:
             reasons.append("schedulefree renews the statistics of BatchNorm, which stay frozen here; use sgd or adamw")
         if not classifier_names(chain):
             reasons.append("no parameter of the model requires a gradient: there is no classifier to train")
         if self.scheme == "rep-net":
-            try:
-                side_positions(cast(fx.GraphModule, chain.to_module()), chain.input_shape)
-                if self.prune not in ("auto", "off"):
-                    _ = self._frozen(chain, self.tried[0]).widths
-            except ModelError as error:
-                reasons.append(str(error))
-        elif self.prune not in ("auto", "off"):
-            reasons.append(f"pruning serves a side network, which --scheme {self.scheme} does not have")
-        if self.scheme == "bias+head" and self.sample_wise == "on":
-            reasons.append("blocks whose biases train cannot run image by image")
+            width = self.tried[0].side_width
+            attach_side_network(cast(fx.GraphModule, chain.to_module()), chain.input_shape, width=width)
+            if self.prune not in ("auto", "off"):
+                _ = self._frozen(chain, self.tried[0]).widths
         return reasons
 
     def _frozen(self, chain: Chain, configuration: Configuration) -> Frozen:
