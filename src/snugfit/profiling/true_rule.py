@@ -65,25 +65,37 @@ def sampled_nodes(members: Members, by_sample: Set[int]) -> frozenset[fx.Node]:
 
 
 def _arranged(looks: Sequence[Look], members: Members, by_sample: Set[int]) -> tuple[list[Look], list[Part]]:
-    """Operators with each sampled block's behind whatever lies between them, and the stretches that this makes."""
-    sampled = sampled_nodes(members, by_sample)
-    last = {members.block[look.node]: place for place, look in enumerate(looks) if look.node in sampled}
+    """Operators with those of each sampled stretch behind whatever lies between them, and the stretches."""
+    stretch = _stretches(sampled_nodes(members, by_sample), members)
+    last = {stretch[look.node]: place for place, look in enumerate(looks) if look.node in stretch}
 
     def place(item: tuple[int, Look]) -> tuple[int, int]:
         index, look = item
-        return (last[members.block[look.node]] if look.node in sampled else index), index
+        return (last[stretch[look.node]] if look.node in stretch else index), index
 
-    order = sorted(enumerate(looks), key=place)
-    arranged = [look for _, look in order]
+    arranged = [look for _, look in sorted(enumerate(looks), key=place)]
     parts: list[Part] = []
     for index, look in enumerate(arranged):
-        inside = look.node in sampled
-        block = members.block[look.node]
-        if inside and parts and parts[-1].sampled and members.block[arranged[index - 1].node] == block:
+        inside = look.node in stretch
+        if inside and index and stretch.get(arranged[index - 1].node) == stretch[look.node]:
             parts[-1] = Part(parts[-1].start, index + 1, sampled=True)
         else:
             parts.append(Part(index, index + 1, sampled=inside))
     return arranged, parts
+
+
+def _stretches(sampled: Set[fx.Node], members: Members) -> dict[fx.Node, int]:
+    """The first block of the stretch that each sampled operator runs in.
+
+    Neighbouring blocks run as one where nothing else reads the map between them (:func:`snugfit.lean.run_by_sample`).
+    """
+    first: dict[int, int] = {}
+    for number in sorted({members.block[node] for node in sampled}):
+        entry = members.entries[number]
+        readers = {user for user in entry.users if user in sampled and members.block[user] == number}
+        alone = entry in sampled and members.block[entry] == number - 1 and set(entry.users) == readers
+        first[number] = first[number - 1] if alone else number
+    return {node: first[members.block[node]] for node in sampled}
 
 
 def _plain(target: str) -> str:
