@@ -27,14 +27,11 @@ def _models(cells: list[Cell]) -> str:
     rows = []
     for cell in cells:
         plain = [abs(each["predicted"] / each["measured"] - 1) for each in cell["selections"]]
-        least = cell["least"]
-        steady = [
-            abs(each["predicted"] / least["predicted"] / (each["passes"] / least["passes"]) - 1)
-            for each in cell["selections"]
-        ]
+        steady = _steady(cell)
         rows.append((
             cell["settings"]["model"], cell["settings"]["batch_size"], len(plain), percent(median(plain)),
-            percent(max(plain)), percent(median(steady)), percent(max(steady)), f"{cell['profile_seconds']:.0f} s",
+            percent(max(plain)), percent(median(steady) if steady else None), percent(max(steady, default=None)),
+            f"{cell['profile_seconds']:.0f} s",
         ))  # fmt: skip
     header = (
         "network", "batch", "selections", "median error (target 5 %)", "worst (target 15 %)", "median at steady speed",
@@ -46,6 +43,17 @@ def _models(cells: list[Cell]) -> str:
         "over those of a step that trains the classifier alone.\n\n"
     )
     return about + markdown(header, rows)
+
+
+def _steady(cell: Cell) -> list[float]:
+    """Errors of predicted steps over the least one; none where no forward passes were timed beside the steps."""
+    least = cell.get("least")
+    if least is None:
+        return []
+    return [
+        abs(each["predicted"] / least["predicted"] / (each["passes"] / least["passes"]) - 1)
+        for each in cell["selections"]
+    ]
 
 
 def _ratios(cells: list[Cell]) -> str:
