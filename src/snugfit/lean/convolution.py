@@ -99,7 +99,9 @@ def with_stand_ins(
 
 
 def _needs_memory(inputs: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Whether the kernel takes its input apart, group by group or image by image, without reading it."""
+    """Whether the kernel copies its input, or takes it apart, group by group or image by image, without reading it."""
+    if not inputs.is_meta and not (_is_plain(inputs) and _is_plain(weight)):
+        return True
     if (geometry.groups == 1 and max(geometry.dilation) == 1) or inputs.is_meta:
         return False
     stride, padding, dilation, groups = (list(each) if isinstance(each, tuple) else each for each in geometry)
@@ -107,6 +109,16 @@ def _needs_memory(inputs: Tensor, weight: Tensor, geometry: Geometry) -> bool:
         inputs, weight, None, stride, padding, dilation, False, [0, 0], groups, None
     )
     return backend.name.startswith("Slow")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether (B, C, H, W) lies in one of the two memory formats, strides of dimensions of size 1 included.
+
+    Kernels copy what does not, and additions make such maps of single samples.
+    """
+    _, channels, height, width = tensor.shape
+    plane, sample = height * width, channels * height * width
+    return tensor.stride() in ((sample, plane, width, 1), (sample, 1, width * channels, channels))
 
 
 class LeanConv2d(nn.Conv2d):

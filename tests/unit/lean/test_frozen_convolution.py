@@ -1,5 +1,6 @@
 """Convolutions of which something is frozen, against torch's own and in what they keep."""
 
+import copy
 import itertools
 
 import pytest
@@ -186,3 +187,26 @@ def test_a_second_derivative_is_refused():
     (gradient,) = torch.autograd.grad(conv(images).square().sum(), images, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"),
+    [
+        ((1, 4, 5, 5), (4, 1, 20, 4)), ((1, 4, 5, 5), (1, 25, 5, 1)), ((2, 4, 5, 5), (200, 50, 10, 2)),
+        ((2, 4, 5, 1), (20, 5, 1, 9)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_maps_whose_strides_kernels_do_not_take(assert_as_stock, size, stride, kernel):
+    """An addition gives a single sample in channels_last a stride of 4 along the batch."""
+    layer = nn.Conv2d(4, 6, kernel, padding=kernel // 2, dtype=torch.float64).requires_grad_(False)
+    lean, stock = copy.deepcopy(layer), layer
+    use_lean(lean)
+    found = []
+    for each in (lean, stock):
+        leaf = torch.ones((), dtype=torch.float64, requires_grad=True)
+        values = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * leaf
+        output = each(values.as_strided(size, stride))
+        output.square().sum().backward()
+        found.append((output.detach(), leaf.grad))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
