@@ -6,6 +6,7 @@ from snugfit.lean.convolution import LeanConv2d
 from snugfit.lean.ending import PooledEnding
 from snugfit.lean.maxpool import LeanMaxPool2d
 from snugfit.lean.normalised import NormActivation
+from snugfit.lean.overwriting import keep_maps, overwrite_maps
 from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, average_pool
 from snugfit.lean.samples import run_by_sample
 from snugfit.lean.standardised import StandardisedConv2d
@@ -27,6 +28,8 @@ __all__ = [
     "PooledEnding",
     "StandardisedConv2d",
     "average_pool",
+    "keep_maps",
+    "overwrite_maps",
     "restore_float",
     "run_by_sample",
     "store_int8",

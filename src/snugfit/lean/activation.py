@@ -12,45 +12,59 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from snugfit.lean.bits import LEAKY_RELU, RELU, RELU6, Tests, masked, pack
+from snugfit.lean.leave import leave_of
 from snugfit.lean.saving import Layout, memory_order, needs_gradient
 
-Forward = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor, bool], Tensor]
+"""The activation, of a map, in place or not."""
 
 
 class _Activation(torch.autograd.Function):
     """What an activation passes back is told from its output, so that it may have overwritten its input."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, forward: Forward, tests: Tests, slope: float) -> Tensor:
-        output = forward(inputs)
+    def forward(
+        ctx: Any, inputs: Tensor, forward: Forward, in_place: bool, overwrites: bool, tests: Tests, slope: float
+    ) -> Tensor:
+        output = forward(inputs, in_place)
         if output is inputs:
             ctx.mark_dirty(inputs)
         row = memory_order(output.detach())
         assert row is not None, "a new map fills its memory, and no other is overwritten"
         ctx.save_for_backward(pack(row, tests))
-        ctx.layout, ctx.slope = Layout.of(output), slope
+        ctx.layout, ctx.slope, ctx.overwrites = Layout.of(output), slope, overwrites
         return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
+        in_order = gradient.stride() == ctx.layout.stride
+        given = memory_order(gradient) if in_order else None
+        if ctx.overwrites and given is not None:
+            masked(given, packed, ctx.slope, given)
+            return gradient, *(None,) * 5
         passed = ctx.layout.empty()
         out = memory_order(passed)
-        given = memory_order(gradient) if gradient.stride() == passed.stride() else out
-        assert out is not None and given is not None
-        if given is out:  # the bits are in the order of the output's memory
+        assert out is not None
+        if given is None:  # the bits are in the order of the output's memory
+            given = out
             passed.copy_(gradient)
         masked(given, packed, ctx.slope, out)
-        return passed, None, None, None
+        return passed, *(None,) * 5
 
 
-def _activate(inputs: Tensor, forward: Forward, in_place: bool, tests: Tests, slope: float = 0.0) -> Tensor:
+def _activate(layer: nn.Module, inputs: Tensor, forward: Forward, tests: Tests, slope: float = 0.0) -> Tensor:
+    leave = leave_of(layer)
+    in_place = bool(layer.inplace) or (leave.input and not inputs._is_view() and memory_order(inputs) is not None)
     if not needs_gradient(inputs) or (in_place and memory_order(inputs) is None):
-        return forward(inputs)
-    output: Tensor = _Activation.apply(inputs, forward, tests, slope)  # type: ignore[no-untyped-call]
+        return forward(inputs, in_place)
+    output: Tensor = _Activation.apply(  # type: ignore[no-untyped-call]
+        inputs, forward, in_place, leave.gradient, tests, slope
+    )
     return output
 
 
@@ -59,7 +73,7 @@ class LeanReLU(nn.ReLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map of any shape to one of the same; NaN passes its gradient, as with torch's."""
-        return _activate(input, super().forward, self.inplace, RELU)
+        return _activate(self, input, F.relu, RELU)
 
 
 class LeanReLU6(nn.ReLU6):
@@ -67,7 +81,11 @@ class LeanReLU6(nn.ReLU6):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map of any shape to one of the same; the gradient of NaN is 0, as in torch's vectorised kernel."""
-        return _activate(input, super().forward, self.inplace, RELU6)
+        return _activate(self, input, _relu6, RELU6)
+
+
+def _relu6(inputs: Tensor, in_place: bool) -> Tensor:
+    return F.hardtanh(inputs, 0.0, 6.0, in_place)
 
 
 class LeanLeakyReLU(nn.LeakyReLU):
@@ -75,6 +93,7 @@ class LeanLeakyReLU(nn.LeakyReLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map of any shape to one of the same."""
-        if self.negative_slope < 0:
+        slope = self.negative_slope
+        if slope < 0:
             return super().forward(input)
-        return _activate(input, super().forward, self.inplace, LEAKY_RELU, self.negative_slope)
+        return _activate(self, input, lambda values, in_place: F.leaky_relu(values, slope, in_place), LEAKY_RELU, slope)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from snugfit.lean.saving import needs_gradient
+from snugfit.lean.leave import Leave, leave_of
+from snugfit.lean.saving import memory_order, needs_gradient
 
 
 class _FrozenBatchNorm(torch.autograd.Function):
@@ -21,30 +22,49 @@ class _FrozenBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
-    ) -> Tensor:
+        ctx: Any, inputs: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor,
+        eps: float, leave: Leave,
+    ) -> Tensor:  # fmt: skip
         if ctx.needs_input_grad[0]:
             scale = (variance.double() + eps).rsqrt_()
             ctx.save_for_backward((scale if weight is None else scale.mul_(weight)).to(variance.dtype))
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        return F.batch_norm(inputs, mean, variance, weight, bias, eps=eps)
+        ctx.bias_dtype, ctx.overwrites = None if bias is None else bias.dtype, leave.gradient
+        if not leave.input:
+            return F.batch_norm(inputs, mean, variance, weight, bias, eps=eps)
+        ctx.mark_dirty(inputs)
+        return _normalise(inputs, weight, bias, mean, variance, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         to_inputs = to_bias = None
-        if ctx.needs_input_grad[0]:
-            to_inputs = _scaled(gradient, *ctx.saved_tensors)
         if ctx.needs_input_grad[2]:
             others = [dimension for dimension in range(gradient.dim()) if dimension != 1]
             to_bias = gradient.sum(others, dtype=ctx.bias_dtype)
-        return to_inputs, None, to_bias, None, None, None
+        if ctx.needs_input_grad[0]:
+            (scale,) = ctx.saved_tensors
+            to_inputs = _scaled(gradient, scale, ctx.overwrites)
+        return to_inputs, None, to_bias, None, None, None, None
 
 
-def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
+def _normalise(
+    inputs: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+) -> Tensor:
+    """Overwrite a map (B, C, ...) with what BatchNorm on running statistics makes of it, by torch's own kernel."""
+    if not inputs.is_meta:
+        statistics = [torch.empty(0, dtype=mean.dtype, device=mean.device) for _ in range(2)]  # none on this way
+        torch.ops.aten.native_batch_norm.out(
+            inputs, weight, bias, mean, variance, False, 0.0, eps,
+            out=inputs, save_mean=statistics[0], save_invstd=statistics[1],
+        )  # fmt: skip
+    return inputs
+
+
+def _scaled(gradient: Tensor, scale: Tensor, overwrite: bool) -> Tensor:
     """A gradient (B, C, ...) times a factor (C,) per channel, in the gradient's precision."""
     if gradient.dtype == scale.dtype:
-        return gradient * scale.view(-1, *(1,) * (gradient.dim() - 2))
+        factor = scale.view(-1, *(1,) * (gradient.dim() - 2))
+        return gradient.mul_(factor) if overwrite and memory_order(gradient) is not None else gradient * factor
     # A product of two precisions would be a map in the higher one; this kernel has the factor in the higher and rounds
     # once. The input that it asks for is not used.
     none, one = torch.zeros_like(scale), torch.ones_like(scale)
@@ -60,14 +80,26 @@ class _Lean(nn.modules.batchnorm._BatchNorm):
         if (
             self.training or self.running_mean is None or self.running_var is None
             or (self.weight is not None and self.weight.requires_grad)
-            or not needs_gradient(input, self.bias)
         ):  # fmt: skip
             return super().forward(input)
+        leave = leave_of(self)
+        leave = leave._replace(input=leave.input and _has_room(input, self.running_mean))
+        lean = needs_gradient(input, self.bias)
+        if not lean and not leave.input:
+            return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        output: Tensor = _FrozenBatchNorm.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, self.running_mean, self.running_var, self.eps
-        )
+        given = (input, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
+        output: Tensor = _FrozenBatchNorm.apply(*given, leave) if lean else _normalise(*given)  # type: ignore[no-untyped-call]
         return output
+
+
+def _has_room(inputs: Tensor, mean: Tensor) -> bool:
+    """Whether a map can take its normalised values: a processor's, in their precision, and no view of another."""
+    if inputs.device.type not in ("cpu", "meta") or inputs.dtype != mean.dtype:
+        return False
+    if inputs.dim() != 4 or inputs.numel() == 0 or inputs._is_view():
+        return False
+    return inputs.is_contiguous() or inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 class LeanBatchNorm1d(_Lean, nn.BatchNorm1d):

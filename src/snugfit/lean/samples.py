@@ -51,7 +51,7 @@ def run_by_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> None
         ModelError: a block is not part of the network, is entered or left by more than one tensor, has parameters that
             train, reads tensors that belong to no layer, or has a norm without running statistics.
     """
-    whole = module.meta.get(_WHOLE, module.graph)
+    whole = graph_of(module)
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(whole, copies))
     own = {node.name: node for node in whole.nodes}
@@ -68,6 +68,12 @@ def run_by_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> None
     if runners:
         module.meta[_WHOLE] = whole
     module.graph = graph
+
+
+def graph_of(module: fx.GraphModule) -> fx.Graph:
+    """A network's graph as it is for whole batches, whichever blocks run by sample."""
+    graph: fx.Graph = module.meta.get(_WHOLE, module.graph)
+    return graph
 
 
 class BySample(nn.Module):
