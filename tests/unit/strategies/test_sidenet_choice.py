@@ -118,11 +118,12 @@ def test_a_probe_is_measured_only_where_it_may_lose_less():
     lines = lines_of({PLAIN: (20, 5)})
     infinite, tight = float("inf"), 52 * MB + SAFETY_BYTES + HELD_BYTES
 
-    def needed(configuration, known, available, large=(1,), can_prune=True):
+    def needed(configuration, known, available, large=(1,), can_prune=True, hold=False):
         frozen = SimpleNamespace(large=large, can_prune=can_prune)
-        return strategy._needed(work, frozen, configuration, known, available)
+        return strategy._needed(work, frozen, configuration, hold, known, available)
 
-    assert needed(PLAIN, {}, infinite)
+    assert needed(PLAIN, {}, infinite) and needed(PLAIN, {}, infinite, hold=True)
+    assert not needed(PLAIN, lines_of({SAMPLES: (24, 3)}), tight, hold=True), "eight at once lose less than four"
     assert not needed(SAMPLES, lines, infinite), "the whole batch fits already"
     assert needed(SAMPLES, lines, tight), "which runs all eight at once"
     assert not needed(SAMPLES, lines, tight, large=()), "no block would run by sample"

@@ -32,7 +32,7 @@ from snugfit.strategies.sidenet.retraining import (
     retraining_probe,
 )
 from snugfit.strategies.sidenet.running import fit_sidenet
-from snugfit.strategies.whole import VALIDATION_SHARE, held, whole_probe
+from snugfit.strategies.whole import VALIDATION_SHARE, divisors, held, whole_probe
 from snugfit.surgery import attach_side_network
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
@@ -125,23 +125,25 @@ class Sidenet:
         """
         probes: list[Probe] = []
         known = {width: self._frozen(chain, Configuration(width)) for width in {each.side_width for each in self.tried}}
-        for each in self.tried:
-            frozen, needed = known[each.side_width], partial(self._needed, workload, known[each.side_width], each)
+        holds = (False, True) if self.accumulate else (False,)
+        tried = [(each, hold) for each in self.tried for hold in holds]
+        for each, hold in sorted(tried, key=lambda pair: _least_loss(workload, *pair)):
+            frozen = known[each.side_width]
+            needed = partial(self._needed, workload, frozen, each, hold)
             make = make_trainer(each, frozen, self.side_lr)
             if each.pruned and all(probe.name != RETRAIN for probe in probes):
                 retraining = Retraining(frozen, self.prune_importance, self.retrain_epochs)
                 probes.append(retraining_probe(retraining, chain, workload, hardware.device, needed))
-            for hold in (False, True) if self.accumulate else (False,):
-                probes.append(whole_probe(each.probe, chain, workload, hardware.device, make, hold=hold, needed=needed))
+            probes.append(whole_probe(each.probe, chain, workload, hardware.device, make, hold=hold, needed=needed))
         return probes
 
     def _needed(
-        self, workload: Workload, frozen: Frozen, configuration: Configuration,
+        self, workload: Workload, frozen: Frozen, configuration: Configuration, hold: bool,
         lines: Mapping[str, ProbeLine], available: float,
     ) -> bool:  # fmt: skip
         """Whether a configuration may lose less accuracy than what was measured to fit."""
         found = best(self._options(workload, lines, room_in(available) - MARGIN_BYTES))
-        if found is not None and configuration.loss >= found.loss - 1e-6:
+        if found is not None and _least_loss(workload, configuration, hold) >= found.loss - 1e-6:
             return False
         if configuration.by_sample and not frozen.large:
             return False
@@ -212,3 +214,9 @@ class Sidenet:
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
         return fit_sidenet(self, chain, data, run)
+
+
+def _least_loss(workload: Workload, configuration: Configuration, hold: bool) -> float:
+    """What a configuration is expected to lose with the whole batch at once, or with the largest part of it."""
+    batch = min(workload.batch_size, workload.train_count)
+    return configuration.loss_at(([1, *divisors(batch)[:-1]] if hold else [batch])[-1], batch)
