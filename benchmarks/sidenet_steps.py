@@ -13,7 +13,7 @@ from benchmarks.common import Cell
 from snugfit import models
 from snugfit.chain import Chain
 from snugfit.core.workload import OptimizerSettings, Workload
-from snugfit.lean import use_lean
+from snugfit.lean import overwrite_maps, use_lean
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
 from snugfit.strategies.prediction import fill_made_up, random_batch
@@ -105,6 +105,7 @@ def _trainer(network: fx.GraphModule, trains: set[str]) -> fx.GraphModule:
     for name, layer in network.named_modules():
         if isinstance(layer, nn.BatchNorm2d) and not name.startswith("side."):
             layer.eval()
+    overwrite_maps(network)
     return network
 
 

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from snugfit.lean.bits import LEAKY_RELU, RELU, RELU6, Tests, masked, pack
-from snugfit.lean.leave import leave_of
+from snugfit.lean.leave import leave_of, told
 from snugfit.lean.saving import Layout, memory_order, needs_gradient
 
 Forward = Callable[[Tensor, bool], Tensor]
@@ -71,6 +71,10 @@ def _activate(layer: nn.Module, inputs: Tensor, forward: Forward, tests: Tests, 
 class LeanReLU(nn.ReLU):
     """``nn.ReLU`` that keeps a bit per element."""
 
+    def extra_repr(self) -> str:
+        """As torch's, and what may be overwritten."""
+        return told(self, super().extra_repr())
+
     def forward(self, input: Tensor) -> Tensor:
         """Map of any shape to one of the same; NaN passes its gradient, as with torch's."""
         return _activate(self, input, F.relu, RELU)
@@ -78,6 +82,10 @@ class LeanReLU(nn.ReLU):
 
 class LeanReLU6(nn.ReLU6):
     """``nn.ReLU6`` that keeps a bit per element."""
+
+    def extra_repr(self) -> str:
+        """As torch's, and what may be overwritten."""
+        return told(self, super().extra_repr())
 
     def forward(self, input: Tensor) -> Tensor:
         """Map of any shape to one of the same; the gradient of NaN is 0, as in torch's vectorised kernel."""
@@ -90,6 +98,10 @@ def _relu6(inputs: Tensor, in_place: bool) -> Tensor:
 
 class LeanLeakyReLU(nn.LeakyReLU):
     """``nn.LeakyReLU`` that keeps a bit per element; torch's own for slopes below 0, which hide the input's sign."""
+
+    def extra_repr(self) -> str:
+        """As torch's, and what may be overwritten."""
+        return told(self, super().extra_repr())
 
     def forward(self, input: Tensor) -> Tensor:
         """Map of any shape to one of the same."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from snugfit.lean.leave import Leave, leave_of
+from snugfit.lean.leave import Leave, leave_of, told
 from snugfit.lean.saving import memory_order, needs_gradient
 
 
@@ -75,6 +75,10 @@ def _scaled(gradient: Tensor, scale: Tensor, overwrite: bool) -> Tensor:
 
 
 class _Lean(nn.modules.batchnorm._BatchNorm):
+    def extra_repr(self) -> str:
+        """As torch's, and what may be overwritten."""
+        return told(self, super().extra_repr())  # type: ignore[no-untyped-call]
+
     def forward(self, input: Tensor) -> Tensor:
         """Map (B, C, ...) to (B, C, ...); torch's own in training mode and where gamma trains."""
         if (

@@ -58,3 +58,10 @@ def give_leave(layer: nn.Module, *, gradient: bool, neighbours: Iterable[nn.Modu
 def take_leave(layer: nn.Module) -> None:
     """Let a layer overwrite nothing but what its own ``inplace`` says."""
     layer.__dict__.pop(_NAME, None)
+
+
+def told(layer: nn.Module, description: str) -> str:
+    """A layer's description with what it may overwrite, which tells it from others that compute the same."""
+    leave: Leave = layer.__dict__.get(_NAME, _NONE)
+    marks = [f"overwrites={name}" for name, on in (("input", leave.input), ("gradient", leave.gradient)) if on]
+    return ", ".join(filter(None, (description, *marks)))

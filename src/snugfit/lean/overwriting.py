@@ -17,13 +17,15 @@ from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
 from snugfit.lean.batchnorm import LeanBatchNorm2d
 from snugfit.lean.convolution import LeanConv2d
 from snugfit.lean.leave import give_leave, take_leave
+from snugfit.lean.pooling import LeanAdaptiveAvgPool2d
 from snugfit.lean.samples import graph_of
 from snugfit.lean.standardised import StandardisedConv2d
 from snugfit.lean.stored import StoredConv2d, StoredLinear
 
 _CONVOLUTIONS = (nn.Conv2d, LeanConv2d, StoredConv2d, StandardisedConv2d)
 """They keep nothing of their output, and the gradient of their input is a new tensor."""
-_READERS = (*_CONVOLUTIONS, nn.Linear, StoredLinear)
+_READERS = (*_CONVOLUTIONS, nn.Linear, StoredLinear, nn.AdaptiveAvgPool2d, LeanAdaptiveAvgPool2d)
+"""Layers that pass back a new tensor, and keep nothing of what they read that an activation could spoil."""
 _NORMS = (nn.BatchNorm2d, LeanBatchNorm2d)
 _ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, LeanReLU, LeanReLU6, LeanLeakyReLU)
 
@@ -33,7 +35,8 @@ def overwrite_maps(module: fx.GraphModule) -> tuple[str, ...]:
 
     A norm overwrites the output of a convolution that it alone reads, an activation that of a norm. A gradient is
     overwritten where it surely is nobody else's: behind a norm that an activation alone reads, and behind a norm or
-    activation that one convolution or linear layer alone reads; not behind additions, pools and views. It holds for
+    activation that one convolution, linear layer or adaptive average pool alone reads; not behind additions, other
+    pools and views. It holds for
     lean layers (:func:`snugfit.lean.use_lean`, before or after this call), in calls where the norm is in evaluation
     mode, its gamma does not train and its precision is the map's; elsewhere, and while one of these layers has a hook,
     layers do as before, and on a graphics processor norms make their output anew. Numbers stay what they are. Goes

@@ -2,7 +2,7 @@
 
 torch's own poolings save their input, of which the gradient needs the shape alone, and where windows tile the map their
 gradients take longer than the convolution before them: 25 % of a step of SmallConv with LLS on two cores. Only pooling
-to a single pixel is a plain mean, which saves nothing.
+to a single pixel is a plain mean, which saves nothing; but its gradient is row-major, and what is behind copies it.
 """
 
 from __future__ import annotations
@@ -88,13 +88,31 @@ class LeanAvgPool2d(nn.AvgPool2d):
         return pooled
 
 
+class _SinglePixel(torch.autograd.Function):
+    """Mean over a whole map, whose gradient is made in the map's own memory order; torch's would be copied to it."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.layout = Layout.of(inputs)
+        return pool(inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        height, width = ctx.layout.size[-2:]
+        return ctx.layout.empty().copy_(gradient / (height * width)), None
+
+
 class LeanAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
-    """``nn.AdaptiveAvgPool2d`` that keeps nothing; torch's own for a single pixel."""
+    """``nn.AdaptiveAvgPool2d`` that keeps nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
-        if not needs_gradient(input) or self.output_size in (1, (1, 1)):
+        if not needs_gradient(input):
             return super().forward(input)
+        if self.output_size in (1, (1, 1)):
+            single: Tensor = _SinglePixel.apply(input, super().forward)  # type: ignore[no-untyped-call]
+            return single
         spread = torch.ops.aten._adaptive_avg_pool2d_backward
         pooled: Tensor = _ShapeOnly.apply(input, super().forward, spread)  # type: ignore[no-untyped-call]
         return pooled

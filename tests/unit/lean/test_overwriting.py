@@ -29,7 +29,7 @@ ACTIVATIONS = {
     "relu": nn.ReLU, "relu6": nn.ReLU6, "leaky": lambda inplace: nn.LeakyReLU(0.1, inplace),
     "none": lambda inplace: None, "other": nn.Hardswish,
 }  # fmt: skip
-READ_AGAIN = ("nothing", "convolution", "norm", "activation", "input", "pooled", "viewed")
+READ_AGAIN = ("nothing", "convolution", "norm", "activation", "input", "pooled", "viewed", "averaged", "averaged wide")
 
 
 class Segment(nn.Module):
@@ -41,6 +41,8 @@ class Segment(nn.Module):
         self.norm = nn.BatchNorm2d(4, affine=plan["affine"])
         self.activation = ACTIVATIONS[plan["activation"]](plan["inplace"])
         self.again = plan["again"]
+        if self.again.startswith("averaged"):
+            self.average = nn.AdaptiveAvgPool2d(1 if self.again == "averaged" else (2, 3))
 
     def forward(self, x):
         convolved = self.conv(x)
@@ -48,6 +50,8 @@ class Segment(nn.Module):
         y = normed if self.activation is None else self.activation(normed)
         if self.again == "pooled":
             return F.avg_pool2d(y, 3, 1, 1)
+        if self.again.startswith("averaged"):
+            return self.average(y)
         if self.again == "viewed":
             return y.flip(3).reshape(y.shape)
         other = {"convolution": convolved, "norm": normed, "activation": y, "input": x}.get(self.again)
@@ -197,7 +201,8 @@ def leaves(plans):
         ("nothing", (True, True), (True, True)), ("convolution", None, (True, False)),
         ("norm", (True, False), None), ("activation", (True, True), (True, False)),
         ("input", (True, True), (True, False)), ("pooled", (True, True), (True, False)),
-        ("viewed", (True, True), (True, False)),
+        ("viewed", (True, True), (True, False)), ("averaged", (True, True), (True, True)),
+        ("averaged wide", (True, True), (True, True)),
     ],
 )  # fmt: skip
 def test_what_else_reads_a_map_forbids_to_overwrite_it_or_its_gradient(again, norm, activation):

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from snugfit.lean import average_pool
+from snugfit.lean import average_pool, use_lean
 from snugfit.memory.tensors import saved_bytes
 
 SHAPES = [(2, 3, 8, 8, 4), (2, 3, 8, 12, 2), (1, 5, 7, 9, 3), (3, 1, 4, 4, 1), (0, 4, 8, 8, 2), (2, 4, 6, 6, 6)]
@@ -33,3 +34,16 @@ def test_nothing_is_saved_for_backward():
 def test_gradients_check_out():
     features = torch.randn(2, 2, 4, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: average_pool(x, 2), features)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_single_pixel_passes_its_gradient_in_the_order_of_the_map(memory_format):
+    module, features = nn.Sequential(nn.AdaptiveAvgPool2d(1)), torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    features = features.contiguous(memory_format=memory_format).requires_grad_()
+    upper = torch.randn(2, 3, 1, 1, dtype=torch.float64)
+    expected = torch.autograd.grad(module(features), features, upper)[0]
+    use_lean(module)
+    output = module(features)
+    found = torch.autograd.grad(output, features, upper)[0]
+    assert torch.equal(found, expected) and torch.equal(output, features.mean((2, 3), keepdim=True))
+    assert found.stride() == features.stride()

@@ -11,7 +11,7 @@ from torch import fx, nn
 from snugfit.chain import Chain
 from snugfit.core.request import Scheme
 from snugfit.core.workload import Workload
-from snugfit.lean import restore_float, run_by_sample, store_int8
+from snugfit.lean import keep_maps, overwrite_maps, restore_float, run_by_sample, store_int8
 from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.trainer import SIDE, FrozenTrainer
@@ -66,6 +66,7 @@ def make_trainer(
             run_by_sample(network, large)
         if configuration.int8:
             store_int8(network)
+        overwrite_maps(network)
         return trainer
 
     return make
@@ -85,4 +86,5 @@ def plain(network: nn.Module) -> nn.Module:
     """The network as a plain one, in place: whole batches, and float weights (the rounded ones of int8)."""
     run_by_sample(cast(fx.GraphModule, network), ())
     restore_float(network)
+    keep_maps(network)
     return network
