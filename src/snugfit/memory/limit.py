@@ -36,12 +36,15 @@ def can_enforce(device: torch.device) -> bool:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception is an allocation that failed.
 
-    torch raises RuntimeError for failed allocations on the processor, and MemoryError comes from Python and numpy.
+    torch raises RuntimeError for failed allocations on the processor, and MemoryError comes from Python and numpy;
+    Python's compiler, at work where a network's graph changes, may fail without any.
     """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
+    if isinstance(error, SystemError):  # Python's compiler, refused memory
+        return "without exception set" in str(error)
     text = str(error)
     return isinstance(error, RuntimeError) and any(part in text.lower() for part in _OUT_OF_MEMORY_TEXTS)
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from snugfit.chain import Chain
 
 
+LOOKING_BYTES = 64_000_000
+"""Address space for looking at a network's graph, whose code is compiled: Python may crash where it is refused memory
+for that. What is really taken counts as everything does."""
+
+
 def search(
     strategies: Sequence[Strategy],
     workload: Workload,
@@ -49,9 +54,10 @@ def search(
         ModelError: the only strategy finds the model unusable.
     """
     alone = len(strategies) == 1
-    refused = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
-    able = [strategy for strategy in strategies if not refused[strategy.name]]
-    probes = [probe for strategy in able for probe in strategy.probes(workload, chain, hardware)]
+    with limit.loosened(LOOKING_BYTES):
+        refused = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
+        able = [strategy for strategy in strategies if not refused[strategy.name]]
+        probes = [probe for strategy in able for probe in strategy.probes(workload, chain, hardware)]
     profile = measure_probes(probes, meter, limit, on_measured)
     profile = replace(profile, units=unit_facts(chain))
     candidates = [Candidate(name, False, reasons=tuple(reasons)) for name, reasons in refused.items() if reasons]

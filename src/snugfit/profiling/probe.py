@@ -181,7 +181,7 @@ class _Attempt:
         try:
             with self.limit.room_for_kernels():
                 self.step = self.probe.build()
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, SystemError) as error:
             if not is_out_of_memory(error):
                 raise
             return
@@ -230,7 +230,7 @@ class _Attempt:
             if not self.measured or seconds < LONG_STEP_SECONDS:
                 self.meter.restart()
                 seconds = _timed(step, batch)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, SystemError) as error:
             if not is_out_of_memory(error):
                 raise
         else:
