@@ -48,7 +48,7 @@ def fails(model: Any, **options: Any) -> SnugfitError:
         (cnn, {"scheme": "head", "prune": "on"}, UsageError, 2, "--prune serves a side network"),
         (cnn, {"scheme": "bias+head", "sample_wise": "on"}, UsageError, 2, "cannot run by sample"),
         (cnn, {"optimizer": "schedulefree"}, InfeasibleBudgetError, 3, "use sgd or adamw"),
-        (cnn, {"memory": "2MB"}, InfeasibleBudgetError, 3, "Smallest budget"),
+        (cnn, {"memory": "8MB"}, InfeasibleBudgetError, 3, "Smallest budget"),
         (cnn, {"retrain_data": "folder:/nowhere", "prune": "0.5"}, DataError, 4, "nowhere"),
         (cnn, {"retrain_data": "no-such-set", "prune": "0.5"}, UnknownNameError, 2, "no-such-set"),
     ],
