@@ -28,6 +28,7 @@ WAYS: dict[str, Configuration] = {
     "int8": Configuration(1.0, int8=True),
     "image by image, int8": Configuration(1.0, by_sample=True, int8=True),
     "pruned, int8": Configuration(1.0, pruned=True, int8=True),
+    "pruned, image by image, int8": Configuration(1.0, pruned=True, int8=True, by_sample=True),
 }
 PAPERS_RATIOS = (0.3, 0.78, 0.46, 0.46)
 """Of blocks 1 to 4, chosen by hand (Yoosefi et al., section V)."""
