@@ -14,7 +14,7 @@ from snugfit.api.running import _from_anywhere, _new_folder, _verify, resume
 from snugfit.core.budget import Budget
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Plan
-from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED
+from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED, TRANSFER
 from snugfit.core.request import ModelOptions, Request, StrategyOptions
 from snugfit.core.workload import Workload
 from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
@@ -81,7 +81,7 @@ def test_strategies_get_the_options_that_they_know():
 def test_auto_never_takes_what_is_there_to_compare_with():
     """However much faster its steps are: the planner is not even told of it."""
     names = {strategy.name for strategy in make_strategies(Request())}
-    assert set(STRATEGIES) - names == {"feedback", "elastic"} == NAMED_ONLY | TIMED
+    assert set(STRATEGIES) - names == {"feedback", "elastic", "sidenet"} == NAMED_ONLY | TIMED | TRANSFER
     plan = snugfit.plan(small_net, "digits", image_size=8, max_train=64, epochs=1).plan
     assert {candidate.strategy for candidate in plan.candidates} == names
 
