@@ -17,16 +17,17 @@ from snugfit.api.assembling import Assembly
 from snugfit.api.process import choose_device
 from snugfit.chain import classifier_names
 from snugfit.chain.blocks import SIDE_NETWORK
-from snugfit.core.request import Trained
+from snugfit.core.request import Scheme, Trained
 from snugfit.core.serial import to_data
 from snugfit.core.workload import Workload
 from snugfit.errors import ModelError
-from snugfit.lean import use_lean
+from snugfit.lean import overwrite_maps, use_lean
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
 from snugfit.strategies.prediction import TENSOR_TO_PROCESS, fill_made_up, random_batch
+from snugfit.strategies.sidenet.network import trained_names
 from snugfit.surgery.sidenet import attach_side_network
 from snugfit.training.optimizers import ParameterOptimizers
 from snugfit.training.step import precision_context
@@ -72,6 +73,7 @@ def activation_table(
     lean = copy.deepcopy(subject.module)
     if assembly.request.strategy.lean:
         use_lean(lean)
+        overwrite_maps(lean)
     paper, ahead = (
         paper_activation_memory(subject.module, shape, subject.names, batch=workload.batch_size, side_first=first)
         for first in (False, True)
@@ -105,19 +107,13 @@ def make_subject(assembly: Assembly, trained: Trained | None) -> Subject:
                 raise
             trained = "full"
     head = set(classifier_names(assembly.chain))
-    names = frozenset(name for name, _ in module.named_parameters() if _trains(name, trained, head))
+    every = [name for name, _ in module.named_parameters()]
+    scheme: Scheme = "bias+head" if trained == "bias+head" else "head"
+    names = frozenset(every if trained == "full" else trained_names(every, head, scheme))
     _set_modes(module)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in names)
     return Subject(module, trained, names)
-
-
-def _trains(name: str, trained: Trained, head: Collection[str]) -> bool:
-    if trained == "full" or name in head:
-        return True
-    if trained == "sidenet":
-        return name.startswith(f"{SIDE_NETWORK}.")
-    return trained == "bias+head" and name.rpartition(".")[2] == "bias"
 
 
 def _set_modes(module: nn.Module) -> None:

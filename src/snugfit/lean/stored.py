@@ -121,6 +121,11 @@ class _Stored(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
+def _weight(codes: Tensor, scale: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The weight as floats, in the precision that autocast asks for."""
+    return dequantise(codes, scale).to(dtype or scale.dtype)
+
+
 class _StoredConvolution(torch.autograd.Function):
     """Map (B, C, H, W) to (B, K, H', W'); ``dtype`` is the precision that autocast asks for."""
 
@@ -132,7 +137,7 @@ class _StoredConvolution(torch.autograd.Function):
         ctx.save_for_backward(*((codes, scale) if ctx.needs_input_grad[0] else ()))
         ctx.layout, ctx.geometry, ctx.dtype = Layout.of(inputs), geometry, dtype
         with no_autocast(inputs, dtype):
-            weight = dequantise(codes, scale).to(dtype or scale.dtype)
+            weight = _weight(codes, scale, dtype)
             return F.conv2d(inputs, weight, None if bias is None else bias.to(weight.dtype), *geometry)
 
     @staticmethod
@@ -141,7 +146,7 @@ class _StoredConvolution(torch.autograd.Function):
         to_inputs = to_bias = None
         if ctx.needs_input_grad[0]:
             codes, scale = ctx.saved_tensors
-            weight = dequantise(codes, scale).to(ctx.dtype or scale.dtype)
+            weight = _weight(codes, scale, ctx.dtype)
             given = with_stand_ins(None, weight, (ctx.layout, Layout.of(weight)), ctx.geometry, None)
             to_inputs = gradients_of(gradient, *given, ctx.geometry, [True, False, False])[0]
         if ctx.needs_input_grad[3]:
@@ -180,7 +185,7 @@ class _StoredProduct(torch.autograd.Function):
         ctx.save_for_backward(*((codes, scale) if ctx.needs_input_grad[0] else ()))
         ctx.dtype = dtype
         with no_autocast(inputs, dtype):
-            weight = dequantise(codes, scale).to(dtype or scale.dtype)
+            weight = _weight(codes, scale, dtype)
             return F.linear(inputs, weight, None if bias is None else bias.to(weight.dtype))
 
     @staticmethod
@@ -189,7 +194,7 @@ class _StoredProduct(torch.autograd.Function):
         to_inputs = to_bias = None
         if ctx.needs_input_grad[0]:
             codes, scale = ctx.saved_tensors
-            to_inputs = gradient @ dequantise(codes, scale).to(ctx.dtype or scale.dtype)
+            to_inputs = gradient @ _weight(codes, scale, ctx.dtype)
         if ctx.needs_input_grad[3]:
             to_bias = gradient.flatten(0, -2).sum(0) if gradient.dim() > 1 else gradient
         return to_inputs, None, None, to_bias, None
