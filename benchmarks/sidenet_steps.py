@@ -64,7 +64,9 @@ class Subject:
         batch, shape = self.workload.batch_size, self.workload.input_shape
         rule = paper_activation_memory(network, shape, trains, batch=batch)
         by_sample = set(self.frozen.large) if way.by_sample else set()
-        true = true_activation_memory(network, shape, trains, batch=batch, by_sample=by_sample, int8=way.int8)
+        true = true_activation_memory(
+            network, shape, trains, batch=batch, by_sample=by_sample, int8=way.int8, spent=True
+        )
         return {
             "rule": {"peak": rule.peak_bytes, "block": rule.peak_block, "kept": rule.cumulative_bytes,
                      "total": rule.total_bytes},
@@ -87,8 +89,11 @@ class Subject:
         module = clone.to_module()
         fill_made_up(module.to_empty(device="cpu"))
         trainer = make_trainer(way, self.frozen, None)(clone, module, self.workload, 1)
-        inputs, labels = random_batch(clone.input_shape, self.workload.classes, self.workload.batch_size, "cpu")
-        peak = tensor_peak_bytes(lambda: trainer.step(inputs, labels), [trainer.module, inputs, labels], repeats=2)
+
+        def step() -> None:
+            trainer.step(*random_batch(clone.input_shape, self.workload.classes, self.workload.batch_size, "cpu"))
+
+        peak = tensor_peak_bytes(step, [trainer.module], repeats=2)
         return {"measured_total": peak, "measured_activations": peak - resident}
 
     @property

@@ -21,7 +21,7 @@ from snugfit.core.request import Scheme, Trained
 from snugfit.core.serial import to_data
 from snugfit.core.workload import Workload
 from snugfit.errors import ModelError
-from snugfit.lean import overwrite_maps, use_lean
+from snugfit.lean import empty_images, overwrite_maps, use_lean
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
@@ -70,19 +70,24 @@ def activation_table(
     """
     workload, shape = assembly.workload, assembly.workload.input_shape
     subject = make_subject(assembly, trained)
-    lean = copy.deepcopy(subject.module)
+    lean, spent = copy.deepcopy(subject.module), False
     if assembly.request.strategy.lean:
         use_lean(lean)
         overwrite_maps(lean)
+    run = copy.deepcopy(lean)
+    if assembly.request.strategy.lean and subject.trained != "full":
+        spent = empty_images(run)
     paper, ahead = (
         paper_activation_memory(subject.module, shape, subject.names, batch=workload.batch_size, side_first=first)
         for first in (False, True)
     )
     copies = workload.optimizer.state_per_parameter
-    true = true_activation_memory(lean, shape, subject.names, batch=workload.batch_size, state_copies=copies)
+    true = true_activation_memory(
+        lean, shape, subject.names, batch=workload.batch_size, state_copies=copies, spent=spent
+    )
     device = choose_device(assembly.request.machine.device)
     with MemoryLimit(budget_bytes, resting, device) as limit:
-        measured = _measured(lean, subject.names, workload, device, true, limit)
+        measured = _measured(run, subject.names, workload, device, true, limit)
     return {
         **to_data(paper),
         "trained": subject.trained,
@@ -151,15 +156,15 @@ def step_peak(module: nn.Module, workload: Workload, device: torch.device) -> in
     """
     if any(parameter.is_meta for parameter in module.parameters()):
         fill_made_up(module.to_empty(device=device))
-    images, labels = random_batch(workload.input_shape, workload.classes, workload.batch_size, str(device))
     with _optimizers(module, workload):
 
         def step() -> None:
+            images, labels = random_batch(workload.input_shape, workload.classes, workload.batch_size, str(device))
             with precision_context(images, bfloat16=workload.precision == "bfloat16"):
                 loss = nn.functional.cross_entropy(module(images), labels)
             loss.backward()  # type: ignore[no-untyped-call]
 
-        return tensor_peak_bytes(step, [module, images, labels], repeats=2)
+        return tensor_peak_bytes(step, [module], repeats=2)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
 from snugfit.lean.batchnorm import LeanBatchNorm1d, LeanBatchNorm2d, LeanBatchNorm3d
 from snugfit.lean.convolution import LeanConv2d
 from snugfit.lean.ending import PooledEnding
+from snugfit.lean.images import empty_images, keep_images
 from snugfit.lean.maxpool import LeanMaxPool2d
 from snugfit.lean.normalised import NormActivation
 from snugfit.lean.overwriting import keep_maps, overwrite_maps
@@ -28,6 +29,8 @@ __all__ = [
     "PooledEnding",
     "StandardisedConv2d",
     "average_pool",
+    "empty_images",
+    "keep_images",
     "keep_maps",
     "overwrite_maps",
     "restore_float",

@@ -70,6 +70,7 @@ def true_activation_memory(
     holds_gradients: bool = False,
     by_sample: Set[int] = frozenset(),
     int8: bool = False,
+    spent: bool = False,
 ) -> ActivationMemory:
     """Activation memory as the allocator has it: bytes of blocks are of the whole batch, the batch itself included.
 
@@ -86,6 +87,8 @@ def true_activation_memory(
         by_sample: numbers of frozen blocks that run one image at a time (for a module that does not do so yet).
         int8: whether frozen weights of convolutions and linear layers are stored as int8 (for a module whose weights
             are not yet).
+        spent: whether the batch is freed when it is read (for a module that does not do so yet:
+            :func:`snugfit.lean.empty_images`); else it stays in memory for the whole step.
 
     Raises:
         ValueError: a BatchNorm layer in training mode has a single value per channel, as with one image of one pixel.
@@ -94,7 +97,7 @@ def true_activation_memory(
     looks = look_at(module, input_shape, trains, batch, sampled_nodes(members, by_sample))
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     image_bytes = batch * math.prod(input_shape) * dtype.itemsize
-    records = true_records(looks, members, image_bytes, by_sample=by_sample, batch=batch, int8=int8)
+    records = true_records(looks, members, image_bytes, by_sample=by_sample, batch=batch, int8=int8, spent=spent)
     resident = resident_bytes(module, trains, state_copies=state_copies, holds_gradients=holds_gradients, int8=int8)
     return add_up(members.names, records, parameter_bytes=resident.total, batch=batch, images=batch)
 

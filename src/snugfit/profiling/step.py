@@ -35,10 +35,11 @@ class Step:
 
     Args:
         looks: the operators on the batch, in order of execution.
-        given: bytes of the maps that are there before, and stay in the caller's hands.
+        given: bytes of the maps that are there before.
         parts: stretches of operators in order; all as one by default.
         batch: images, which operators of a sampled part see one by one.
         int8: whether frozen weights are stored as int8, and made floats while their layer runs.
+        spent: whether what was given is freed when it is read; else it stays in the caller's hands.
 
     Attributes:
         live: bytes alive now.
@@ -48,7 +49,7 @@ class Step:
 
     def __init__(
         self, looks: Sequence[Look], given: Mapping[int, int], *, parts: Sequence[Part] = (), batch: int = 1,
-        int8: bool = False,
+        int8: bool = False, spent: bool = False,
     ) -> None:  # fmt: skip
         self.looks, self.int8, self.batch = looks, int8, batch
         self.parts = [each for part in parts or (Part(0, len(looks)),) for each in _single(part)]
@@ -57,7 +58,7 @@ class Step:
         self.sizes = dict(given)
         self._users: Counter[int] = Counter()
         self._keeper: dict[int, int] = {}  # of a map: the first operator that keeps it
-        self._dying = _dying(looks, given)
+        self._dying = _dying(looks, () if spent else given)
         self._sampled: dict[int, _Sampled] = {}
         for number in given:
             self.hold(number)
@@ -266,13 +267,13 @@ class Gradients:
             self.step.live -= self._sizes[memory]
 
 
-def _dying(looks: Sequence[Look], given: Iterable[int]) -> dict[int, list[int]]:
-    """Per operator, the maps of which it is the last reader; what was given and the last output never die."""
+def _dying(looks: Sequence[Look], held: Iterable[int]) -> dict[int, list[int]]:
+    """Per operator, the maps of which it is the last reader; what is held and the last output never die."""
     last: dict[int, int] = {}
     for index, look in enumerate(looks):
         for number in (*look.reads, *look.gives):
             last[number] = index
-    for number in (*given, *looks[-1].gives):
+    for number in (*held, *looks[-1].gives):
         last.pop(number, None)
     dying: dict[int, list[int]] = {}
     for number, index in last.items():

@@ -1,7 +1,7 @@
 """The records of layers as a training step really has them: every tensor from the operator that makes it to its end.
 
-Maps die after their last reader unless they are kept, the batch stays in the caller's hands, and in the backward pass
-the gradients of maps come on top. A step ends in a cross entropy.
+Maps die after their last reader unless they are kept, and in the backward pass the gradients of maps come on top. A
+step ends in a cross entropy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOSS = "cross_entropy"
 
 def true_records(
     looks: Sequence[Look], members: Members, image_bytes: int, *, by_sample: Set[int] = frozenset(), batch: int = 1,
-    int8: bool = False,
+    int8: bool = False, spent: bool = False,
 ) -> list[LayerRecord]:  # fmt: skip
     """Follow a step through its operators.
 
@@ -32,9 +32,10 @@ def true_records(
         by_sample: numbers of the blocks that run one image at a time.
         batch: images.
         int8: whether frozen weights are stored as int8, and made floats while their layer runs.
+        spent: whether the batch is freed when it is read; else it stays in the caller's hands.
     """
     looks, parts = _arranged(looks, members, by_sample if batch > 1 else frozenset())
-    step = Step(looks, {IMAGE: image_bytes}, parts=parts, batch=batch, int8=int8)
+    step = Step(looks, {IMAGE: image_bytes}, parts=parts, batch=batch, int8=int8, spent=spent)
     step.forward()
     output = looks[-1].output_bytes
     # The loss keeps logarithms of probabilities, beside which their gradient is made.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -56,18 +58,15 @@ def smallest_budget(profile: Profile, floor_bytes: int) -> int:
     return -(-needed // MB) * MB
 
 
-def step_floor(trainable: Trainable, inputs: Tensor, labels: Tensor) -> int:
-    """Peak tensor bytes of two steps (the second one has optimizer state) on the meta device."""
-    return tensor_peak_bytes(
-        lambda: trainable.step(inputs, labels, 1.0, True), [*trainable.modules, inputs, labels], repeats=2
-    )
+def step_floor(trainable: Trainable, batch: Callable[[], tuple[Tensor, Tensor]]) -> int:
+    """Peak tensor bytes of two steps (the second one has optimizer state) on the meta device, each on a new batch."""
+    return tensor_peak_bytes(lambda: trainable.step(*batch(), 1.0, True), trainable.modules, repeats=2)
 
 
 def random_batch(shape: tuple[int, ...], classes: int, batch: int, device: str) -> tuple[Tensor, Tensor]:
     """Made-up inputs (batch, *shape) in channels_last and labels (batch,) below ``classes``."""
-    inputs = torch.empty((batch, *shape), device=device)
-    if len(shape) == 3:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if len(shape) == 3 else torch.contiguous_format
+    inputs = torch.empty((batch, *shape), device=device, memory_format=memory_format)
     labels = torch.zeros(batch, dtype=torch.int64, device=device)
     if device != "meta":
         few = torch.randn((min(batch, MADE_UP_SAMPLES), *shape), device=device)

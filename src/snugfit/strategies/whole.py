@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from snugfit.chain import Chain, load_into, release
 from snugfit.core.budget import Budget
@@ -88,6 +88,9 @@ def whole_probe(
         needed: whether it is worth measuring; see :class:`snugfit.profiling.Probe`.
     """
 
+    def made_up(batch: int, where: str) -> tuple[Tensor, Tensor]:
+        return random_batch(chain.input_shape, workload.classes, batch, where)
+
     def make(where: str) -> NetworkTrainer:
         clone = copy.deepcopy(chain)
         module = clone.to_module()
@@ -99,16 +102,14 @@ def whole_probe(
         trainer = make(device)
 
         def step(batch: int) -> None:
-            inputs, labels = random_batch(chain.input_shape, workload.classes, batch, device)
-            trainer.step(inputs, labels, share=0.5 if hold else 1.0, update=not hold)
+            trainer.step(*made_up(batch, device), share=0.5 if hold else 1.0, update=not hold)
             if hold:
-                trainer.step(inputs, labels, share=0.5, update=True)
+                trainer.step(*made_up(batch, device), share=0.5, update=True)
 
         return step
 
     def floor(batch: int) -> int:
-        inputs, labels = random_batch(chain.input_shape, workload.classes, batch, "meta")
-        return step_floor(make("meta"), inputs, labels)
+        return step_floor(make("meta"), lambda: made_up(batch, "meta"))
 
     limit = min(workload.batch_size, workload.train_count)
     sizes = divisors(limit) if hold else ()

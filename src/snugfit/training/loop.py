@@ -47,7 +47,10 @@ class Trainable(Protocol):
     """Everything that is in memory to be trained."""
 
     def step(self, inputs: Tensor, labels: Tensor, share: float, update: bool) -> StepResult:
-        """Forward and backward on one (micro-)batch whose loss counts ``share``; then update, if asked to."""
+        """Forward and backward on one (micro-)batch whose loss counts ``share``; then update, if asked to.
+
+        The inputs may be empty afterwards: they are the step's, to be freed when they are read.
+        """
 
     def set_lr_factor(self, factor: float) -> None:
         """Scale the peak learning rate."""

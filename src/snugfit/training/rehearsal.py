@@ -87,12 +87,9 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
         with run.limit.tightened(SPARE_BYTES):
             with run.limit.room_for_kernels():
                 trainable = make(size)
-                _step(trainable, *batch(size))
-            inputs, labels = batch(size)
+                _step(trainable, size, batch)
             state = [item for group in trainable.state().values() for item in group.values() if torch.is_tensor(item)]
-            peak = tensor_peak_bytes(
-                lambda: _step(trainable, inputs, labels), [*trainable.modules, *state, inputs, labels]
-            )
+            peak = tensor_peak_bytes(lambda: _step(trainable, size, batch), [*trainable.modules, *state])
     except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):
             raise
@@ -100,6 +97,6 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
     return peak
 
 
-def _step(trainable: Trainable, inputs: Tensor, labels: Tensor) -> None:
+def _step(trainable: Trainable, size: int, batch: MakeBatch) -> None:
     for index in range(min(trainable.micro_batches, 2)):
-        trainable.step(inputs, labels, 1.0, index > 0 or trainable.micro_batches == 1)
+        trainable.step(*batch(size), 1.0, index > 0 or trainable.micro_batches == 1)

@@ -1,5 +1,7 @@
 """The table of ``profile --learning-signal``: its rows, their peaks, and where it stands in a profile."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -56,13 +58,17 @@ def test_a_row_for_backpropagation_and_each_registered_loss(few_losses, monkeypa
 
 def test_peaks_are_those_of_real_steps():
     """Of the whole network, and of the hungriest unit with nothing but that unit in memory."""
-    inputs, labels = torch.randn(BATCH, 1, 8, 8), torch.zeros(BATCH, dtype=torch.int64)
+
+    def batch(*shape):
+        return torch.randn(BATCH, *shape), torch.zeros(BATCH, dtype=torch.int64)
+
     whole = network()
-    peaks = {"backprop": step_floor(NetworkTrainer(whole, whole.forward, workload()), inputs, labels), "lls": 0}
+    trainer = NetworkTrainer(whole, whole.forward, workload())
+    peaks = {"backprop": step_floor(trainer, lambda: batch(1, 8, 8)), "lls": 0}
     layout = Layout.of(Chain.from_module(network(), (1, 8, 8)), "lls", 10)
     for index, unit in enumerate(layout.chain.units):
         local = LocalUnit(unit.module, layout.make_loss(index).to_empty(device="cpu"), workload())
-        peak = step_floor(BlockTrainer([local]), torch.randn(BATCH, *unit.input_shape), labels)
+        peak = step_floor(BlockTrainer([local]), partial(batch, *unit.input_shape))
         peaks["lls"] = max(peaks["lls"], peak)
     rows = table(local_losses=["lls"])
     assert list(rows) == list(peaks)

@@ -116,12 +116,22 @@ def test_two_learning_rates_fall_together(side_lr):
     assert all(rates[name] == pytest.approx(wanted) for name in rates if name.startswith("side."))
 
 
+@pytest.mark.parametrize(("scheme", "width"), [("head", 0.0), ("bias+head", 0.0), ("rep-net", 1.0)])
+def test_images_are_freed_when_they_are_read(scheme, width):
+    trainer, (images, labels) = trainer_of(network(), scheme, width), batch()
+    trainer.step(images, labels)
+    assert images.numel() == 0
+    images, _ = batch()
+    trainer.module.eval()(images)
+    assert len(images) == len(labels)
+
+
 @pytest.mark.parametrize("scheme", ["head", "bias+head"])
 def test_accumulation_is_exact_without_a_side_network(scheme):
     whole, parts = (trainer_of(network().double(), scheme, micro_batches=parts) for parts in (1, 2))
     images, labels = batch()
     images = images.double()
-    whole.step(images, labels)
+    whole.step(images.clone(), labels)
     parts.step(images[:4], labels[:4], share=0.5, update=False)
     parts.step(images[4:], labels[4:], share=0.5, update=True)
     for name, tensor in whole.module.state_dict().items():
@@ -178,7 +188,7 @@ def test_rounded_weights_train_as_the_same_ones_in_floats():
     floats = trainer_of(module, "rep-net", 1.0)
     for trainer in (coded, floats):
         for _ in range(2):
-            trainer.step(images, labels)
+            trainer.step(images.clone(), labels)
     expected = floats.module.state_dict()
     for name, tensor in plain(coded.module).state_dict().items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)

@@ -48,8 +48,7 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
         return step
 
     def floor(batch: int) -> int:
-        inputs, labels = random_batch(unit.input_shape, workload.classes, batch, "meta")
-        return step_floor(make("meta"), inputs, labels)
+        return step_floor(make("meta"), lambda: random_batch(unit.input_shape, workload.classes, batch, "meta"))
 
     limit = min(workload.batch_limit, workload.train_count)
     name = unit_probe_name(unit.name)

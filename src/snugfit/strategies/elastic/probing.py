@@ -79,7 +79,7 @@ class ElasticProbes:
             return lambda batch: trainer.step(*self._batch(batch, self.device))
 
         def floor(batch: int) -> int:
-            return step_floor(self.trainer("meta", which), *self._batch(batch, "meta"))
+            return step_floor(self.trainer("meta", which), lambda: self._batch(batch, "meta"))
 
         return Probe(name, build, floor, self.limit, layers=_layers(self.chain))
 

@@ -11,7 +11,15 @@ from torch import fx, nn
 from snugfit.chain import Chain
 from snugfit.core.request import Scheme
 from snugfit.core.workload import Workload
-from snugfit.lean import keep_maps, overwrite_maps, restore_float, run_by_sample, store_int8
+from snugfit.lean import (
+    empty_images,
+    keep_images,
+    keep_maps,
+    overwrite_maps,
+    restore_float,
+    run_by_sample,
+    store_int8,
+)
 from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.trainer import SIDE, FrozenTrainer
@@ -42,7 +50,7 @@ def trained_names(names: Iterable[str], classifier: Iterable[str], scheme: Schem
 def make_trainer(
     configuration: Configuration, frozen: Frozen, side_lr: float | None, narrow: Narrow | None = None
 ) -> MakeTrainer:
-    """What makes the trainer of a chain's network in a configuration.
+    """What makes the trainer of a chain's network in a configuration; its steps empty the images that they are given.
 
     Args:
         configuration: how the network is kept and run.
@@ -67,6 +75,7 @@ def make_trainer(
         if configuration.int8:
             store_int8(network)
         overwrite_maps(network)
+        empty_images(network)
         return trainer
 
     return make
@@ -84,6 +93,7 @@ def with_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], widt
 
 def plain(network: nn.Module) -> nn.Module:
     """The network as a plain one, in place: whole batches, and float weights (the rounded ones of int8)."""
+    keep_images(cast(fx.GraphModule, network))
     run_by_sample(cast(fx.GraphModule, network), ())
     restore_float(network)
     keep_maps(network)
