@@ -1,0 +1,136 @@
+"""Which rows of one map a stretch of another needs, and which it reaches: exact interval arithmetic in one dimension.
+
+Equations 4.1 to 4.4 of Rama and Gerstlauer (UT-CERC-24-02) are special cases, for odd kernels, padding K // 2 and
+dilation 1; 4.1 fetches S - 1 rows more than a convolution of stride S reads (NOTES, Tiled training 1).
+
+Rows are numbered from 0, and intervals are half open. Neither direction clips: rows outside the map are where padding
+lies, and :meth:`Interval.clip` takes them off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, order=True)
+class Interval:
+    """Rows (or columns) ``start``, ..., ``stop - 1``; empty where ``stop`` is not above ``start``."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return max(self.stop - self.start, 0)
+
+    @classmethod
+    def whole(cls, size: int) -> Interval:
+        """All rows of a map."""
+        return cls(0, size)
+
+    def clip(self, size: int) -> Interval:
+        """What of it lies in a map of ``size`` rows."""
+        return self & Interval(0, size)
+
+    def __and__(self, other: Interval) -> Interval:
+        """The rows in both; empty intervals all look alike."""
+        start, stop = max(self.start, other.start), min(self.stop, other.stop)
+        return Interval(start, stop) if start < stop else EMPTY
+
+    def hull(self, other: Interval) -> Interval:
+        """The smallest interval that holds both."""
+        if not self or not other:
+            return self if self else other
+        return Interval(min(self.start, other.start), max(self.stop, other.stop))
+
+    def __contains__(self, other: object) -> bool:
+        """Whether another interval lies within this one; an empty one always does."""
+        return isinstance(other, Interval) and self.hull(other) == (self if self else other)
+
+    def within(self, other: Interval) -> slice:
+        """Where it lies in a tensor that holds ``other``."""
+        return slice(self.start - other.start, self.stop - other.start) if self else slice(0, 0)
+
+
+EMPTY = Interval(0, 0)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a layer reads rows: convolution or pooling in one dimension; by default row by row.
+
+    Attributes:
+        kernel: rows that an output reads.
+        stride: rows between what two neighbouring outputs read first.
+        before, after: rows of padding at either end of the map.
+        dilation: rows between two that an output reads.
+    """
+
+    kernel: int = 1
+    stride: int = 1
+    before: int = 0
+    after: int = 0
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Rows from the first to the last that an output reads."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    def outputs(self, size: int) -> int:
+        """Rows that it makes of a map of ``size`` rows."""
+        return max((size + self.before + self.after - self.reach) // self.stride + 1, 0)
+
+    def needs(self, outputs: Interval) -> Interval:
+        """The input rows that these outputs read, from the first to the last (equations 4.1 and 4.2)."""
+        if not outputs:
+            return EMPTY
+        first = outputs.start * self.stride - self.before
+        return Interval(first, (outputs.stop - 1) * self.stride - self.before + self.reach)
+
+    def reaches(self, inputs: Interval) -> Interval:
+        """The outputs that read any of these rows, from the first to the last (equations 4.3 and 4.4).
+
+        With dilation, or a stride beyond the reach, some in between, or all, may read none of them.
+        """
+        if not inputs:
+            return EMPTY
+        first = -((self.reach - 1 - inputs.start - self.before) // self.stride)  # rounded up
+        last = (inputs.stop - 1 + self.before) // self.stride
+        return Interval(first, last + 1) if first <= last else EMPTY
+
+
+SAME = Window()
+"""Row by row: norms, activations, additions."""
+
+
+def balanced(size: int, parts: int) -> tuple[Interval, ...]:
+    """Cut rows into parts that differ by at most one row; some are empty where there are more parts than rows."""
+    return weighted(size, (1.0,) * parts)
+
+
+def weighted(size: int, weights: tuple[float, ...]) -> tuple[Interval, ...]:
+    """Cut rows into parts in proportion to weights, such as the speed of devices: each cut within half a row.
+
+    Raises:
+        ValueError: there is no weight, or one is not above 0.
+    """
+    if not weights or min(weights) <= 0:
+        raise ValueError(f"weights of tiles must be above 0, not {weights}.")
+    total, sums = sum(weights), [0.0]
+    for weight in weights:
+        sums.append(sums[-1] + weight)
+    cuts = [int(size * each / total + 0.5) for each in sums]
+    return tuple(Interval(start, stop) for start, stop in pairwise(cuts))
+
+
+def scaled_up(parts: tuple[Interval, ...], window: Window, size: int) -> tuple[Interval, ...]:
+    """Parts of the map that a layer reads which belong to parts of the one that it makes: a cut moves by the stride.
+
+    Args:
+        parts: parts of the output, in order, without gaps.
+        window: the layer.
+        size: rows of the input.
+    """
+    cuts = [0, *(min(part.start * window.stride, size) for part in parts[1:]), size]
+    return tuple(Interval(start, stop) for start, stop in pairwise(cuts))

@@ -1,0 +1,189 @@
+"""What a grouping profile costs, and the cheapest one: sections 5.1 and 5.2 of Rama and Gerstlauer (UT-CERC-24-02).
+
+Forward, the tile of a group's last map needs a halo of its first one; backward, the tile of the first map's gradient
+needs a halo of the last one's. Computation counts the region that a layer produces (NOTES, Tiled training 3). Both
+directions have a profile of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from snugfit.tiling.layers import Layers, Region, Tiling
+from snugfit.tiling.profile import Profile
+
+Direction = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a tile does in a group.
+
+    Attributes:
+        macs: multiply-accumulates, of what its neighbours compute too as well.
+        elements: values of the halo that it is sent.
+        syncs: times that it waits for others: for its halo, and for sums over whole maps.
+        kept: values of all maps that it holds in the group, halos included.
+    """
+
+    macs: int = 0
+    elements: int = 0
+    syncs: int = 0
+    kept: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.macs + other.macs,
+            self.elements + other.elements,
+            self.syncs + other.syncs,
+            self.kept + other.kept,
+        )
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a device takes for its work: seconds, or the bare numbers of section 5.1.
+
+    Attributes:
+        mac: per multiply-accumulate, c_p.
+        element: per value sent, c_c.
+        sync: per synchronisation, c_f.
+    """
+
+    mac: float
+    element: float
+    sync: float = 0.0
+
+    def of(self, work: Work) -> float:
+        """Cost of some work."""
+        return self.mac * work.macs + self.element * work.elements + self.sync * work.syncs
+
+
+def group_work(
+    layers: Layers, start: int, stop: int, core: Region, direction: Direction, *, own: Region,
+    clip: bool = True,
+) -> Work:  # fmt: skip
+    """What a tile does between two cuts.
+
+    Args:
+        layers: the network.
+        start, stop: cuts.
+        core: what belongs to the tile of the map that the group makes: of map ``stop`` forward, of the gradient of map
+            ``start`` backward.
+        direction: which pass.
+        own: what belongs to the tile of the map that is exchanged, and need not be sent.
+        clip: whether to leave out what lies outside maps; if not, the tile is taken to have eight neighbours.
+    """
+    if direction == "forward":
+        regions, exchanged = layers.needed(start, stop, core, clip=clip), start
+    else:
+        regions, exchanged = layers.reached(start, stop, core, clip=clip), stop
+    macs = sums = kept = 0
+    for number in range(start, stop):
+        layer = layers.layers[number]
+        if direction == "forward":
+            macs += regions[number + 1].area * layer.macs if number + 1 in regions else 0
+        else:  # a pixel of the gradient takes part in as many products as its map's pixels are read
+            macs += regions[layer.reads[0]].area * layer.macs // layer.strides
+        sums += layer.sums > 0
+        kept += regions[number + 1].area * layers.maps[number + 1].channels if number + 1 in regions else 0
+    elements = layers.maps[exchanged].channels * (regions[exchanged].area - (own & regions[exchanged]).area)
+    return Work(macs, elements, 1 + sums, kept)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Costs of groups for the tiles of a network.
+
+    Attributes:
+        tiling: the network and its tiles.
+        prices: per tile, in the order of ``tiling.tiles``, of the device that runs it; or one for all.
+        batch: images.
+        worst: whether a group takes as long as its slowest tile, since all wait at its end; the mean of tiles else.
+    """
+
+    tiling: Tiling
+    prices: Sequence[Prices]
+    batch: int = 1
+    worst: bool = True
+    _known: dict[tuple[int, int, Direction], float] = field(default_factory=dict, compare=False, repr=False)
+
+    def work(self, start: int, stop: int, direction: Direction) -> list[Work]:
+        """What every tile does in a group, for one image."""
+        made, exchanged = (stop, start) if direction == "forward" else (start, stop)
+        core = self.tiling.core
+        return [
+            group_work(
+                self.tiling.layers, start, stop, core(made, tile), direction, own=core(exchanged, tile)
+            )
+            for tile in self.tiling.tiles
+        ]  # fmt: skip
+
+    def group(self, start: int, stop: int, direction: Direction) -> float:
+        """Cost of a group for a batch."""
+        key = (start, stop, direction)
+        if key not in self._known:
+            prices = list(self.prices) * (len(self.tiling.tiles) if len(self.prices) == 1 else 1)
+            costs = [
+                price.of(Work(self.batch * work.macs, self.batch * work.elements, work.syncs))
+                for price, work in zip(prices, self.work(start, stop, direction), strict=True)
+            ]
+            self._known[key] = max(costs) if self.worst else sum(costs) / len(costs)
+        return self._known[key]
+
+    def total(self, profile: Profile, direction: Direction) -> float:
+        """Cost of a profile (equation 5.1)."""
+        return sum(self.group(start, stop, direction) for start, stop in profile.groups)
+
+    def cheapest(self, direction: Direction) -> Profile:
+        """The profile of least cost (section 5.2)."""
+        return cheapest(self.tiling.layers.cuts, lambda start, stop: self.group(start, stop, direction))
+
+
+def cheapest(
+    cuts: Sequence[int], cost: Callable[[int, int], float], size: Callable[[int, int], float] | None = None,
+    room: float = float("inf"),
+) -> Profile:  # fmt: skip
+    """The shortest path over cuts, group by group (Algorithm 2), within a bound on another sum.
+
+    The graph has no cycles, so that one pass over its vertices finds what Dijkstra's algorithm finds. Where sizes are
+    bounded every vertex has all ways to it that no other beats in both cost and size.
+
+    Args:
+        cuts: vertices in order.
+        cost: of the group between two cuts.
+        size: of the same, such as bytes kept; nothing by default.
+        room: what sizes may sum up to.
+
+    Returns:
+        The cheapest profile; of equals the one with the fewest groups.
+
+    Raises:
+        ValueError: no profile fits; its message names the least room that one needs.
+    """
+    ways: dict[int, list[_Way]] = {cuts[0]: [(0.0, 0.0, 0, (cuts[0],))]}
+    for index, stop in enumerate(cuts[1:], 1):
+        found = []
+        for start in cuts[:index]:
+            price, bulk = cost(start, stop), size(start, stop) if size else 0.0
+            found += [(spent + price, held + bulk, n + 1, (*path, stop)) for spent, held, n, path in ways[start]]
+        ways[stop] = _unbeaten(found)
+    fitting = [way for way in ways[cuts[-1]] if way[1] <= room]
+    if not fitting:
+        raise ValueError(f"no grouping fits; the smallest needs {min(way[1] for way in ways[cuts[-1]]):g}.")
+    return Profile(min(fitting)[-1])
+
+
+_Way = tuple[float, float, int, tuple[int, ...]]
+"""Cost, size, groups and cuts."""
+
+
+def _unbeaten(ways: list[_Way]) -> list[_Way]:
+    """Those that no other one beats or equals in both cost and size; of equals the one with the fewest groups."""
+    kept: list[_Way] = []
+    for way in sorted(ways):
+        if not kept or way[1] < kept[-1][1]:
+            kept.append(way)
+    return kept

@@ -1,0 +1,154 @@
+"""Profiles as text; the cost of groups against the paper's example; the cheapest profile against all of them."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiling_samples import figure_4_4, residual, square, yolo
+
+from snugfit.errors import UsageError
+from snugfit.tiling.geometry import balanced, weighted
+from snugfit.tiling.grouping import CostModel, Prices, Work, cheapest, group_work
+from snugfit.tiling.layers import Tiling
+from snugfit.tiling.profile import Profile, every_cut, one_group
+
+
+def every_profile(cuts):
+    inner = cuts[1:-1]
+    for count in range(len(inner) + 1):
+        for chosen in combinations(inner, count):
+            yield Profile((cuts[0], *chosen, cuts[-1]))
+
+
+def example(mac):
+    """Cost of the groups of section 5.2's example on a tile with eight neighbours."""
+    layers, cores = figure_4_4(), [square(8, 16), square(4, 8), square(4, 8), square(2, 4)]
+
+    def cost(start, stop):
+        work = group_work(layers, start, stop, cores[start], "backward", own=cores[stop], clip=False)
+        return Prices(mac, 2.0).of(work)
+
+    return layers.cuts, cost
+
+
+def test_section_5_2_with_cheap_computation():
+    cuts, cost = example(0.1)
+    assert cost(0, 3) == pytest.approx(60.90)
+    assert cheapest(cuts, cost) == one_group(cuts)
+
+
+def test_section_5_2_with_dear_computation():
+    """Halos of l+3 and l+1 are exchanged then."""
+    cuts, cost = example(0.5)
+    assert str(cheapest(cuts, cost)) == "0-1 | 1-3"
+
+
+def centre(direction):
+    """Work of the tile in the middle of 3x3 on YOLOv2 between any two cuts."""
+    layers = yolo()
+    tiling = Tiling.of(layers, balanced(38, 3), balanced(38, 3))
+
+    def work(start, stop):
+        made, exchanged = (stop, start) if direction == "forward" else (start, stop)
+        core, own = tiling.core(made, (1, 1)), tiling.core(exchanged, (1, 1))
+        return group_work(layers, start, stop, core, direction, own=own)
+
+    return layers.cuts, work
+
+
+def summed(work, profile):
+    return sum((work(start, stop) for start, stop in profile.groups), Work())
+
+
+def test_yolo_forward_sends_least_with_five_groups():
+    """As the paper found (section 5.3); each but the first begins where few channels are read by a 3x3 kernel."""
+    cuts, work = centre("forward")
+    best = cheapest(cuts, lambda start, stop: work(start, stop).elements)
+    assert str(best) == "0-8 | 8-10 | 10-12 | 12-14 | 14-16"
+    one, all_cuts = summed(work, one_group(cuts)), summed(work, every_cut(cuts))
+    assert summed(work, best).elements < all_cuts.elements < one.elements
+    assert all_cuts.macs < summed(work, best).macs < one.macs
+
+
+def test_yolo_backward_sends_less_in_one_group_than_in_sixteen():
+    cuts, work = centre("backward")
+    one, all_cuts = summed(work, one_group(cuts)), summed(work, every_cut(cuts))
+    assert one.elements < all_cuts.elements and one.macs > all_cuts.macs
+
+
+@given(st.data(), st.integers(2, 8))
+def test_cheapest_of_all_profiles(data, count):
+    cuts = tuple(range(count))
+    pairs = list(combinations(cuts, 2))
+    costs = {pair: data.draw(st.integers(0, 20)) for pair in pairs}
+    sizes = {pair: data.draw(st.integers(0, 20)) for pair in pairs}
+    totals = {
+        profile: (sum(costs[g] for g in profile.groups), sum(sizes[g] for g in profile.groups))
+        for profile in every_profile(cuts)
+    }
+    room = data.draw(st.integers(0, 60))
+    found = cheapest(cuts, lambda *pair: costs[pair])
+    assert totals[found][0] == min(cost for cost, _ in totals.values())
+    assert len(found.groups) == min(len(p.groups) for p in totals if totals[p][0] == totals[found][0])
+    fitting = [cost for cost, size in totals.values() if size <= room]
+    if fitting:
+        bounded = cheapest(cuts, lambda *pair: costs[pair], lambda *pair: sizes[pair], room)
+        assert totals[bounded][1] <= room and totals[bounded][0] == min(fitting)
+    else:
+        with pytest.raises(ValueError, match=f"smallest needs {min(size for _, size in totals.values())}\\."):
+            cheapest(cuts, lambda *pair: costs[pair], lambda *pair: sizes[pair], room)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_single_tile_sends_nothing_and_computes_the_layers_once(direction):
+    layers = residual()
+    last = layers.maps[-1]
+    model = CostModel(Tiling.of(layers, balanced(last.height, 1), balanced(last.width, 1)), [Prices(1.0, 1.0)])
+    once = sum(each.macs * size.height * size.width for each, size in zip(layers.layers, layers.maps[1:], strict=True))
+    for profile in every_profile(layers.cuts):
+        work = [model.work(start, stop, direction)[0] for start, stop in profile.groups]
+        assert sum(each.elements for each in work) == 0
+        if direction == "forward":
+            assert sum(each.macs for each in work) == once
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_smaller_groups_compute_less(direction):
+    layers = residual()
+    model = CostModel(Tiling.of(layers, balanced(7, 2), balanced(9, 3)), [Prices(1.0, 0.0)])
+    assert model.total(every_cut(layers.cuts), direction) <= model.total(one_group(layers.cuts), direction)
+    assert model.cheapest(direction) == min(
+        every_profile(layers.cuts), key=lambda p: (model.total(p, direction), len(p.groups))
+    )
+
+
+def test_a_group_takes_as_long_as_its_slowest_tile():
+    layers = figure_4_4()
+    even = Tiling.of(layers, balanced(4, 2), balanced(4, 1))
+    fast, slow = Prices(1.0, 0.0), Prices(3.0, 0.0)
+    assert CostModel(even, [fast, slow]).group(0, 3, "forward") == 3 * CostModel(even, [fast]).group(0, 3, "forward")
+    mean = CostModel(even, [fast, slow], worst=False).group(0, 3, "forward")
+    assert mean == 2 * CostModel(even, [fast], worst=False).group(0, 3, "forward")
+    fitted = Tiling.of(layers, weighted(4, (3, 1)), balanced(4, 1))
+    assert CostModel(fitted, [fast, slow]).group(0, 1, "forward") < CostModel(even, [fast, slow]).group(0, 1, "forward")
+
+
+def test_batches_and_synchronisation():
+    tiling = Tiling.of(figure_4_4(), balanced(4, 2), balanced(4, 2))
+    once, eight = (CostModel(tiling, [Prices(1.0, 1.0, 100.0)], batch) for batch in (1, 8))
+    assert eight.group(0, 2, "backward") - 100 == 8 * (once.group(0, 2, "backward") - 100)
+
+
+def test_profiles_print_and_parse_back():
+    for profile in every_profile((0, 1, 2, 5, 6)):
+        assert Profile.parse(str(profile), (0, 1, 2, 5, 6)) == profile
+    assert str(Profile((0, 4, 11, 16))) == "0-4 | 4-11 | 11-16"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0-4 4-6", "0-4 | 5-6", "0-4 | 3-6", "a-b", "0-2 | 2-3 | 3-6", "1-6", "0-5", "6-0"]
+)
+def test_what_is_no_profile(text):
+    with pytest.raises(UsageError):
+        Profile.parse(text, (0, 1, 2, 5, 6))
