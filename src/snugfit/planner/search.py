@@ -16,16 +16,11 @@ from snugfit.core.strategy import Strategy
 from snugfit.core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter
-from snugfit.profiling import measure_probes, unit_facts
+from snugfit.profiling import LOOKING_BYTES, measure_probes, unit_facts
 from snugfit.quantities import format_bytes
 
 if TYPE_CHECKING:
     from snugfit.chain import Chain
-
-
-LOOKING_BYTES = 64_000_000
-"""Address space for looking at a network's graph, whose code is compiled: Python may crash where it is refused memory
-for that. What is really taken counts as everything does."""
 
 
 def search(
@@ -59,10 +54,11 @@ def search(
         able = [strategy for strategy in strategies if not refused[strategy.name]]
         probes = [probe for strategy in able for probe in strategy.probes(workload, chain, hardware)]
     profile = measure_probes(probes, meter, limit, on_measured)
-    profile = replace(profile, units=unit_facts(chain))
     candidates = [Candidate(name, False, reasons=tuple(reasons)) for name, reasons in refused.items() if reasons]
-    for strategy in able:
-        candidates.extend(_candidates(strategy, workload, profile, hardware, budget))
+    with limit.loosened(LOOKING_BYTES):
+        profile = replace(profile, units=unit_facts(chain))
+        for strategy in able:
+            candidates.extend(_candidates(strategy, workload, profile, hardware, budget))
     transfers = any(candidate.strategy in TRANSFER for candidate in candidates)
     ranked = sorted(candidates, key=lambda candidate: _rank(candidate, transfers=transfers))
     chosen = 0 if ranked and ranked[0].feasible else None

@@ -22,6 +22,10 @@ ABOVE_FLOOR = 1.05
 """Process peak over tensor peak, at the least: measured 2-9 %."""
 LONG_STEP_SECONDS = 0.3
 """A step that takes longer is not run twice: generating its kernels is a small part of it."""
+LOOKING_BYTES = 64_000_000
+"""Address space for looking at a network on the meta device, whose graph's code may be compiled: Python may crash where
+it is refused memory for that, and no budget is too small to be told what would do. What is really taken counts as
+everything does."""
 Step = Callable[[int], object]
 
 
@@ -83,10 +87,11 @@ def measure_probes(
                 tensors = probe.measure(limit)
                 on_measured(probe.name, index, len(probes))
             continue
-        if probe.needed is not None and not probe.needed(lines, _available(meter, limit)):
-            continue
-        lined.append(probe)
-        smallest, floors[probe.name] = _smallest(probe)
+        with limit.loosened(LOOKING_BYTES):
+            if probe.needed is not None and not probe.needed(lines, _available(meter, limit)):
+                continue
+            lined.append(probe)
+            smallest, floors[probe.name] = _smallest(probe)
         if on_measured is None:
             continue
         line = measure_probe(probe, meter, limit, smallest, floors[probe.name])
@@ -138,7 +143,7 @@ def measure_probe(
     release_memory()
     meter.restart()
     available = _available(meter, limit)
-    if (probe.floor(smallest_batch) if floor_bytes is None else floor_bytes) > available:
+    if (_floor(probe, smallest_batch, limit) if floor_bytes is None else floor_bytes) > available:
         return None
     attempt = _Attempt(probe, meter, limit, available, smallest_batch)
     attempt.run()
@@ -147,19 +152,24 @@ def measure_probe(
     meter.restart()
     resting = meter.current_bytes
     points = [ProbePoint(batch, max(peak - resting, 1), seconds) for batch, peak, seconds in attempt.measured]
-    return _fit(probe, points, smallest_batch) if points else None
+    return _fit(probe, points, smallest_batch, limit) if points else None
 
 
-def _fit(probe: Probe, points: list[ProbePoint], smallest_batch: int) -> ProbeLine:
+def _floor(probe: Probe, batch: int, limit: MemoryLimit) -> int:
+    with limit.loosened(LOOKING_BYTES):
+        return probe.floor(batch)
+
+
+def _fit(probe: Probe, points: list[ProbePoint], smallest_batch: int, limit: MemoryLimit) -> ProbeLine:
     """Fit the line; where only small batches could be run, it must not promise less than the largest one's tensors.
 
     A single point says nothing of smaller batches, which are then not offered: a single sample is not measured beside
     two, since kernels for one sample may take more memory, and keep it.
     """
     smallest_batch = max(smallest_batch, points[0].batch) if len(points) == 1 else smallest_batch
-    line, limit = fit_line(probe.name, points, smallest_batch), probe.batch_limit
-    if points[-1].batch < limit and line.bytes_at(limit) < (floor := probe.floor(limit)):
-        made_up = ProbePoint(limit, floor, line.seconds_at(limit))
+    line, most = fit_line(probe.name, points, smallest_batch), probe.batch_limit
+    if points[-1].batch < most and line.bytes_at(most) < (floor := _floor(probe, most, limit)):
+        made_up = ProbePoint(most, floor, line.seconds_at(most))
         line = replace(fit_line(probe.name, [*points, made_up], smallest_batch), points=line.points)
     return line
 
@@ -201,7 +211,7 @@ class _Attempt:
         """Whether a batch is not worth trying: a refused step leaves memory behind, which the next ones lack."""
         if not self.measured or 2 * (self.measured[-1][1] - before) < self.available:
             return False
-        return self.probe.floor(batch) * ABOVE_FLOOR + self.limit.kernel_bytes > self.available
+        return _floor(self.probe, batch, self.limit) * ABOVE_FLOOR + self.limit.kernel_bytes > self.available
 
     def _measure_largest(self, before: int) -> None:
         line = fit_line(self.probe.name, [ProbePoint(b, peak - before, s) for b, peak, s in self.measured])

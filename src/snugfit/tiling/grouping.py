@@ -77,7 +77,7 @@ def group_work(
         clip: whether to leave out what lies outside maps; if not, the tile is taken to have eight neighbours.
     """
     if direction == "forward":
-        regions, exchanged = layers.needed(start, stop, core, clip=clip), start
+        regions, exchanged = layers.needed(start, stop, {stop: core}, clip=clip), start
     else:
         regions, exchanged = layers.reached(start, stop, core, clip=clip), stop
     macs = sums = kept = 0

@@ -6,11 +6,9 @@ layers may begin or end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from math import prod
 
 from snugfit.errors import ModelError
 from snugfit.tiling.geometry import SAME, Interval, Window, scaled_up
@@ -154,15 +152,22 @@ class Layers:
                 found.append(number)
         return tuple(found)
 
-    def needed(self, start: int, stop: int, output: Region, *, clip: bool = True) -> dict[int, Region]:
-        """What of each map, from ``start`` to ``stop``, a part of map ``stop`` needs (equations 4.1 and 4.2).
+    def alive(self, number: int) -> tuple[int, ...]:
+        """The maps up to this one that are read by layers behind it: one of them at a cut."""
+        if number == len(self.layers):
+            return (number,)
+        read = {each for layer in self.layers[number:] for each in layer.reads}
+        return tuple(sorted(each for each in read if each <= number))
+
+    def needed(self, start: int, stop: int, outputs: Mapping[int, Region], *, clip: bool = True) -> dict[int, Region]:
+        """What of each map parts of other ones need, when layers ``start``, ..., ``stop - 1`` run (equations 4.1, 4.2).
 
         Args:
-            start, stop: cuts.
-            output: a part of map ``stop``.
+            start, stop: numbers of maps; cuts, as a rule.
+            outputs: parts of maps up to ``stop``, by number.
             clip: whether to leave out what lies outside a map, where nothing has to be fetched or computed.
         """
-        found = {stop: self._clipped(stop, output, clip=clip)}
+        found = {number: self._clipped(number, region, clip=clip) for number, region in outputs.items()}
         for number in range(stop - 1, start - 1, -1):
             layer = self.layers[number]
             if number + 1 not in found:
@@ -195,29 +200,29 @@ class Layers:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of all cuts: their cores, which cover each map once.
+    """Tiles of all maps: their cores, which cover each map once.
 
     Attributes:
         layers: the network.
-        rows, columns: for every cut, its rows and columns cut into parts.
+        rows, columns: of every map, cut into parts.
     """
 
     layers: Layers
-    rows: dict[int, tuple[Interval, ...]]
-    columns: dict[int, tuple[Interval, ...]]
+    rows: tuple[tuple[Interval, ...], ...]
+    columns: tuple[tuple[Interval, ...], ...]
 
     @classmethod
     def of(cls, layers: Layers, rows: Sequence[Interval], columns: Sequence[Interval]) -> Tiling:
-        """Tiles from the parts of the last map's rows and columns; cuts of maps before move by the strides."""
-        last = layers.cuts[-1]
-        found = {last: (tuple(rows), tuple(columns))}
-        for start, stop in reversed(list(pairwise(layers.cuts))):
-            path, size, (down, across) = _path(layers, start, stop), layers.maps[start], found[stop]
-            found[start] = (
-                scaled_up(down, _strides(layer.rows for layer in path), size.height),
-                scaled_up(across, _strides(layer.columns for layer in path), size.width),
-            )
-        return cls(layers, {cut: each[0] for cut, each in found.items()}, {cut: each[1] for cut, each in found.items()})
+        """Tiles from the parts of the last map's rows and columns; those of maps before move by the strides."""
+        down, across = {len(layers.layers): tuple(rows)}, {len(layers.layers): tuple(columns)}
+        for number in range(len(layers.layers) - 1, -1, -1):
+            layer = layers.layers[number]
+            for read in layer.reads:
+                size = layers.maps[read]
+                down[read] = scaled_up(down[number + 1], layer.rows, size.height)
+                across[read] = scaled_up(across[number + 1], layer.columns, size.width)
+        numbers = range(len(layers.maps))
+        return cls(layers, tuple(down[number] for number in numbers), tuple(across[number] for number in numbers))
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -230,20 +235,6 @@ class Tiling:
         down, across = self.grid
         return [(row, column) for row in range(down) for column in range(across)]
 
-    def core(self, cut: int, tile: tuple[int, int]) -> Region:
+    def core(self, number: int, tile: tuple[int, int]) -> Region:
         """What of a map belongs to a tile."""
-        return Region(self.rows[cut][tile[0]], self.columns[cut][tile[1]])
-
-
-def _path(layers: Layers, start: int, stop: int) -> list[Layer]:
-    """Layers from one cut back to another, along the first map that each reads."""
-    path, number = [], stop
-    while number > start:
-        layer = layers.layers[number - 1]
-        path.append(layer)
-        number = layer.reads[0]
-    return path
-
-
-def _strides(windows: Iterable[Window]) -> Window:
-    return Window(stride=prod(window.stride for window in windows))
+        return Region(self.rows[number][tile[0]], self.columns[number][tile[1]])

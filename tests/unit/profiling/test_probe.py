@@ -1,13 +1,14 @@
 """Probes on made-up meters and limits: which batch sizes are measured, and what a refusal does."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 
 from snugfit.core.profile import ProbeLine
 from snugfit.profiling import Probe, measure_probe, measure_probes
-from snugfit.profiling.probe import FIRST_GROWTH, PROBE_GROWTH
+from snugfit.profiling.probe import FIRST_GROWTH, LOOKING_BYTES, PROBE_GROWTH
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,13 @@ class Machine:
         self.budget_bytes, self.resting = budget, resting
         self.current_bytes = self.peak_bytes = resting
         self.kept = 0
-        self.reserves = 0
+        self.reserves = self.address_space = 0
+
+    @contextmanager
+    def loosened(self, extra_bytes):
+        self.address_space += extra_bytes
+        yield
+        self.address_space -= extra_bytes
 
     def restart(self):
         self.current_bytes = self.peak_bytes = self.resting + self.kept
@@ -174,6 +181,28 @@ def test_a_probe_whose_floor_is_above_the_budget_is_not_run():
     made, ran = probe(machine, fixed=0, sample=1, floor=lambda batch: 1001)
     assert measure_probe(made, machine, machine) is None
     assert ran == []
+
+
+def test_floors_are_told_in_any_budget_and_steps_are_not():
+    """What is looked at takes no memory to speak of, but the smallest budget may have none left for looking."""
+    machine, looked, stepped = Machine(budget=3000), [], []
+
+    def floor(batch):
+        looked.append(machine.address_space)
+        return 1
+
+    def needed(lines, available):
+        looked.append(machine.address_space)
+        return True
+
+    def step(batch):
+        stepped.append(machine.address_space)
+
+    made, _ = probe(machine, fixed=500, sample=20, floor=floor, on_step=step)
+    measure_probes([replace(made, needed=needed)], machine, machine, lambda *_: None)
+    measure_probe(made, machine, machine)
+    assert len(looked) > 2 and set(looked) == {LOOKING_BYTES}
+    assert stepped and set(stepped) == {0} and machine.address_space == 0
 
 
 def test_other_errors_pass_through():

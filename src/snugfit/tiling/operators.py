@@ -1,0 +1,114 @@
+"""Operators that run on a part of a map, and a stretch of them on the parts that a tile needs.
+
+Shapes: B batch, C channels, H and W height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from snugfit.tiling.layers import Layer, Layers, MapSize, Region
+
+Statistics = Mapping[int, tuple[Tensor, Tensor]]
+"""Mean and variance (C,) of the map that a norm reads, by the norm's number."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator.
+
+    Attributes:
+        layer: its geometry.
+        call: makes an output of inputs, (B, C, h, w), that hold exactly what the output needs, padding included.
+        fill: what padding is filled with.
+        module: the layer, where it is one.
+    """
+
+    layer: Layer
+    call: Callable[..., Tensor]
+    fill: float = 0.0
+    module: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class Stem:
+    """The leading part of a network that can be tiled.
+
+    Attributes:
+        layers: its geometry.
+        operators: one per layer.
+        nodes: one per layer, of the network's graph.
+    """
+
+    layers: Layers
+    operators: tuple[Operator, ...]
+    nodes: tuple[fx.Node, ...]
+
+    def parameters(self, start: int, stop: int) -> list[nn.Parameter]:
+        """Of the layers between two cuts, each once."""
+        layers = [each.module for each in self.operators[start:stop] if each.module is not None]
+        return list(dict.fromkeys(parameter for layer in layers for parameter in layer.parameters()))
+
+    def cropped(self, count: int) -> Stem:
+        """Its first operators, up to a cut."""
+        layers = Layers(self.layers.maps[: count + 1], self.layers.layers[:count])
+        return Stem(layers, self.operators[:count], self.nodes[:count])
+
+    def run(
+        self, start: int, stop: int, regions: Mapping[int, Region], entries: Mapping[int, Tensor],
+        statistics: Statistics | None = None,
+    ) -> dict[int, Tensor]:  # fmt: skip
+        """Run layers on parts of maps.
+
+        After every layer what lies outside the image is padding anew (NOTES, Tiled training 2).
+
+        Args:
+            start, stop: numbers of maps; layers ``start``, ..., ``stop - 1`` run.
+            regions: what of each map is held, as :meth:`Layers.needed` says.
+            entries: the parts of maps up to ``start`` that are read, (B, C, h, w), by number.
+            statistics: mean and variance of the whole map, for norms that normalise by its batch, by number.
+
+        Returns:
+            The parts of the maps that are alive behind the last layer.
+        """
+        values, alive = dict(entries), {*self.layers.alive(stop)}
+        last = {read: number for number in range(start, stop) for read in self.layers.layers[number].reads}
+        for number in range(start, stop):
+            if number + 1 not in regions:
+                continue
+            each, made = self.operators[number], regions[number + 1]
+            inputs = [
+                self._needed_part(each, values[read], regions[read], made, self.layers.maps[read])
+                for read in each.layer.reads
+            ]
+            moments = statistics.get(number) if statistics else None
+            values[number + 1] = each.call(*inputs) if moments is None else normalised(each.module, inputs[0], *moments)
+            del inputs
+            for read in each.layer.reads:
+                if last[read] == number and read not in alive:
+                    values.pop(read, None)
+        return {number: value for number, value in values.items() if number > start and number in alive}
+
+    @staticmethod
+    def _needed_part(each: Operator, value: Tensor, held: Region, made: Region, size: MapSize) -> Tensor:
+        needs = each.layer.needs(made)
+        inside = needs & size.whole
+        part = value[..., inside.rows.within(held.rows), inside.columns.within(held.columns)]
+        frame = (
+            inside.columns.start - needs.columns.start, needs.columns.stop - inside.columns.stop,
+            inside.rows.start - needs.rows.start, needs.rows.stop - inside.rows.stop,
+        )  # fmt: skip
+        return F.pad(part, frame, value=each.fill) if any(frame) else part
+
+
+def normalised(norm: nn.Module | None, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """What BatchNorm makes of a part of a map, (B, C, h, w), by mean and variance of the whole one, both (C,)."""
+    assert isinstance(norm, nn.BatchNorm2d)
+    scale = torch.rsqrt(variance + norm.eps)
+    y = (x - mean[:, None, None]) * (scale if norm.weight is None else scale * norm.weight)[:, None, None]
+    return y if norm.bias is None else y + norm.bias[:, None, None]

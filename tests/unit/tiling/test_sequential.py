@@ -1,0 +1,255 @@
+"""Tile after tile on one device: outputs and every gradient are the untiled network's, in any grid and grouping."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import fx, nn
+from torch.nn import functional as F
+
+from snugfit import models
+from snugfit.chain import Chain
+from snugfit.errors import ModelError
+from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.tiling.profile import Profile, every_cut, one_group
+from snugfit.tiling.sequential import TiledForward
+from snugfit.tiling.stem import stem_of
+
+ACTIVATIONS = (nn.ReLU(), nn.ReLU(inplace=True), nn.LeakyReLU(0.1), nn.SiLU(), nn.Identity())
+LAYERS = st.one_of(
+    st.tuples(
+        st.just("conv"), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2),
+        st.sampled_from((1, 2, 4)), st.booleans(),
+    ),
+    st.tuples(st.just("max"), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1)),
+    st.tuples(st.just("average"), st.integers(1, 3), st.integers(1, 2), st.integers(0, 1)),
+    st.tuples(st.just("activation"), st.sampled_from(range(len(ACTIVATIONS)))),
+    st.tuples(st.just("norm"), st.booleans()),
+    st.tuples(st.just("residual"), st.integers(1, 3), st.booleans()),
+)  # fmt: skip
+
+
+class Residual(nn.Module):
+    """A block with a shortcut, which may halve the map."""
+
+    def __init__(self, kernel, halves):
+        super().__init__()
+        stride = 2 if halves else 1
+        self.main = nn.Sequential(
+            nn.Conv2d(4, 6, kernel, stride, kernel // 2), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3, 1, 1)
+        )
+        self.shortcut = nn.Conv2d(4, 4, 1, stride, bias=False) if halves or kernel % 2 == 0 else nn.Identity()
+        self.kernel = kernel
+
+    def forward(self, x):
+        y, z = self.main(x), self.shortcut(x)
+        return F.relu(y[..., : z.shape[2], : z.shape[3]] + z) if self.kernel % 2 == 0 else F.relu(y + z)
+
+
+def made(plan):
+    kind, *rest = plan
+    if kind == "conv":
+        kernel, stride, padding, dilation, groups, bias = rest
+        return nn.Conv2d(4, 4, kernel, stride, padding, dilation, groups, bias)
+    if kind == "max":
+        kernel, stride, padding = rest
+        return nn.MaxPool2d(kernel, stride, min(padding, kernel // 2))
+    if kind == "average":
+        kernel, stride, padding = rest
+        return nn.AvgPool2d(kernel, stride, min(padding, kernel // 2))
+    if kind == "activation":
+        return copy.copy(ACTIVATIONS[rest[0]])
+    if kind == "norm":
+        return nn.BatchNorm2d(4, affine=rest[0])
+    return Residual(2 * rest[0] - 1, rest[1])
+
+
+def network(plans, seed=0):
+    """Layers that keep four channels, behind a first one, in float64; norms have statistics of their own."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *(made(plan) for plan in plans)).double().eval()
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.uniform_(-0.5, 0.5)
+            layer.running_var.uniform_(0.5, 2)
+    return fx.symbolic_trace(module)
+
+
+def untiled(module):
+    """A copy that can always be trained: an activation may not overwrite what the one before it keeps."""
+    other = copy.deepcopy(module)
+    for layer in other.modules():
+        if hasattr(layer, "inplace"):
+            layer.inplace = False
+    return other
+
+
+def weighted(output):
+    """A fixed random-weighted sum, so that no two pixels count the same."""
+    generator = torch.Generator().manual_seed(5)
+    return (output * torch.rand(output.shape, generator=generator, dtype=torch.float64)).sum()
+
+
+def gradients(forward, module, images):
+    module.zero_grad()
+    images = images.clone().requires_grad_(True)
+    output = forward(images)
+    weighted(output).backward()
+    return [output.detach(), images.grad, *(parameter.grad for parameter in module.parameters())]
+
+
+def assert_same(got, want):
+    assert len(got) == len(want)
+    for mine, theirs in zip(got, want, strict=True):
+        assert (mine is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def images(height, width, batch=2):
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@settings(max_examples=80)
+@given(st.data(), st.lists(LAYERS, max_size=5), st.integers(8, 21), st.integers(8, 21), st.booleans())
+def test_a_tiled_step_is_the_untiled_one(data, plans, height, width, last):
+    module = network(plans)
+    try:
+        size = stem_of(module, (3, height, width)).layers.maps[-1]
+    except (ModelError, RuntimeError):  # a map became too small
+        return
+    grid = (data.draw(st.integers(1, min(4, size.height))), data.draw(st.integers(1, min(6, size.width))))
+    cuts = stem_of(module, (3, height, width)).layers.cuts
+    inner = data.draw(st.lists(st.sampled_from(cuts[1:-1]), unique=True)) if len(cuts) > 2 else []
+    tiled = TiledForward(module, (3, height, width), grid, Profile((cuts[0], *sorted(inner), cuts[-1])))
+    given = images(height, width)
+    if last:
+        given = given.contiguous(memory_format=torch.channels_last)
+    other = untiled(module)
+    assert_same(gradients(tiled, module, given), gradients(other, other, given))
+
+
+@settings(max_examples=40)
+@given(st.data(), st.lists(LAYERS, max_size=4), st.integers(8, 17), st.integers(8, 17))
+def test_norms_that_normalise_by_their_batch(data, plans, height, width):
+    """Wherever they stand, within residual blocks too; what they track is what the untiled step leaves."""
+    module = network(plans)
+    for layer in list(module.modules()):
+        if isinstance(layer, nn.Conv2d) and data.draw(st.booleans()):
+            owner, _, name = next(key for key, each in module.named_modules() if each is layer).rpartition(".")
+            norm = nn.BatchNorm2d(layer.out_channels, momentum=data.draw(st.sampled_from((0.1, None)))).double()
+            norm.train(data.draw(st.booleans()))
+            setattr(module.get_submodule(owner), name, nn.Sequential(layer, norm))
+    other, module = untiled(module), fx.symbolic_trace(module)
+    try:
+        size = stem_of(module, (3, height, width)).layers.maps[-1]
+    except (ModelError, RuntimeError):
+        return
+    grid = (data.draw(st.integers(1, min(3, size.height))), data.draw(st.integers(1, min(3, size.width))))
+    profile = data.draw(st.sampled_from((one_group, every_cut)))(stem_of(module, (3, height, width)).layers.cuts)
+    tiled = TiledForward(module, (3, height, width), grid, profile)
+    assert_same(gradients(tiled, module, images(height, width)), gradients(other, other, images(height, width)))
+    for mine, theirs in zip(module.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vgg11"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("profile", [one_group, every_cut])
+def test_models_by_name(name, training, profile):
+    """The stem ends where a pool reads the whole map; what is behind it runs as it is."""
+    torch.manual_seed(0)
+    chain = Chain.from_module(models.build(name, 5, 64), (3, 64, 64), name)
+    module = chain.to_module().double().train(training)
+    for layer in module.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.eval()
+    other = copy.deepcopy(module)
+    cuts = stem_of(module, (3, 64, 64)).layers.cuts
+    assert stem_of(module, (3, 64, 64)).layers.maps[-1].channels >= 512
+    tiled = TiledForward(module, (3, 64, 64), (2, 2), profile(cuts))
+    given = images(64, 64)
+    assert_same(gradients(tiled, module, given), gradients(other, other, given))
+    for mine, theirs in zip(module.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def plain(channels=8, depth=4):
+    layers = [
+        layer
+        for index in range(depth)
+        for layer in (nn.Conv2d(3 if not index else channels, channels, 3, 1, 1), nn.ReLU())
+    ]
+    return fx.symbolic_trace(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3)))
+
+
+def test_ten_steps_of_training_stay_together():
+    torch.manual_seed(0)
+    trained = plain().double()
+    other = copy.deepcopy(trained)
+    tiled = TiledForward(trained, (3, 16, 16), (3, 2))
+    labels = torch.tensor([0, 2])
+    for module, forward in ((trained, tiled), (other, other)):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(10):
+            optimizer.zero_grad()
+            F.cross_entropy(forward(images(16, 16)), labels).backward()
+            optimizer.step()
+    for mine, theirs in zip(trained.state_dict().values(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_activations_of_one_tile_are_alive_at_a_time():
+    """A single group keeps no map at all: what a step takes beside input and output shrinks with the tiles."""
+    module = plain(16, 6)
+    given = torch.randn(1, 3, 96, 96)
+    peaks = []
+    for grid in (1, 4):
+        tiled = TiledForward(module, (3, 96, 96), (grid, grid), one_group(stem_of(module, (3, 96, 96)).layers.cuts))
+        peaks.append(tensor_peak_bytes(lambda tiled=tiled: tiled(given).sum().backward(), [module, given]))
+    untiled = tensor_peak_bytes(lambda: module(given).sum().backward(), [module, given])
+    assert peaks[1] < peaks[0] / 3 and peaks[1] < untiled / 3
+
+
+def test_frozen_layers_get_no_gradient_and_images_none_that_is_not_asked_for():
+    module = plain().double()
+    for parameter in list(module.parameters())[:4]:
+        parameter.requires_grad_(False)
+    TiledForward(module, (3, 16, 16), (2, 2))(images(16, 16)).sum().backward()
+    assert [parameter.grad is not None for parameter in module.parameters()] == [False] * 4 + [True] * 6
+    with torch.no_grad():
+        assert not TiledForward(module, (3, 16, 16), (2, 2))(images(16, 16)).requires_grad
+
+
+def test_in_bfloat16_the_backward_pass_computes_as_the_forward_pass_did():
+    torch.manual_seed(0)
+    module, given = plain(), torch.randn(2, 3, 16, 16)
+    tiled = TiledForward(module, (3, 16, 16), (2, 2))
+    found = []
+    for forward in (tiled, module):
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = forward(given).sum()
+        loss.backward()
+        found.append([parameter.grad for parameter in module.parameters()])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.05, atol=0.05)
+
+
+def test_what_ends_the_stem():
+    stem = stem_of(plain(depth=2), (3, 16, 16))
+    assert [each.layer.name for each in stem.operators] == ["0", "1", "2", "3"]
+    dropped = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Conv2d(4, 4, 3)))
+    assert len(stem_of(dropped, (3, 16, 16)).operators) == 1
+
+
+def test_errors():
+    with pytest.raises(ModelError, match="must begin with convolutions or pools"):
+        stem_of(fx.symbolic_trace(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), (3, 2, 2))
+    with pytest.raises(ModelError, match=r"16x16 cannot be cut into 17x1"):
+        TiledForward(plain(), (3, 16, 16), (17, 1))
+    norm = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        TiledForward(norm, (3, 3, 3), (1, 1))(torch.randn(1, 3, 3, 3))
