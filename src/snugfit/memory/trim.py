@@ -41,6 +41,11 @@ def release_memory() -> None:
     with torch.inference_mode(False), torch.enable_grad():
         torch.zeros(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Give the free pages of the heap back to the system: small blocks that still live keep it from shrinking."""
     libc = _libc()
     if libc is not None:
         libc.malloc_trim(0)

@@ -52,7 +52,12 @@ def measure_known_allocations():
 @pytest.fixture(scope="module")
 def in_own_process(fresh_process):
     return fresh_process(
-        prepare_twice, measure_known_allocations, allocate_under_a_limit, reserve_address_space, train_in_a_small_budget
+        prepare_twice,
+        measure_known_allocations,
+        allocate_under_a_limit,
+        reserve_address_space,
+        train_in_a_small_budget,
+        leave_holes_in_the_heap,
     )
 
 
@@ -181,6 +186,26 @@ def test_training_goes_on_smaller_after_a_refusal(in_own_process):
     seen = in_own_process["train_in_a_small_budget"]
     assert seen["sizes"] == [8, -4096, 16]
     assert seen["peak"] <= 60 * MB
+
+
+def leave_holes_in_the_heap():
+    from snugfit.memory import prepare_process
+    from snugfit.memory.status import read_status
+    from snugfit.memory.trim import trim_heap
+
+    prepare_process(1)
+    blocks = [bytearray(16_000) for _ in range(4000)]
+    full = read_status().anon
+    del blocks[:-1]  # the last one keeps the heap from shrinking
+    holes = read_status().anon
+    trim_heap()
+    return {"kept": full - holes, "given_back": full - read_status().anon}
+
+
+@linux
+def test_holes_in_the_heap_are_given_back(in_own_process):
+    seen = in_own_process["leave_holes_in_the_heap"]
+    assert seen["kept"] < 5 * MB and seen["given_back"] > 50 * MB
 
 
 def prepare_twice():

@@ -47,6 +47,17 @@ def test_a_phase_is_recorded_with_what_was_measured_in_it(tmp_path):
     assert events[1] == PhaseDone("network", 100, 80, record.seconds)
 
 
+def test_the_heap_is_trimmed_every_so_often(tmp_path, monkeypatch):
+    clock, trims = [1000.0], []
+    monkeypatch.setattr("snugfit.training.run.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("snugfit.training.run.trim_heap", lambda: trims.append(clock[0]))
+    run = make_run(tmp_path)
+    for _ in range(21):
+        run.tick()
+        clock[0] += 0.125
+    assert trims == [1000.625, 1001.25, 1001.875, 1002.5]
+
+
 def test_the_next_phase_begins_its_own_accounts(tmp_path):
     run = make_run(tmp_path)
     for peak in (80, 30):
