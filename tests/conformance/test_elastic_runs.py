@@ -49,7 +49,7 @@ json.dump(seen, open(f"{folder}/{part}.json", "w"))
 def ran(folder: Path, part: str, budget: int) -> dict[str, Any]:
     """Runs in a process of their own, in which nothing was before them."""
     command = [sys.executable, "-c", SCRIPT, str(folder), part, str(budget)]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=140, check=False)
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(json.loads((folder / f"{part}.json").read_text()))
 

@@ -62,9 +62,10 @@ json.dump(seen, open(f"{folder}/found.json", "w"))
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every row, run once outside the process of the tests."""
-    return run_in_two(SCRIPT, ROWS, tmp_path_factory.mktemp("runs"), timeout=280)
+    return run_in_two(SCRIPT, ROWS, tmp_path_factory.mktemp("runs"), timeout=600)
 
 
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("row", ROWS)
 def test_memory_stays_within_budget_and_prediction(seen: dict[str, Any], row: str) -> None:
     record = seen[row]["record"]
@@ -75,6 +76,7 @@ def test_memory_stays_within_budget_and_prediction(seen: dict[str, Any], row: st
         assert phase["measured_peak_bytes"] <= phase["predicted_peak_bytes"], phase["name"]
 
 
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("row", ROWS)
 def test_the_record_tells_of_the_model_that_was_kept(seen: dict[str, Any], row: str) -> None:
     record = seen[row]["record"]
