@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -154,7 +155,7 @@ def _own_command(claim: str) -> str:
         elif "=" not in word:
             next(words, None)
     shown = [word for word in kept if word != "--again"]
-    return " ".join(["python", "-m", f"benchmarks.{claim}", *shown])
+    return shlex.join(["python", "-m", f"benchmarks.{claim}", *shown])
 
 
 def load(path: Path) -> dict[str, Any]:

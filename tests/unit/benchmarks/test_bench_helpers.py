@@ -98,6 +98,15 @@ class TestResultFile:
         assert data["machine"]["torch"] == torch.__version__
         assert "private" not in text
 
+    def test_the_command_can_be_copied_where_words_have_spaces(
+        self, options: common.Options, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sys.argv", ["x", "--schemes", "by weight"])
+        store.ResultFile("budgets", options).once("x", lambda: {"exit_code": 0, "seconds": 1.0})
+        assert json.loads(options.results.read_text())["commands"] == [
+            "python -m benchmarks.budgets --schemes 'by weight'"
+        ]
+
 
 @pytest.mark.parametrize("resolution", [1, 4, 7])
 @pytest.mark.parametrize("start", [90, 118, 140])
