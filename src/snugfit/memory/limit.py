@@ -63,7 +63,7 @@ class MemoryLimit:
     def __init__(self, budget_bytes: int | None, baseline: Baseline, device: torch.device) -> None:
         self.budget_bytes, self.baseline, self.device = budget_bytes, baseline, device
         self.enforced = budget_bytes is not None and can_enforce(device)
-        self.spare_bytes = 0
+        self.spare_bytes = self._loose_bytes = 0
         self._previous: tuple[int, int] | None = None
         self._hook: RemovableHandle | None = None
 
@@ -90,11 +90,13 @@ class MemoryLimit:
 
     @contextmanager
     def loosened(self, extra_bytes: int) -> Iterator[None]:
-        """Allow for address space that is reserved and hardly touched: the stack of a thread."""
-        self.refresh(extra_bytes)
+        """Allow for address space that is reserved and hardly touched, such as a thread's stack; nested ones add up."""
+        self._loose_bytes += extra_bytes
+        self.refresh()
         try:
             yield
         finally:
+            self._loose_bytes -= extra_bytes
             self.refresh()
 
     @property
@@ -121,7 +123,7 @@ class MemoryLimit:
             return 0
         status = read_status()
         hard = self._previous[1]
-        limit = status.data + self._left(status) + extra_bytes
+        limit = status.data + self._left(status) + extra_bytes + self._loose_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         return status.data - status.anon
 

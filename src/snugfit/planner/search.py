@@ -15,8 +15,8 @@ from snugfit.core.serial import to_data
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
-from snugfit.memory import MemoryLimit, PeakMeter
-from snugfit.profiling import LOOKING_BYTES, measure_probes, unit_facts
+from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
+from snugfit.profiling import LOOKING_BYTES, Probe, TensorProbe, measure_probes, unit_facts
 from snugfit.quantities import format_bytes
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def search(
         refused = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
         able = [strategy for strategy in strategies if not refused[strategy.name]]
         probes = [probe for strategy in able for probe in strategy.probes(workload, chain, hardware)]
-    profile = measure_probes(probes, meter, limit, on_measured)
+    profile = _measured(probes, meter, limit, on_measured)
     candidates = [Candidate(name, False, reasons=tuple(reasons)) for name, reasons in refused.items() if reasons]
     with limit.loosened(LOOKING_BYTES):
         profile = replace(profile, units=unit_facts(chain))
@@ -63,6 +63,21 @@ def search(
     ranked = sorted(candidates, key=lambda candidate: _rank(candidate, transfers=transfers))
     chosen = 0 if ranked and ranked[0].feasible else None
     return Plan(workload, budget, hardware, tuple(ranked), chosen), profile
+
+
+def _measured(
+    probes: Sequence[Probe | TensorProbe], meter: PeakMeter, limit: MemoryLimit,
+    on_measured: Callable[[str, int, int], object] | None,
+) -> Profile:  # fmt: skip
+    """The profile; floors alone where the budget has no room for measuring, between two steps even, and so for none."""
+    try:
+        return measure_probes(probes, meter, limit, on_measured)
+    except (RuntimeError, MemoryError, SystemError) as error:
+        if not is_out_of_memory(error):
+            raise
+    with limit.loosened(LOOKING_BYTES):
+        release_memory()
+        return measure_probes(probes, meter, limit, None)
 
 
 def _reasons(

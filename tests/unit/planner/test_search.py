@@ -143,6 +143,20 @@ def test_the_profile_holds_lines_and_facts():
     assert told == [("a-probe", 1, 2), ("b-probe", 2, 2)]
 
 
+class OutOfMemory(list):
+    """A listener of measured probes that is refused memory."""
+
+    def append(self, event):
+        raise MemoryError
+
+
+def test_memory_that_runs_out_between_two_measurements_leaves_the_floors():
+    """The budget holds nothing then, and what would do is told all the same."""
+    plan, profile = run(made_up("a", reasons=["one sample needs 120 MB"], smallest=120 * MB), told=OutOfMemory())
+    assert profile.floors == {"a-probe": 7} and profile.lines == {}
+    assert plan.choice is None and infeasible_error(plan).smallest_bytes == 120 * MB
+
+
 def infeasible(*candidates, budget=BUDGET):
     return infeasible_error(Plan(WORKLOAD, budget, HARDWARE, candidates))
 
