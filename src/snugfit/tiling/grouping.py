@@ -25,21 +25,11 @@ class Work:
         macs: multiply-accumulates, of what its neighbours compute too as well.
         elements: values of the halo that it is sent.
         syncs: times that it waits for others: for its halo, and for sums over whole maps.
-        kept: values of all maps that it holds in the group, halos included.
     """
 
     macs: int = 0
     elements: int = 0
     syncs: int = 0
-    kept: int = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            self.macs + other.macs,
-            self.elements + other.elements,
-            self.syncs + other.syncs,
-            self.kept + other.kept,
-        )
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ def group_work(
         regions, exchanged = layers.needed(start, stop, {stop: core}, clip=clip), start
     else:
         regions, exchanged = layers.reached(start, stop, core, clip=clip), stop
-    macs = sums = kept = 0
+    macs = sums = 0
     for number in range(start, stop):
         layer = layers.layers[number]
         if direction == "forward":
@@ -88,9 +78,8 @@ def group_work(
         else:  # a pixel of the gradient takes part in as many products as its map's pixels are read
             macs += regions[layer.reads[0]].area * layer.macs // layer.strides
         sums += layer.sums > 0
-        kept += regions[number + 1].area * layers.maps[number + 1].channels if number + 1 in regions else 0
     elements = layers.maps[exchanged].channels * (regions[exchanged].area - (own & regions[exchanged]).area)
-    return Work(macs, elements, 1 + sums, kept)
+    return Work(macs, elements, 1 + sums)
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,11 @@ class Stem:
         return F.pad(part, frame, value=each.fill) if any(frame) else part
 
 
+def normalises_by_batch(layer: nn.Module | None) -> bool:
+    """Whether a layer is a norm that, in the mode that it is in, normalises by the statistics of its batch."""
+    return isinstance(layer, nn.BatchNorm2d) and (layer.training or layer.running_mean is None)
+
+
 def normalised(norm: nn.Module | None, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """What BatchNorm makes of a part of a map, (B, C, h, w), by mean and variance of the whole one, both (C,)."""
     assert isinstance(norm, nn.BatchNorm2d)

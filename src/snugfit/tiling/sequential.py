@@ -9,9 +9,10 @@ whole map in front of it, so that groups meet there too (NOTES, Tiled training 4
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,9 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from snugfit.chain.part import part_of
 from snugfit.errors import ModelError
-from snugfit.tiling.geometry import balanced
+from snugfit.tiling.geometry import EMPTY, balanced
 from snugfit.tiling.layers import Region, Tiling
-from snugfit.tiling.operators import Stem
+from snugfit.tiling.operators import Stem, normalises_by_batch
 from snugfit.tiling.profile import Profile, every_cut
 from snugfit.tiling.statistics import BatchStatistics, track
 from snugfit.tiling.stem import stem_of
@@ -58,21 +59,32 @@ class TiledForward:
         self.tiling = Tiling.of(self.stem.layers, balanced(size.height, grid[0]), balanced(size.width, grid[1]))
         self.profile = profile or every_cut(self.stem.layers.cuts)
         self.rest = _rest(module, self.stem)
+        self._segments: dict[frozenset[int], list[_Segment]] = {}
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to the network's output."""
-        maps, statistics = {0: images}, dict[int, tuple[Tensor, Tensor]]()
-        by_batch = {number for number, each in enumerate(self.stem.operators) if _by_batch(each.module)}
-        for start, stop in pairwise(sorted({*self.profile.cuts, *by_batch})):
-            if start in by_batch:
-                statistics[start] = self._statistics(start, maps)
-            made = self._segment(_Segment(self.stem, self.tiling, start, stop, tuple(statistics)), maps, statistics)
-            alive = self.stem.layers.alive(stop)
-            maps = {number: value for number, value in {**maps, **made}.items() if number in alive}
-            statistics.clear()
+        maps = {0: images}
+        for segment in self._cut():
+            moments = self._statistics(segment.start, maps) if segment.by_batch else ()
+            entries = [maps[number] for number in segment.entries]
+            parameters = self.stem.parameters(segment.start, segment.stop)
+            made = _Tiled.apply(segment, *entries, *moments, *parameters)  # type: ignore[no-untyped-call]
+            maps |= dict(zip(segment.outputs, made, strict=True))
+            maps = {number: maps[number] for number in self.stem.layers.alive(segment.stop)}
         value = maps[len(self.stem.operators)]
         output: Tensor = value if self.rest is None else self.rest(value)
         return output
+
+    def _cut(self) -> list[_Segment]:
+        """The stretches between groups, and in front of norms that now normalise by their batch."""
+        operators = enumerate(self.stem.operators)
+        by_batch = frozenset(number for number, each in operators if normalises_by_batch(each.module))
+        if by_batch not in self._segments:
+            self._segments[by_batch] = [
+                _Segment(self.stem, self.tiling, start, stop, start in by_batch)
+                for start, stop in pairwise(sorted({*self.profile.cuts, *by_batch}))
+            ]
+        return self._segments[by_batch]
 
     def _statistics(self, number: int, maps: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
         each = self.stem.operators[number]
@@ -85,42 +97,29 @@ class TiledForward:
         track(each.module, mean, variance, pixels)
         return mean, variance
 
-    @staticmethod
-    def _segment(
-        segment: _Segment, maps: dict[int, Tensor], statistics: dict[int, tuple[Tensor, Tensor]]
-    ) -> dict[int, Tensor]:
-        moments = [each for pair in statistics.values() for each in pair]
-        entries = [maps[number] for number in segment.entries]
-        parameters = segment.stem.parameters(segment.start, segment.stop)
-        found = _Tiled.apply(segment, *entries, *moments, *parameters)  # type: ignore[no-untyped-call]
-        return dict(zip(segment.outputs, found, strict=True))
 
-
-def _by_batch(layer: nn.Module | None) -> bool:
-    """Whether a layer normalises by the statistics of its batch."""
-    return isinstance(layer, nn.BatchNorm2d) and (layer.training or layer.running_mean is None)
-
-
-class _Segment(NamedTuple):
-    """Layers ``start``, ..., ``stop - 1``; ``norms`` is the first, where it normalises by its batch."""
+@dataclass(frozen=True)
+class _Segment:
+    """Layers ``start``, ..., ``stop - 1``, of which the first may be a norm that normalises by its batch."""
 
     stem: Stem
     tiling: Tiling
     start: int
     stop: int
-    norms: tuple[int, ...]
+    by_batch: bool
 
-    @property
+    @cached_property
     def entries(self) -> list[int]:
         """Numbers of the maps that are read."""
         reads = {read for layer in self.stem.layers.layers[self.start : self.stop] for read in layer.reads}
         return sorted(number for number in reads if number <= self.start)
 
-    @property
+    @cached_property
     def outputs(self) -> list[int]:
         """Numbers of the maps that are made for others."""
         return [number for number in self.stem.layers.alive(self.stop) if number > self.start]
 
+    @cached_property
     def tiles(self) -> list[tuple[dict[int, Region], dict[int, Region]]]:
         """The parts of its outputs that each tile makes, and what the tile holds of every map for that."""
         found = []
@@ -136,7 +135,7 @@ class _Segment(NamedTuple):
     ) -> dict[int, Tensor]:
         """Run a tile on parts of its entries."""
         read = {number: entry for number, entry in zip(self.entries, entries, strict=True) if number in regions}
-        statistics = {norm: (moments[2 * at], moments[2 * at + 1]) for at, norm in enumerate(self.norms)}
+        statistics = {self.start: (moments[0], moments[1])} if self.by_batch else None
         return self.stem.run(self.start, self.stop, regions, read, statistics)
 
 
@@ -145,7 +144,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, segment: _Segment, *arguments: Tensor) -> tuple[Tensor, ...]:
-        count, moments = len(segment.entries), 2 * len(segment.norms)
+        count, moments = len(segment.entries), 2 * segment.by_batch
         entries, given = arguments[:count], arguments[count : count + moments]
         ctx.save_for_backward(*arguments[: count + moments])
         ctx.segment, ctx.parameters = segment, arguments[count + moments :]
@@ -154,7 +153,7 @@ class _Tiled(torch.autograd.Function):
             torch.autocast, kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
         )
         outputs: dict[int, Tensor] = {}
-        for cores, regions in segment.tiles():
+        for cores, regions in segment.tiles:
             made = segment.run(regions, _parts(segment, entries, regions), given)
             for number, core in cores.items():
                 if number not in outputs:
@@ -169,10 +168,9 @@ class _Tiled(torch.autograd.Function):
         count = len(segment.entries)
         needed, saved = ctx.needs_input_grad[1:], ctx.saved_tensors
         sums = _Sums(segment, saved[:count], needed[:count], [*saved[count:], *ctx.parameters], needed[count:])
-        for cores, regions in segment.tiles():
-            sums.add(
-                cores, regions, dict(zip(segment.outputs, gradients, strict=True)), len(saved) - count, ctx.autocast
-            )
+        upper = dict(zip(segment.outputs, gradients, strict=True))
+        for cores, regions in segment.tiles:
+            sums.add(cores, regions, upper, len(saved) - count, ctx.autocast)
         return None, *sums.entries, *sums.others
 
 
@@ -223,7 +221,7 @@ class _Sums:
 
 def _parts(segment: _Segment, entries: Sequence[Tensor], regions: dict[int, Region]) -> list[Tensor]:
     """What a tile reads of each entry; nothing of those that it does not need."""
-    nothing = Region(balanced(0, 1)[0], balanced(0, 1)[0])
+    nothing = Region(EMPTY, EMPTY)
     return [_part(entry, regions.get(n, nothing)) for n, entry in zip(segment.entries, entries, strict=True)]
 
 

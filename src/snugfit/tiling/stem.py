@@ -17,7 +17,7 @@ from snugfit.errors import ModelError
 from snugfit.lean import LeanConv2d, LeanReLU, LeanReLU6
 from snugfit.tiling.geometry import Window
 from snugfit.tiling.layers import Layer, Layers, MapSize
-from snugfit.tiling.operators import Operator, Stem
+from snugfit.tiling.operators import Operator, Stem, normalises_by_batch
 
 _CONVOLUTIONS = (nn.Conv2d, LeanConv2d)
 _PIXELWISE = (
@@ -127,7 +127,8 @@ def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...]) -> Operator 
     if type(layer) in (nn.MaxPool2d, nn.AvgPool2d):
         return _pool(name, layer, reads)
     if isinstance(layer, nn.BatchNorm2d):
-        return Operator(Layer(name, reads, sums=layer.num_features), layer, module=layer)
+        sums = layer.num_features if normalises_by_batch(layer) else 0
+        return Operator(Layer(name, reads, sums=sums), layer, module=layer)
     if isinstance(layer, _PIXELWISE):
         return Operator(Layer(name, reads), _keeping_input(layer), module=layer)
     return None

@@ -58,7 +58,8 @@ def centre(direction):
 
 
 def summed(work, profile):
-    return sum((work(start, stop) for start, stop in profile.groups), Work())
+    found = [work(start, stop) for start, stop in profile.groups]
+    return Work(sum(each.macs for each in found), sum(each.elements for each in found))
 
 
 def test_yolo_forward_sends_least_with_five_groups():

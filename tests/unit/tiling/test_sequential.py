@@ -245,6 +245,22 @@ def test_what_ends_the_stem():
     assert len(stem_of(dropped, (3, 16, 16)).operators) == 1
 
 
+def test_only_norms_that_normalise_by_their_batch_wait_for_sums():
+    module = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    sums = {mode: stem_of(module.train(mode), (3, 8, 8)).layers.layers[1].sums for mode in (False, True)}
+    assert sums == {False: 0, True: 4}
+
+
+def test_a_norm_may_change_its_mode_between_two_steps():
+    module = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())).double()
+    other = copy.deepcopy(module)
+    tiled = TiledForward(module, (3, 12, 12), (2, 2))
+    for mode in (True, False, True):
+        module.train(mode)
+        other.train(mode)
+        assert_same(gradients(tiled, module, images(12, 12)), gradients(other, other, images(12, 12)))
+
+
 def test_errors():
     with pytest.raises(ModelError, match="must begin with convolutions or pools"):
         stem_of(fx.symbolic_trace(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), (3, 2, 2))
