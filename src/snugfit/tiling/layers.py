@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from snugfit.errors import ModelError
-from snugfit.tiling.geometry import SAME, Interval, Window, scaled_up
+from snugfit.tiling.geometry import EMPTY, SAME, Interval, Window, scaled_up
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class Region:
         if not isinstance(other, Region):
             return False
         return not other.area or (other.rows in self.rows and other.columns in self.columns)
+
+
+NOWHERE = Region(EMPTY, EMPTY)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ Shapes: B batch, C channels, H and W height and width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from snugfit.tiling.layers import Layer, Layers, MapSize, Region
+from snugfit.tiling.adjoint import Adjoint, Held
+from snugfit.tiling.layers import Layer, Layers, Region
 
 Statistics = Mapping[int, tuple[Tensor, Tensor]]
 """Mean and variance (C,) of the map that a norm reads, by the norm's number."""
@@ -25,12 +26,14 @@ class Operator:
     Attributes:
         layer: its geometry.
         call: makes an output of inputs, (B, C, h, w), that hold exactly what the output needs, padding included.
+        adjoint: its backward pass.
         fill: what padding is filled with.
         module: the layer, where it is one.
     """
 
     layer: Layer
     call: Callable[..., Tensor]
+    adjoint: Adjoint
     fill: float = 0.0
     module: nn.Module | None = None
 
@@ -61,7 +64,7 @@ class Stem:
 
     def run(
         self, start: int, stop: int, regions: Mapping[int, Region], entries: Mapping[int, Tensor],
-        statistics: Statistics | None = None,
+        statistics: Statistics | None = None, keep: Container[int] = (),
     ) -> dict[int, Tensor]:  # fmt: skip
         """Run layers on parts of maps.
 
@@ -72,6 +75,7 @@ class Stem:
             regions: what of each map is held, as :meth:`Layers.needed` says.
             entries: the parts of maps up to ``start`` that are read, (B, C, h, w), by number.
             statistics: mean and variance of the whole map, for norms that normalise by its batch, by number.
+            keep: numbers of maps that are returned too.
 
         Returns:
             The parts of the maps that are alive behind the last layer.
@@ -82,28 +86,27 @@ class Stem:
             if number + 1 not in regions:
                 continue
             each, made = self.operators[number], regions[number + 1]
-            inputs = [
-                self._needed_part(each, values[read], regions[read], made, self.layers.maps[read])
-                for read in each.layer.reads
-            ]
+            inputs = [Held(values[read], regions[read]) for read in each.layer.reads]
             moments = statistics.get(number) if statistics else None
-            values[number + 1] = each.call(*inputs) if moments is None else normalised(each.module, inputs[0], *moments)
+            values[number + 1] = self._made(number, made, inputs, moments)
             del inputs
             for read in each.layer.reads:
-                if last[read] == number and read not in alive:
+                if last[read] == number and read not in alive and read not in keep:
                     values.pop(read, None)
-        return {number: value for number, value in values.items() if number > start and number in alive}
+        wanted = [number for number in values if number > start and (number in alive or number in keep)]
+        return {number: values[number] for number in wanted}
 
-    @staticmethod
-    def _needed_part(each: Operator, value: Tensor, held: Region, made: Region, size: MapSize) -> Tensor:
-        needs = each.layer.needs(made)
-        inside = needs & size.whole
-        part = value[..., inside.rows.within(held.rows), inside.columns.within(held.columns)]
-        frame = (
-            inside.columns.start - needs.columns.start, needs.columns.stop - inside.columns.stop,
-            inside.rows.start - needs.rows.start, needs.rows.stop - inside.rows.stop,
-        )  # fmt: skip
-        return F.pad(part, frame, value=each.fill) if any(frame) else part
+    def _made(
+        self, number: int, made: Region, inputs: Sequence[Held], moments: tuple[Tensor, Tensor] | None
+    ) -> Tensor:  # fmt: skip
+        """What an operator makes of parts of maps."""
+        each, batch = self.operators[number], len(inputs[0].values)
+        if not made.area or not batch:
+            shape = (batch, self.layers.maps[number + 1].channels, len(made.rows), len(made.columns))
+            return inputs[0].values.new_empty(shape)
+        needs, sizes = each.layer.needs(made), [self.layers.maps[read] for read in each.layer.reads]
+        framed = [held.framed(needs, size, each.fill) for held, size in zip(inputs, sizes, strict=True)]
+        return each.call(*framed) if moments is None else normalised(each.module, framed[0], *moments)
 
 
 def normalises_by_batch(layer: nn.Module | None) -> bool:
@@ -114,6 +117,8 @@ def normalises_by_batch(layer: nn.Module | None) -> bool:
 def normalised(norm: nn.Module | None, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """What BatchNorm makes of a part of a map, (B, C, h, w), by mean and variance of the whole one, both (C,)."""
     assert isinstance(norm, nn.BatchNorm2d)
+    if not torch.is_grad_enabled():
+        return F.batch_norm(x, mean, variance, norm.weight, norm.bias, eps=norm.eps)
     scale = torch.rsqrt(variance + norm.eps)
     y = (x - mean[:, None, None]) * (scale if norm.weight is None else scale * norm.weight)[:, None, None]
     return y if norm.bias is None else y + norm.bias[:, None, None]

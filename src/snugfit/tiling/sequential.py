@@ -58,7 +58,7 @@ class TiledForward:
             )
         self.tiling = Tiling.of(self.stem.layers, balanced(size.height, grid[0]), balanced(size.width, grid[1]))
         self.profile = profile or every_cut(self.stem.layers.cuts)
-        self.rest = _rest(module, self.stem)
+        self.rest = rest_of(module, self.stem)
         self._segments: dict[frozenset[int], list[_Segment]] = {}
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def _whole(segment: _Segment, number: int, part: Tensor, like: Tensor) -> Tensor
     )  # fmt: skip
 
 
-def _rest(module: fx.GraphModule, stem: Stem) -> nn.Module | None:
+def rest_of(module: fx.GraphModule, stem: Stem) -> nn.Module | None:
     """What follows the tiled layers, with the network's own layers; None where nothing does."""
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     after = nodes[len(stem.nodes) :]

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from snugfit.chain.propagation import node_shapes
 from snugfit.errors import ModelError
 from snugfit.lean import LeanConv2d, LeanReLU, LeanReLU6
+from snugfit.tiling import adjoint
 from snugfit.tiling.geometry import Window
 from snugfit.tiling.layers import Layer, Layers, MapSize
 from snugfit.tiling.operators import Operator, Stem, normalises_by_batch
@@ -87,15 +88,20 @@ def _operator(
     if node.op == "call_function" and node.target in _ADDITIONS:
         two = len(node.args) == 2 and len(sources) == 2 and not node.kwargs
         same = two and shapes[sources[0]] == shapes[sources[1]]
-        return Operator(Layer(node.name, reads), torch.add) if same else None
+        return Operator(Layer(node.name, reads), torch.add, adjoint.Addition(torch.add)) if same else None
     if len(sources) == 1 and (shortcut := _shortcut(node, reads)) is not None:
         return shortcut
     if node.op == "call_function" and node.target in _FUNCTIONS and len(sources) == 1:
         options = {key: value for key, value in node.kwargs.items() if key != "inplace"}
         names = [value for value in (*node.args[1:], *options.values()) if isinstance(value, fx.Node)]
         call = partial(_with_rest, node.target, node.args[1:], options)
-        return None if names else Operator(Layer(node.name, reads), call)
+        return None if names else Operator(Layer(node.name, reads), call, _of_function(node, call))
     return None
+
+
+def _of_function(node: fx.Node, call: Callable[..., Tensor]) -> adjoint.Adjoint:
+    """The adjoint of an activation that is a function."""
+    return adjoint.rectified() if node.target in (F.relu, torch.relu) else adjoint.Adjoint(call)
 
 
 def _shortcut(node: fx.Node, reads: tuple[int, ...]) -> Operator | None:
@@ -107,9 +113,11 @@ def _shortcut(node: fx.Node, reads: tuple[int, ...]) -> Operator | None:
         if (batch, channels, rows, columns) != (slice(None), slice(None), *(slice(None, None, s) for s in steps)):
             return None
         windows = [Window(stride=step or 1) for step in steps]
-        return Operator(Layer(node.name, reads, windows[0], windows[1]), partial(_every, windows))
+        every = partial(_every, windows)
+        return Operator(Layer(node.name, reads, windows[0], windows[1]), every, adjoint.Linear(every))
     if node.target is F.pad and isinstance(rest[0], tuple) and len(rest[0]) == 6 and not any(rest[0][:4]):
-        return Operator(Layer(node.name, reads), partial(_with_rest, F.pad, rest, dict(node.kwargs)))
+        widened = partial(_with_rest, F.pad, rest, dict(node.kwargs))
+        return Operator(Layer(node.name, reads), widened, adjoint.Linear(widened))
     return None
 
 
@@ -128,9 +136,11 @@ def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...]) -> Operator 
         return _pool(name, layer, reads)
     if isinstance(layer, nn.BatchNorm2d):
         sums = layer.num_features if normalises_by_batch(layer) else 0
-        return Operator(Layer(name, reads, sums=sums), layer, module=layer)
+        return Operator(Layer(name, reads, sums=sums), layer, adjoint.Norm(layer), module=layer)
     if isinstance(layer, _PIXELWISE):
-        return Operator(Layer(name, reads), _keeping_input(layer), module=layer)
+        quiet = _keeping_input(layer)
+        back = adjoint.activation(layer) or adjoint.Adjoint(quiet)
+        return Operator(Layer(name, reads), quiet, back, module=layer)
     return None
 
 
@@ -144,7 +154,9 @@ def _pool(name: str, layer: Any, reads: tuple[int, ...]) -> Operator | None:
     options = {"dilation": layer.dilation} if maximum else {"divisor_override": layer.divisor_override}
     function = F.max_pool2d if maximum else F.avg_pool2d
     call = partial(_pooled, function, layer.kernel_size, layer.stride, options)
-    return Operator(Layer(name, reads, rows, columns), call, fill=-torch.inf if maximum else 0.0, module=layer)
+    fill = -torch.inf if maximum else 0.0
+    back = adjoint.Adjoint(call, fill) if maximum else adjoint.Linear(call)
+    return Operator(Layer(name, reads, rows, columns), call, back, fill, layer)
 
 
 def _keeping_input(layer: nn.Module) -> nn.Module:
@@ -171,7 +183,7 @@ def _convolution(name: str, layer: nn.Conv2d, reads: tuple[int, ...]) -> Operato
     def call(padded: Tensor) -> Tensor:
         return F.conv2d(padded, layer.weight, layer.bias, layer.stride, 0, layer.dilation, layer.groups)
 
-    return Operator(geometry, call, module=layer)
+    return Operator(geometry, call, adjoint.Convolution(layer), module=layer)
 
 
 def _windows(kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Window, Window]:

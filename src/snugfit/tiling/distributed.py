@@ -1,0 +1,395 @@
+"""A network's leading layers over several processes, each with tiles of its own: Algorithm 1 of Rama and Gerstlauer.
+
+Every process calls :meth:`TiledNetwork.forward` and then :meth:`TiledNetwork.backward`. The gateway, rank 0, gives the
+images and the gradient of the last map, and has the last map; weights' gradients are each process's own share, and
+:meth:`TiledNetwork.sum_gradients` adds them up. All of it equals the step of one process on whole maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from snugfit.tiling.adjoint import Held, Norm, Part, zeros
+from snugfit.tiling.exchange import Exchange, Pending, Place
+from snugfit.tiling.geometry import Interval, balanced
+from snugfit.tiling.layers import NOWHERE, Region, Tiling
+from snugfit.tiling.operators import Stem, normalises_by_batch
+from snugfit.tiling.profile import Profile
+from snugfit.tiling.reductions import all_moments, all_sum
+from snugfit.tiling.schedule import Backward, BackwardGroup, Schedule
+from snugfit.tiling.statistics import track
+
+GATEWAY = 0
+"""Rank of the process that has images, labels and the rest of the network."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A tile of some images, and the process that computes it.
+
+    Attributes:
+        rank: of the process.
+        replica: which share of the batch.
+        tile: row and column.
+    """
+
+    rank: int
+    replica: int
+    tile: tuple[int, int]
+
+
+def cells_of(tiles: Sequence[tuple[int, int]], replicas: int, processes: int) -> tuple[Cell, ...]:
+    """Tiles of every replica, over processes in turn: as many each, or one more.
+
+    Args:
+        tiles: rows and columns.
+        replicas: shares of the batch.
+        processes: at most one per cell has work.
+    """
+    pairs = [(replica, tile) for replica in range(replicas) for tile in tiles]
+    owners = [rank for rank, part in enumerate(balanced(len(pairs), processes)) for _ in range(len(part))]
+    return tuple(Cell(rank, replica, tile) for rank, (replica, tile) in zip(owners, pairs, strict=True))
+
+
+def schedule_of(
+    stem: Stem, tiling: Tiling, forward: Profile, backward: Profile | None, *, recompute: bool = False,
+    image: bool = False,
+) -> Schedule:  # fmt: skip
+    """What tiles do in a step.
+
+    Args:
+        stem: the layers, in the mode and with the parameters frozen that the step will find.
+        tiling: their tiles.
+        forward, backward: grouping profiles; no backward pass without the latter.
+        recompute: whether the backward pass computes anew the maps that it reads.
+        image: whether the gradient of the images is wanted.
+    """
+    if backward is None:
+        return Schedule(tiling, forward, forward, None)
+    adjoints = [each.adjoint for each in stem.operators]
+    network = Backward.of(
+        stem.layers, [each.trains() for each in adjoints], [each.reads for each in adjoints], image=image
+    )
+    return Schedule(tiling, forward, backward, network, recompute)
+
+
+@dataclass
+class _State:
+    """What a process keeps of a step, per cell of its own.
+
+    Attributes:
+        images: of the batch.
+        maps: what is kept for the backward pass, by number of the map.
+        moments: mean and variance of norms that normalise by their batch, by number of the layer.
+    """
+
+    images: int
+    maps: dict[int, dict[int, Held]] = field(default_factory=dict)
+    moments: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class TiledNetwork:
+    """The leading layers of a network on this process's tiles.
+
+    Args:
+        stem: the layers; parameters and buffers are those of this process.
+        schedule: what every tile holds, fetches and computes.
+        cells: tiles of all processes.
+        rank: of this process.
+        group: the processes; all by default.
+    """
+
+    def __init__(
+        self, stem: Stem, schedule: Schedule, cells: Sequence[Cell], rank: int, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.stem, self.schedule, self.cells, self.rank, self.group = stem, schedule, tuple(cells), rank, group
+        self.tiling = schedule.tiling
+        self.mine = [number for number, cell in enumerate(self.cells) if cell.rank == rank]
+        self.replicas = 1 + max(cell.replica for cell in self.cells)
+        self._state = _State(0)
+        self._exchange = lru_cache(maxsize=256)(self._exchange_of)
+
+    @cached_property
+    def like(self) -> Tensor:
+        """A tensor with the type and device of weights and maps."""
+        parameter = next(iter(self.stem.parameters(0, len(self.stem.operators))), None)
+        return torch.empty(0) if parameter is None else parameter.detach()
+
+    @cached_property
+    def by_batch(self) -> tuple[int, ...]:
+        """Numbers of the layers that normalise by their batch, in the mode that they are in when first asked."""
+        return tuple(n for n, each in enumerate(self.stem.operators) if normalises_by_batch(each.module))
+
+    @torch.no_grad()
+    def forward(self, images: Tensor | None, count: int) -> Tensor | None:
+        """Images to the last map.
+
+        Args:
+            images: (B, C, H, W) on the gateway; None elsewhere.
+            count: B, on all processes.
+
+        Returns:
+            The last map, (B, C, H, W), on the gateway; None elsewhere.
+        """
+        self._state = _State(count, {cell: {} for cell in self.mine})
+        last = self.schedule.forward.cuts[-1]
+        values = {0: images} if images is not None else {}
+        for index, (start, stop) in enumerate(self.schedule.forward.groups):
+            regions = {cell: self.schedule.forward_groups[self.cells[cell].tile][index] for cell in self.mine}
+            held = self._scatter(start, "images" if index == 0 else "cores", values, f"forward {index}")
+            entries = {cell: {start: held[cell]} for cell in self.mine}
+            made = self._run(start, stop, regions, entries, keep=True)
+            values = {cell: made[cell][stop].part(self._core(stop, cell)) for cell in self.mine}
+        return self._gather(last, values)
+
+    @torch.no_grad()
+    def backward(self, gradient: Tensor | None) -> Tensor | None:
+        """The gradient of the last map to gradients of weights, added to ``.grad`` on every process.
+
+        Args:
+            gradient: (B, C, H, W) on the gateway; None elsewhere.
+
+        Returns:
+            The gradient of the images on the gateway, if the schedule wants that; None elsewhere.
+        """
+        assert self.schedule.network is not None
+        groups = {cell: self.schedule.backward_groups[self.cells[cell].tile] for cell in self.mine}
+        count = max((len(each) for each in self.schedule.backward_groups.values()), default=0)
+        values = {0: gradient} if gradient is not None else {}
+        for index in range(count):
+            here = {cell: groups[cell][index] for cell in self.mine}
+            start, stop = self._span(index)
+            how = "images" if index == 0 else "cores"
+            waiting = self._begin(stop, how, values, f"backward {index}")
+            self._recompute(index, here)
+            upper = self._held(waiting, f"backward {index}")
+            values = self._back(start, stop, here, upper)
+        found = self._gather(0, values) if self.schedule.network.flows[0] else None
+        self._state = _State(0)
+        return found
+
+    def sum_gradients(self) -> None:
+        """Add up the gradients of weights over processes, in place; all have the sums then (NOTES 5)."""
+        all_sum(self._gradients(), self.group)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Of the layers, those that train."""
+        layers = self.stem.parameters(0, len(self.stem.operators))
+        return [parameter for parameter in layers if parameter.requires_grad]
+
+    def _gradients(self) -> list[Tensor]:
+        found = []
+        for parameter in self.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            found.append(parameter.grad)
+        return found
+
+    def _span(self, index: int) -> tuple[int, int]:
+        any_tile = next(iter(self.schedule.backward_groups.values()))
+        return any_tile[index].start, any_tile[index].stop
+
+    # Running layers forward
+
+    def _run(
+        self, start: int, stop: int, regions: Mapping[int, Mapping[int, Region]],
+        entries: dict[int, dict[int, Held]], *, keep: bool,
+    ) -> dict[int, dict[int, Held]]:  # fmt: skip
+        """Run layers on this process's cells; all of them together up to each norm that normalises by its batch.
+
+        Args:
+            start, stop: cuts.
+            regions: of every cell, what it holds of every map.
+            entries: of every cell, the maps that it begins with.
+            keep: whether this is the forward pass, which keeps maps for the backward pass and tracks statistics; if
+                not, all maps that the backward pass reads are returned too.
+        """
+        stops = [start, *(number for number in self.by_batch if start < number < stop), stop]
+        state, held = self._state, entries
+        for first, end in pairwise(stops):
+            moments = {}
+            if first in self.by_batch:
+                if keep:
+                    state.moments[first] = self._moments(first, held)
+                moments = {first: state.moments[first]}
+            for cell in self.mine:
+                held[cell] = self._run_cell(cell, first, end, regions[cell], held[cell], moments, keep=keep)
+        return held
+
+    def _run_cell(
+        self, cell: int, start: int, stop: int, regions: Mapping[int, Region], entries: dict[int, Held],
+        moments: Mapping[int, tuple[Tensor, Tensor]], *, keep: bool,
+    ) -> dict[int, Held]:  # fmt: skip
+        kept = self._kept(cell) if keep else regions
+        tensors = {number: each.values for number, each in entries.items()}
+        made = self.stem.run(start, stop, dict(regions), tensors, moments, keep=kept)
+        found = entries | {number: Held(values, regions[number]) for number, values in made.items()}
+        if keep:
+            own = self._state.maps[cell]
+            own |= {number: each for number, each in found.items() if number in kept}
+            alive = self.stem.layers.alive(stop)
+            return {number: each for number, each in found.items() if number in alive}
+        return found
+
+    def _kept(self, cell: int) -> dict[int, Region]:
+        return self.schedule.kept.get(self.cells[cell].tile, {})
+
+    def _moments(self, number: int, held: Mapping[int, Mapping[int, Held]]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the map that a norm reads, over all cells, and its running statistics renewed."""
+        norm = self.stem.operators[number].module
+        assert isinstance(norm, nn.BatchNorm2d)
+        read = self.stem.layers.layers[number].reads[0]
+        parts = [held[cell][read].part(self._core(read, cell)) for cell in self.mine]
+        mean, variance = all_moments(parts, norm.num_features, self.like, self.group)
+        pixels = self._pixels(read)
+        if pixels < 2:
+            raise ValueError(f"Expected more than 1 value per channel when training, got {pixels}")
+        track(norm, mean, variance, pixels)
+        return mean, variance
+
+    # Running layers backward
+
+    def _recompute(self, index: int, groups: Mapping[int, BackwardGroup]) -> None:
+        """Compute what a group's backward pass reads, where that was not kept."""
+        start, stop = self._span(index)
+        if not self.schedule.recompute or not any(
+            each[index].entries for each in self.schedule.backward_groups.values()
+        ):
+            return
+        cores = {cell: self._state.maps[cell][start].part(self._core(start, cell)) for cell in self.mine}
+        held = self._scatter(start, "cores", cores, f"anew {index}")
+        for cell in self.mine:
+            self._state.maps[cell][start] = held[cell]
+        regions = {
+            cell: self.stem.layers.needed(start, stop, groups[cell].saved) for cell in self.mine
+        }  # fmt: skip
+        made = self._run(start, stop, regions, {cell: {start: held[cell]} for cell in self.mine}, keep=False)
+        for cell in self.mine:
+            self._state.maps[cell] |= made[cell]
+
+    def _back(
+        self, start: int, stop: int, groups: Mapping[int, BackwardGroup], upper: Mapping[int, Held]
+    ) -> dict[int, Tensor]:
+        """Gradients of a group's last map to those of its first one, on cores; maps that it read are let go."""
+        network = self.schedule.network
+        assert network is not None
+        gradients = {cell: {stop: upper[cell]} for cell in self.mine}
+        for number in reversed(range(start, stop)):
+            if network.flows[number + 1]:
+                self._back_layer(number, groups, gradients)
+            for cell in self.mine:
+                gradients[cell].pop(number + 1, None)
+                self._state.maps[cell].pop(number + 1, None)
+        return {
+            cell: gradients[cell][start].part(self._core(start, cell)) for cell in self.mine if network.flows[start]
+        }
+
+    def _back_layer(
+        self, number: int, groups: Mapping[int, BackwardGroup], gradients: dict[int, dict[int, Held]]
+    ) -> None:
+        operator = self.stem.operators[number]
+        parts = {cell: self._part(number, cell, groups[cell], gradients[cell]) for cell in self.mine}
+        back: Callable[[Part], Sequence[Tensor | None]] = operator.adjoint.back
+        if isinstance(operator.adjoint, Norm) and number in self.by_batch:
+            back = self._norm_back(operator.adjoint, number, parts)
+        elif operator.adjoint.trains():
+            for part in parts.values():
+                if part.core.area and len(part.gradient.values):
+                    operator.adjoint.train(part)
+        for cell, part in parts.items():
+            if any(part.wanted):
+                passed = back(part) if part.gradient.values.numel() else zeros(part)
+                for read, region, found in zip(operator.layer.reads, part.wanted, passed, strict=True):
+                    if found is not None and region is not None:
+                        _add(gradients[cell], read, Held(found, region))
+
+    def _norm_back(
+        self, norm: Norm, number: int, parts: Mapping[int, Part]
+    ) -> Callable[[Part], Sequence[Tensor | None]]:  # fmt: skip
+        """How a norm by its batch passes gradients back: by sums over all cells; weights get their share of them."""
+        sums = torch.zeros(2, norm.layer.num_features, dtype=self.like.dtype, device=self.like.device)
+        for part in parts.values():
+            plain, products = norm.sums(part)
+            norm.add(plain, products)
+            sums += torch.stack([plain, products])
+        all_sum([sums], self.group)
+        pixels = self._pixels(self.stem.layers.layers[number].reads[0])
+        return lambda part: norm.back_by_batch(part, sums[0], sums[1], pixels)
+
+    def _part(self, number: int, cell: int, group: BackwardGroup, gradients: Mapping[int, Held]) -> Part:
+        layer, maps, layers = self.stem.layers.layers[number], self._state.maps[cell], self.stem.layers
+        assert self.schedule.network is not None
+        flows = self.schedule.network.flows
+        return Part(
+            layer, [layers.maps[read] for read in layer.reads], gradients[number + 1], self._core(number + 1, cell),
+            [maps.get(read) for read in layer.reads], maps.get(number + 1),
+            [group.gradients[read] if flows[read] else None for read in layer.reads],
+            self._state.moments.get(number),
+        )  # fmt: skip
+
+    # Who holds what
+
+    def _images(self, replica: int) -> Interval:
+        return balanced(self._state.images, self.replicas)[replica]
+
+    def _core(self, number: int, cell: int) -> Region:
+        return self.tiling.core(number, self.cells[cell].tile)
+
+    def _pixels(self, number: int) -> int:
+        return self._state.images * self.stem.layers.maps[number].whole.area
+
+    def _gateway(self, number: int) -> tuple[Place, ...]:
+        return (Place(GATEWAY, Interval.whole(self._state.images), self.stem.layers.maps[number].whole),)
+
+    def _places(self, regions: Callable[[int], Region]) -> tuple[Place, ...]:
+        """Of all cells, in order."""
+        return tuple(
+            Place(cell.rank, self._images(cell.replica), regions(number)) for number, cell in enumerate(self.cells)
+        )
+
+    def _exchange_of(self, number: int, how: str, wanted: str, images: int) -> Exchange:
+        """Who sends what of a map: from the gateway or from cores, to what a group wants or to the gateway."""
+        held = self._gateway(number) if how == "images" else self._places(lambda cell: self._core(number, cell))
+        if wanted == "gateway":
+            places = self._gateway(number)
+        else:
+            kind, index = wanted.split()
+            places = self._places(lambda cell: self._wanted(kind, int(index), number, cell))
+        return Exchange(held, places, self.stem.layers.maps[number].channels)
+
+    def _wanted(self, kind: str, index: int, number: int, cell: int) -> Region:
+        tile = self.cells[cell].tile
+        if kind == "forward":
+            return self.schedule.forward_groups[tile][index][number]
+        group = self.schedule.backward_groups[tile][index]
+        return (group.entries if kind == "anew" else group.gradients).get(number, NOWHERE)
+
+    def _begin(self, number: int, how: str, values: Mapping[int, Tensor], wanted: str) -> tuple[Exchange, Pending]:
+        exchange = self._exchange(number, how, wanted, self._state.images)
+        return exchange, exchange.start(values, self.rank, self.like, self.group)
+
+    def _held(self, begun: tuple[Exchange, Pending], wanted: str) -> dict[int, Held]:
+        exchange, pending = begun
+        return {cell: Held(values, exchange.wanted[cell].region) for cell, values in pending.wait().items()}
+
+    def _scatter(self, number: int, how: str, values: Mapping[int, Tensor], wanted: str) -> dict[int, Held]:
+        """What each of this process's cells wants of a map."""
+        return self._held(self._begin(number, how, values, wanted), wanted)
+
+    def _gather(self, number: int, values: Mapping[int, Tensor]) -> Tensor | None:
+        """The whole map on the gateway, from cores."""
+        _, pending = self._begin(number, "cores", values, "gateway")
+        return pending.wait().get(0)
+
+
+def _add(gradients: dict[int, Held], number: int, found: Held) -> None:
+    """Add a gradient to that which other readers of the map have passed back; both are of the same region."""
+    before = gradients.get(number)
+    gradients[number] = found if before is None else Held(before.values + found.values, found.region)

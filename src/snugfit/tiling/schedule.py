@@ -1,0 +1,185 @@
+"""What every tile holds, fetches and computes in a training step, from two grouping profiles: regions only, no torch.
+
+Forward, a group begins with the halo of its first map; backward, with the halo of the gradient of its last one
+(section 4.2 of Rama and Gerstlauer, UT-CERC-24-02). What the backward pass reads of the maps is kept from the forward
+pass, which makes it a little wider than it needs itself, or is computed anew from the first map of a backward group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from snugfit.tiling.layers import Layers, Region, Tiling
+from snugfit.tiling.profile import Profile
+
+Regions = dict[int, Region]
+"""Parts of maps, by number."""
+
+Reads = Literal["nothing", "input", "core", "output"]
+"""What the backward pass of a layer reads: nothing, its input, its input for its own tile alone, or its output."""
+
+
+@dataclass(frozen=True)
+class Backward:
+    """How a network's backward pass looks at its layers.
+
+    Attributes:
+        flows: for every map, whether its gradient is needed.
+        trains: for every layer, whether it has weights that train.
+        reads: for every layer, what of its maps its backward pass reads.
+    """
+
+    flows: tuple[bool, ...]
+    trains: tuple[bool, ...]
+    reads: tuple[Reads, ...]
+
+    @classmethod
+    def of(
+        cls, layers: Layers, trains: Sequence[bool], reads: Sequence[Reads], *, image: bool = False
+    ) -> Backward:  # fmt: skip
+        """A gradient is needed behind the first weights that train, or everywhere if that of the image is wanted."""
+        flows = [image]
+        for layer, own in zip(layers.layers, trains, strict=True):
+            flows.append(own or any(flows[read] for read in layer.reads))
+        return cls(tuple(flows), tuple(trains), tuple(reads))
+
+
+@dataclass(frozen=True)
+class BackwardGroup:
+    """A group of the backward pass, on one tile.
+
+    Attributes:
+        start, stop: cuts.
+        gradients: of each map, where the tile computes its gradient; of the last map, where it needs it.
+        saved: of each map, what it reads.
+        entries: what of the first map it needs to compute that anew.
+    """
+
+    start: int
+    stop: int
+    gradients: Regions
+    saved: Regions
+    entries: Regions
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A training step of tiles.
+
+    Attributes:
+        tiling: network and tiles.
+        forward, backward: grouping profiles.
+        network: how the backward pass looks at the layers; None where there is none, as in evaluation.
+        recompute: whether a backward group computes the maps that it reads anew; they are kept otherwise.
+    """
+
+    tiling: Tiling
+    forward: Profile
+    backward: Profile
+    network: Backward | None
+    recompute: bool = False
+
+    @cached_property
+    def backward_groups(self) -> dict[tuple[int, int], list[BackwardGroup]]:
+        """Of every tile, the groups of the backward pass from the last to the first."""
+        found: dict[tuple[int, int], list[BackwardGroup]] = {}
+        for tile in self.tiling.tiles:
+            groups = reversed(self.backward.groups) if self.network else ()
+            found[tile] = [self._backward_group(start, stop, tile) for start, stop in groups if self._runs(stop)]
+        return found
+
+    @cached_property
+    def kept(self) -> dict[tuple[int, int], Regions]:
+        """Of every tile, what the forward pass leaves for the backward pass."""
+        found: dict[tuple[int, int], Regions] = {}
+        for tile, groups in self.backward_groups.items():
+            regions: Regions = {}
+            for group in groups:
+                if self.recompute:
+                    wanted = {group.start: self.tiling.core(group.start, tile)} if group.entries else {}
+                    wanted |= {group.stop: group.saved[group.stop]} if self._last_is_read(group) else {}
+                else:
+                    wanted = group.saved
+                regions = _hulls(regions, wanted)
+            found[tile] = regions
+        return found
+
+    @cached_property
+    def forward_groups(self) -> dict[tuple[int, int], list[Regions]]:
+        """Of every tile, what it holds of the maps in each group of the forward pass; of the first map, with its halo.
+
+        What is kept of a map at which groups meet is fetched with the halo, not computed twice.
+        """
+        found: dict[tuple[int, int], list[Regions]] = {}
+        last = self.forward.cuts[-1]
+        for tile in self.tiling.tiles:
+            kept, held = self.kept.get(tile, {}), []
+            for start, stop in self.forward.groups:
+                wanted = {stop: self.tiling.core(stop, tile)}
+                ends = stop + 1 if stop == last else stop
+                wanted = _hulls(wanted, self._summed(start, stop, tile))
+                wanted = _hulls(wanted, {number: kept[number] for number in range(start, ends) if number in kept})
+                held.append(self.tiling.layers.needed(start, stop, wanted))
+            found[tile] = held
+        return found
+
+    def _summed(self, start: int, stop: int, tile: tuple[int, int]) -> Regions:
+        """All of a tile's own pixels where sums over the whole map are taken, even those that nothing else reads."""
+        layers = self.tiling.layers.layers[start:stop]
+        return {read: self.tiling.core(read, tile) for layer in layers if layer.sums for read in layer.reads}
+
+    def _runs(self, stop: int) -> bool:
+        assert self.network is not None
+        return self.network.flows[stop]
+
+    def _last_is_read(self, group: BackwardGroup) -> bool:
+        return group.stop == self.backward.cuts[-1] and group.stop in group.saved
+
+    def _backward_group(self, start: int, stop: int, tile: tuple[int, int]) -> BackwardGroup:
+        assert self.network is not None
+        layers, core = self.tiling.layers, self.tiling.core
+        gradients: Regions = {start: core(start, tile)} if self.network.flows[start] else {}
+        for number in range(start, stop):
+            if not self.network.flows[number + 1]:
+                continue
+            layer = layers.layers[number]
+            region = core(number + 1, tile)
+            for read in layer.reads:
+                if read in gradients:
+                    region = region.hull(layer.reaches(gradients[read]) & layers.maps[number + 1].whole)
+            gradients[number + 1] = region
+        saved = self._saved(start, stop, gradients, tile)
+        entries = layers.needed(start, stop, saved) if self.recompute else {}
+        return BackwardGroup(start, stop, gradients, saved, {start: entries[start]} if start in entries else {})
+
+    def _saved(self, start: int, stop: int, gradients: Regions, tile: tuple[int, int]) -> Regions:
+        """What a group's backward pass reads of the maps."""
+        assert self.network is not None
+        layers, saved = self.tiling.layers, dict[int, Region]()
+        for number in range(start, stop):
+            if number + 1 not in gradients:
+                continue
+            layer, reads = layers.layers[number], self.network.reads[number]
+            if reads == "output":
+                saved = _hulls(saved, {number + 1: gradients[number + 1]})
+            if reads in ("input", "core"):
+                made = gradients[number + 1] if reads == "input" else self.tiling.core(number + 1, tile)
+                needs = layer.needs(made)
+                saved = _hulls(saved, {read: needs & layers.maps[read].whole for read in layer.reads})
+        return saved
+
+
+def _hulls(first: Mapping[int, Region], second: Mapping[int, Region]) -> Regions:
+    """Of every map, what holds both."""
+    return {
+        number: first[number].hull(second[number]) if number in first and number in second
+        else first.get(number) or second[number]
+        for number in _numbers(first, second)
+    }  # fmt: skip
+
+
+def _numbers(*regions: Mapping[int, Region]) -> Iterable[int]:
+    return sorted({number for each in regions for number in each})
