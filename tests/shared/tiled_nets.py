@@ -13,7 +13,7 @@ LAYERS = st.one_of(
         st.just("conv"), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2),
         st.sampled_from((1, 2, 4)), st.booleans(),
     ),
-    st.tuples(st.just("max"), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1)),
+    st.tuples(st.just("max"), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1), st.booleans()),
     st.tuples(st.just("average"), st.integers(1, 3), st.integers(1, 2), st.integers(0, 1)),
     st.tuples(st.just("activation"), st.sampled_from(range(len(ACTIVATIONS)))),
     st.tuples(st.just("norm"), st.booleans()),
@@ -44,8 +44,8 @@ def made(plan):
         kernel, stride, padding, dilation, groups, bias = rest
         return nn.Conv2d(4, 4, kernel, stride, padding, dilation, groups, bias)
     if kind == "max":
-        kernel, stride, padding = rest
-        return nn.MaxPool2d(kernel, stride, min(padding, kernel // 2))
+        kernel, stride, padding, upwards = rest
+        return nn.MaxPool2d(kernel, stride, min(padding, kernel // 2), ceil_mode=upwards)
     if kind == "average":
         kernel, stride, padding = rest
         return nn.AvgPool2d(kernel, stride, min(padding, kernel // 2))

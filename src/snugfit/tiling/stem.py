@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -84,7 +85,8 @@ def _operator(
         return None
     reads = tuple(numbers[source] for source in sources)
     if node.op == "call_module":
-        return _of_module(str(node.target), module.get_submodule(str(node.target)), reads)
+        layer = module.get_submodule(str(node.target))
+        return _of_module(str(node.target), layer, reads, (shapes[sources[0]], shapes.get(node)))
     if node.op == "call_function" and node.target in _ADDITIONS:
         two = len(node.args) == 2 and len(sources) == 2 and not node.kwargs
         same = two and shapes[sources[0]] == shapes[sources[1]]
@@ -129,11 +131,11 @@ def _with_rest(function: Callable[..., Tensor], rest: tuple[Any, ...], options: 
     return function(x, *rest, **options)
 
 
-def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...]) -> Operator | None:
+def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...], shapes: tuple[Any, Any]) -> Operator | None:
+    if type(layer) in (nn.MaxPool2d, nn.AvgPool2d):
+        return _pool(name, layer, reads, shapes)
     if type(layer) in _CONVOLUTIONS and layer.padding_mode == "zeros":
         return _convolution(name, layer, reads)  # type: ignore[arg-type]
-    if type(layer) in (nn.MaxPool2d, nn.AvgPool2d):
-        return _pool(name, layer, reads)
     if isinstance(layer, nn.BatchNorm2d):
         sums = layer.num_features if normalises_by_batch(layer) else 0
         return Operator(Layer(name, reads, sums=sums), layer, adjoint.Norm(layer), module=layer)
@@ -144,19 +146,30 @@ def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...]) -> Operator 
     return None
 
 
-def _pool(name: str, layer: Any, reads: tuple[int, ...]) -> Operator | None:
-    """A pool; not one whose last windows reach beyond the padding, or whose divisors differ along the border."""
+def _pool(name: str, layer: Any, reads: tuple[int, ...], shapes: tuple[Any, Any]) -> Operator | None:
+    """A pool; not one whose divisors differ along the border.
+
+    Max pools whose last windows reach beyond the padding (``ceil_mode``) have more padding there.
+    """
     maximum = type(layer) is nn.MaxPool2d
     uneven = not maximum and any(_pair(layer.padding)) and not layer.count_include_pad
-    if layer.ceil_mode or uneven or (maximum and layer.return_indices):
+    if uneven or (maximum and layer.return_indices) or shapes[1] is None:
         return None
-    rows, columns = _windows(layer.kernel_size, layer.stride, layer.padding, layer.dilation if maximum else 1)
+    windows = _windows(layer.kernel_size, layer.stride, layer.padding, layer.dilation if maximum else 1)
+    rows, columns = (_reaching(*each) for each in zip(windows, shapes[0][2:], shapes[1][2:], strict=True))
+    if not maximum and (rows, columns) != windows:
+        return None
     options = {"dilation": layer.dilation} if maximum else {"divisor_override": layer.divisor_override}
     function = F.max_pool2d if maximum else F.avg_pool2d
     call = partial(_pooled, function, layer.kernel_size, layer.stride, options)
     fill = -torch.inf if maximum else 0.0
     back = adjoint.Adjoint(call, fill) if maximum else adjoint.Linear(call)
     return Operator(Layer(name, reads, rows, columns), call, back, fill, layer)
+
+
+def _reaching(window: Window, read: int, made: int) -> Window:
+    """A window with as much padding behind as the rows that are made of those that are read need."""
+    return replace(window, after=max(window.after, (made - 1) * window.stride + window.reach - window.before - read))
 
 
 def _keeping_input(layer: nn.Module) -> nn.Module:
