@@ -1,0 +1,99 @@
+"""What the gateway tells the others to do, which they may have to wait long for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from datetime import timedelta
+from types import TracebackType
+
+import torch.distributed as dist
+
+from snugfit.training.launch.heartbeat import Heartbeat
+from snugfit.training.launch.naming import lost_error
+from snugfit.training.launch.store import Store, connect
+
+_POLL_SECONDS = 0.2
+_SLICE = timedelta(seconds=0.5)
+
+
+class Commands:
+    """A line from the gateway to every other process, through the store.
+
+    A collective gives up after its timeout; but a gateway that plans, reads data or writes a checkpoint may take
+    minutes until it has the next command. Here others wait for as long as the gateway's heart beats. A context manager.
+
+    Args:
+        heartbeat: running.
+        resume: run folder that errors name.
+    """
+
+    def __init__(self, heartbeat: Heartbeat, resume: str | None = None) -> None:
+        self.heartbeat, self.resume, self._given = heartbeat, resume, 0
+        self._came: queue.Queue[str | RuntimeError] = queue.Queue()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="snugfit-commands", daemon=True)
+
+    def __enter__(self) -> Commands:
+        """Begin to listen, but for the gateway.
+
+        Raises:
+            WorkerLostError: the gateway does not answer.
+        """
+        self._store = connect(self.heartbeat.here, self.heartbeat.limit)
+        if not self.heartbeat.here.is_gateway:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(4 * _SLICE.total_seconds())
+
+    def give(self, command: str) -> None:
+        """Send a command to all others; on the gateway."""
+        self._store.set(f"command/{self._given}", command)
+        self._given += 1
+
+    def take(self) -> str:
+        """Wait for the next command, for as long as the gateway's heart beats; on all others.
+
+        Raises:
+            WorkerLostError: a process was lost meanwhile.
+        """
+        while True:
+            try:
+                came = self._came.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if self.heartbeat.lost():
+                    raise lost_error(self.heartbeat, self.resume) from None
+                continue
+            if isinstance(came, RuntimeError):
+                raise lost_error(self.heartbeat, self.resume, str(came)) from came
+            return came
+
+    def _listen(self) -> None:
+        """Fetch commands as they come, off the main thread: a store that stops answering blocks for good."""
+        number = 0
+        try:
+            while not self._stop.is_set():
+                if self._fetch(self._store, number):
+                    number += 1
+        except RuntimeError as error:
+            self._came.put(error)
+
+    def _fetch(self, store: Store, number: int) -> bool:
+        """Whether the command came; whoever is the last to have it removes it."""
+        key, taken = f"command/{number}", f"taken/{number}"
+        try:
+            store.wait([key], _SLICE)
+        except dist.DistStoreError:
+            return False
+        self._came.put(store.get(key).decode())
+        if store.add(taken, 1) == self.heartbeat.here.size - 1:
+            store.delete_key(key)
+            store.delete_key(taken)
+        return True

@@ -1,0 +1,91 @@
+"""Meeting the other processes, and parting from them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from snugfit.errors import WorkerLostError
+from snugfit.training.launch.network import own_name, use_interface
+from snugfit.training.launch.store import Store, connect, host_store, within
+from snugfit.training.launch.world import World
+
+_GRACE_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def join(
+    here: World,
+    timeout_seconds: float = 10.0,
+    interface: str | None = None,
+    *,
+    device: str = "cpu",
+    join_seconds: float = 60.0,
+) -> Iterator[dist.ProcessGroup]:
+    """All processes as a group, which ends with the context, also after errors.
+
+    Args:
+        here: this process.
+        timeout_seconds: how long any one collective may wait; torch's own default is 30 minutes.
+        interface: network interface that alone is listened on; that which leads to the gateway by default.
+        device: with ``"cuda"``, tensors there go over NCCL and those on the CPU over gloo.
+        join_seconds: how long processes wait for each other at the start, where imports and slow disks take their time.
+
+    Raises:
+        WorkerLostError: some did not come.
+    """
+    use_interface(interface, here.addr)
+    hosted = host_store(here)
+    store = connect(here, join_seconds)
+    _wait_for_all(here, store, join_seconds)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(here.local_rank)
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    limit = timedelta(seconds=timeout_seconds)
+    try:
+        dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=limit)
+    except RuntimeError as error:
+        raise WorkerLostError(
+            f"the {here.size} processes found each other but could not connect: {str(error).splitlines()[0]}\n"
+            "Look whether a firewall lies between the hosts, or name the network with --interface."
+        ) from error
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD
+    finally:
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            within(timeout_seconds + _GRACE_SECONDS, dist.destroy_process_group)
+        del store, hosted
+
+
+def _wait_for_all(here: World, store: Store, seconds: float) -> None:
+    """Announce this process and wait for all others."""
+
+    def meet() -> None:
+        store.set(f"joined/{here.rank}", own_name(here.addr))
+        store.wait([f"joined/{rank}" for rank in range(here.size)], timedelta(seconds=seconds))
+
+    try:
+        within(seconds, meet)
+    except (RuntimeError, TimeoutError) as error:
+        raise WorkerLostError(
+            f"{_absent(here, store)} did not join within {seconds:g} s, so that nothing was started.\n"
+            "Look at the output of that process, and whether a firewall lies between the hosts."
+        ) from error
+
+
+def _absent(here: World, store: Store) -> str:
+    """The ranks that have not announced themselves, in words."""
+
+    def look() -> list[int]:
+        return [rank for rank in range(here.size) if not store.check([f"joined/{rank}"])]
+
+    try:
+        ranks = within(1.0, look)
+    except (RuntimeError, TimeoutError):
+        return "rank 0"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,51 @@
+"""Which of this host's network interfaces leads to an address."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+
+_ANY_PORT = 9
+
+
+def interface_towards(address: str) -> str | None:
+    """Name of the interface through which this host would reach an address; nothing is sent.
+
+    Returns:
+        None where no route leads there, or its interface is unknown.
+    """
+    own = own_address(address)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == own for each in addresses):
+            return name
+    return None
+
+
+def own_address(towards: str) -> str | None:
+    """This host's own address on the way to another one; None where no route leads there."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(towards, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def use_interface(interface: str | None, gateway: str) -> None:
+    """Let gloo and NCCL listen on one interface alone: the given one, or that which leads to the gateway.
+
+    What ``GLOO_SOCKET_IFNAME`` already says stays, unless an interface is given.
+    """
+    chosen = interface or os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(gateway)
+    if chosen:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = chosen
+
+
+def own_name(gateway: str) -> str:
+    """This process for people, like ``process 4711 on nano-2, 10.0.0.3``."""
+    address = own_address(gateway)
+    local = address is None or address.startswith("127.") or address == "::1"
+    return f"process {os.getpid()} on {socket.gethostname()}" + ("" if local else f", {address}")
