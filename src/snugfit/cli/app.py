@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from cyclopts import App, CycloptsError, Group
 
 from snugfit import __version__
+from snugfit.cli.cluster import cluster_app
 from snugfit.cli.config import apply_config
 from snugfit.cli.evaluate import evaluate
 from snugfit.cli.export import export
@@ -58,6 +59,7 @@ def build() -> App:
     )
     for order, command in enumerate(COMMANDS):
         app.command(command, sort_key=order, help_format="markdown")
+    app.command(cluster_app(sort_key=len(COMMANDS)))
     return app
 
 

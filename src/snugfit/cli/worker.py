@@ -67,8 +67,17 @@ def _work(job: dict[str, Any], send: Send) -> Any:
             send(run_dir=event.run_dir)
 
     with ConsoleProgress(quiet=job["quiet"]) as progress:
-        api.prepare_process(job["threads"])
+        api.prepare_process(_threads(job["threads"]))
         return COMMANDS[job["command"]](api, job, (announce, progress), send)
+
+
+def _threads(asked: int | None) -> int | None:
+    """Those asked for; beside other processes of a cluster, this one's share of the cores."""
+    if asked is not None or "WORLD_SIZE" not in os.environ:
+        return asked
+    from snugfit.training.launch import share_of_threads, world
+
+    return share_of_threads(world())
 
 
 def _die_with_parent() -> None:

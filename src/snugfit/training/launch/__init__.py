@@ -4,7 +4,7 @@ Beside ``tiling`` this is the only room that uses ``torch.distributed``. Process
 gateway is rank 0, which hosts the store that the others meet in. No wait is without a limit::
 
     here = world()
-    with join(here, 10) as group, Heartbeat(here, 10) as heartbeat, naming_lost(heartbeat, run_dir):
+    with join(here) as group, Heartbeat(here) as heartbeat, naming_lost(heartbeat, run_dir):
         with Commands(heartbeat, run_dir) as commands:
             ...  # the gateway gives commands, the others take them; all do collectives over group
 """

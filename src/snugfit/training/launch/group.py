@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from snugfit.errors import WorkerLostError
+from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 from snugfit.training.launch.network import own_name, use_interface
 from snugfit.training.launch.store import Store, connect, host_store, within
 from snugfit.training.launch.world import World
@@ -20,7 +21,7 @@ _GRACE_SECONDS = 2.0
 @contextlib.contextmanager
 def join(
     here: World,
-    timeout_seconds: float = 10.0,
+    timeout_seconds: float | None = None,
     interface: str | None = None,
     *,
     device: str = "cpu",
@@ -30,14 +31,16 @@ def join(
 
     Args:
         here: this process.
-        timeout_seconds: how long any one collective may wait; torch's own default is 30 minutes.
+        timeout_seconds: how long any one collective may wait; that of the launch by default.
         interface: network interface that alone is listened on; that which leads to the gateway by default.
         device: with ``"cuda"``, tensors there go over NCCL and those on the CPU over gloo.
         join_seconds: how long processes wait for each other at the start, where imports and slow disks take their time.
 
     Raises:
         WorkerLostError: some did not come.
+        UsageError: this build of torch lacks the transport that is asked for.
     """
+    limit = here.timeout_seconds if timeout_seconds is None else timeout_seconds
     use_interface(interface, here.addr)
     hosted = host_store(here)
     store = connect(here, join_seconds)
@@ -45,21 +48,31 @@ def join(
     if device.startswith("cuda"):
         torch.cuda.set_device(here.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    limit = timedelta(seconds=timeout_seconds)
     try:
-        dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=limit)
+        dist.init_process_group(
+            backend, store=store, rank=here.rank, world_size=here.size, timeout=timedelta(seconds=limit)
+        )
     except RuntimeError as error:
-        raise WorkerLostError(
-            f"the {here.size} processes found each other but could not connect: {str(error).splitlines()[0]}\n"
-            "Look whether a firewall lies between the hosts, or name the network with --interface."
-        ) from error
+        raise _unconnected(here, error) from error
     try:
         assert dist.group.WORLD is not None
         yield dist.group.WORLD
     finally:
         with contextlib.suppress(RuntimeError, TimeoutError):
-            within(timeout_seconds + _GRACE_SECONDS, dist.destroy_process_group)
+            within(limit + _GRACE_SECONDS, dist.destroy_process_group)
         del store, hosted
+
+
+def _unconnected(here: World, error: RuntimeError) -> SnugfitError:
+    if "unsupported gloo device" in str(error):
+        return UsageError(
+            f"this build of torch has no gloo transport {os.environ.get('GLOO_DEVICE_TRANSPORT')}: "
+            "TLS takes a build with USE_GLOO_WITH_OPENSSL.\nUnset GLOO_DEVICE_TRANSPORT, and keep to trusted networks."
+        )
+    return WorkerLostError(
+        f"the {here.size} processes found each other but could not connect: {str(error).splitlines()[0]}\n"
+        "Look whether a firewall lies between the hosts, or name the network with --interface."
+    )
 
 
 def _wait_for_all(here: World, store: Store, seconds: float) -> None:

@@ -33,13 +33,13 @@ class Heartbeat:
 
     Args:
         here: this process.
-        limit_seconds: silence after which a process is lost.
+        limit_seconds: silence after which a process is lost; the timeout of the launch by default.
         interval_seconds: between two beats.
     """
 
-    def __init__(self, here: World, limit_seconds: float = 10.0, interval_seconds: float = 1.0) -> None:
-        self.here, self.limit = here, limit_seconds
-        self.interval = min(interval_seconds, limit_seconds / 4)
+    def __init__(self, here: World, limit_seconds: float | None = None, interval_seconds: float = 1.0) -> None:
+        self.here, self.limit = here, here.timeout_seconds if limit_seconds is None else limit_seconds
+        self.interval = min(interval_seconds, self.limit / 4)
         self._store: Store | None = None
         self._names: dict[int, str] = {}
         self._stop = threading.Event()

@@ -30,7 +30,7 @@ def own_address(towards: str) -> str | None:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):
         return None
 
 

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from snugfit.errors import UsageError
+from snugfit.quantities import parse_seconds
 
 GATEWAY = 0
 """Rank of the process that reads data, writes the run folder and tells the others what to do."""
 
+TIMEOUT_VARIABLE = "SNUGFIT_TIMEOUT"
+DEFAULT_TIMEOUT = "10s"
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -28,6 +31,7 @@ class World:
         port: of the gateway's store.
         max_restarts: how often torchrun will start them anew.
         run_id: name of the launch.
+        timeout_seconds: how long a collective may wait, and a process be silent: `--timeout` of the launch.
     """
 
     rank: int
@@ -39,6 +43,7 @@ class World:
     port: int
     max_restarts: int = 0
     run_id: str = ""
+    timeout_seconds: float = 10.0
 
     @property
     def is_gateway(self) -> bool:
@@ -77,6 +82,7 @@ def world(environment: Mapping[str, str] | None = None) -> World | None:
         port=_number(given, "MASTER_PORT"),
         max_restarts=_number(given, "TORCHELASTIC_MAX_RESTARTS"),
         run_id=given.get("TORCHELASTIC_RUN_ID", ""),
+        timeout_seconds=parse_seconds(given.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)),
     )
     _check(found)
     return found

@@ -1,0 +1,29 @@
+"""torchrun's agent on a host of `snugfit cluster`. Arguments: ``[--serve ADDRESS:PORT]``, then those of torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from snugfit.cli.failures import show_error
+from snugfit.errors import SnugfitError
+
+
+def main() -> int:
+    """Run the agent of this host and return its exit code; stderr says why it failed."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    from snugfit.training.launch.agent import run_agent
+
+    arguments = sys.argv[1:]
+    serve = None
+    if arguments[:1] == ["--serve"]:
+        serve, arguments = arguments[1], arguments[2:]
+    try:
+        return run_agent(arguments, serve)
+    except SnugfitError as error:
+        return show_error(error, as_json=False, debug=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

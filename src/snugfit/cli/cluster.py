@@ -1,0 +1,34 @@
+"""``snugfit cluster``: several processes or hosts that train together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cyclopts import App
+
+from snugfit.cli.doctor import doctor
+from snugfit.cli.launch import launch
+
+HELP = """\
+Train on several processes or hosts at once, and find out what their network and processors can do.
+
+How fast are the hosts, and the links between them?
+
+    snugfit cluster doctor --hosts cluster.yaml
+
+Train over all of them; rank 0, on the first host, has the data and writes the run folder:
+
+    snugfit cluster launch --hosts cluster.yaml -- train --strategy tiled --model vgg16
+
+Traffic is neither encrypted nor authenticated: for networks that you trust.
+"""
+
+_COMMANDS: tuple[Callable[..., int], ...] = (launch, doctor)
+
+
+def cluster_app(sort_key: int) -> App:
+    """The command ``cluster`` with those below it."""
+    app = App(name="cluster", help=HELP, help_format="plaintext", sort_key=sort_key)
+    for order, command in enumerate(_COMMANDS):
+        app.command(command, sort_key=order, help_format="markdown")
+    return app

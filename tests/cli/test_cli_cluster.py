@@ -1,0 +1,168 @@
+"""``snugfit cluster``: the command lines that it builds, and two real processes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from snugfit.cli import app, hosts, launching
+from snugfit.core.cluster import Cluster
+
+HOSTS = """
+hosts:
+  - address: 10.0.0.1
+    user: pi
+    python: /opt/env/bin/python
+    directory: my work
+  - address: 10.0.0.2
+    processes: 2
+    interface: eth1
+"""
+
+
+@pytest.fixture
+def snug(capfd, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("OMP_NUM_THREADS", "GLOO_DEVICE_TRANSPORT"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "cluster.yaml").write_text(HOSTS)
+
+    def call(*tokens):
+        code = app.run(["cluster", *tokens])
+        return code, *capfd.readouterr()
+
+    return call
+
+
+def test_processes_of_this_machine_listen_on_loopback(snug):
+    code, out, _ = snug(
+        "launch", "--processes", "3", "--timeout", "4s", "--dry-run", "--", "train", "--json", "--epochs", "2"
+    )
+    words = shlex.split(out)
+    assert code == 0 and words[:2] == [f"GLOO_SOCKET_IFNAME={launching.LOOPBACK}", "SNUGFIT_TIMEOUT=4s"]
+    assert words[2:5] == [sys.executable, "-m", "snugfit.cli.agent"]
+    assert words[words.index("--nproc-per-node") + 1] == "3" and words[words.index("--local-addr") + 1] == "127.0.0.1"
+    assert words[words.index("--max-restarts") + 1] == "3" and "store_type=file" in out
+    assert words[words.index("--module") + 1 :] == ["snugfit", "train", "--json", "--epochs", "2"]
+
+
+def test_hosts_are_reached_by_ssh_and_meet_on_the_first(snug, monkeypatch):
+    monkeypatch.setenv("GLOO_DEVICE_TRANSPORT", "TCP_TLS")
+    code, out, _ = snug(
+        "launch", "--hosts", "cluster.yaml", "--min-hosts", "2", "--dry-run", "--", "train", "--out", "a b"
+    )
+    first, second = (shlex.split(line) for line in out.splitlines())
+    assert code == 0 and first[0] == "ssh" and (first[-2], second[-2]) == ("pi@10.0.0.1", "10.0.0.2")
+    assert first[-1].startswith(
+        "cd 'my work' && exec env GLOO_DEVICE_TRANSPORT=TCP_TLS SNUGFIT_TIMEOUT=10s /opt/env/bin/python -m"
+    )
+    there = shlex.split(second[-1])
+    assert "--serve 10.0.0.1:29400" in first[-1] and "--serve" not in there
+    assert there[there.index("--nnodes") + 1] == "2:2" and there[there.index("--rdzv-endpoint") + 1] == "10.0.0.1:29400"
+    assert there[there.index("--nproc-per-node") + 1] == "2" and "GLOO_SOCKET_IFNAME=eth1" in there
+    assert there[there.index("--local-addr") + 1] > "10.0.0.1", "torch makes the least address rank 0"
+    assert there[-5:] == ["--module", "snugfit", "train", "--out", "a b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--", "train"], "say where"),
+        (["--processes", "2"], "nothing to run"),
+        (["--processes", "0", "--", "train"], "at least one"),
+        (["--processes", "2", "--hosts", "cluster.yaml", "--", "train"], "say where"),
+        (["--processes", "2", "--timeout", "soon", "--", "train"], "not a duration"),
+        (["--processes", "2", "--interface", "nope0", "--", "train"], "unknown network interface 'nope0'"),
+        (["--hosts", "cluster.yaml", "--min-hosts", "3", "--", "train"], "names 2"),
+        (["--hosts", "nowhere.yaml", "--", "train"], "cannot read the hosts file"),
+    ],
+)  # fmt: skip
+def test_calls_that_mean_nothing(snug, options, words):
+    code, _, err = snug("launch", "--dry-run", *options)
+    assert code == 2 and words in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hosts: []", "must hold a list"),
+        ("[", "cannot read"),
+        ("hosts: [{user: pi}]", "needs an address"),
+        ("hosts: [{address: 10.0.0.1, proceses: 2}]", "Did you mean 'processes'"),
+        ("hosts: [{address: 10.0.0.1, processes: 0}]", "count from 1"),
+        ("hosts: [{address: -oProxyCommand=x}]", "is no text"),
+        ("hosts: [10.0.0.1, 10.0.0.1]", "stands twice"),
+        ("hosts: [1.1.1.1]", "is a public address"),
+        ("hosts: [" + "x" * 64 + "]", "cannot find the address"),
+    ],
+)
+def test_hosts_files_that_are_refused(snug, tmp_path, text, words):
+    (tmp_path / "bad.yaml").write_text(text)
+    code, _, err = snug("launch", "--hosts", "bad.yaml", "--dry-run", "--", "train")
+    assert code == 2 and words in err and len(err.strip().splitlines()) <= 2
+
+
+def test_public_addresses_take_a_flag(snug, tmp_path):
+    (tmp_path / "public.yaml").write_text("hosts: [1.1.1.1]")
+    assert snug("launch", "--hosts", "public.yaml", "--public", "--dry-run", "--", "train")[0] == 0
+    hosts.refuse_public(["127.0.0.1", "192.168.1.4", "fd00::2", "100.64.0.1"], public=False)
+
+
+def test_exit_codes_of_several_hosts():
+    verdict = launching._verdict
+    assert verdict([0, 255]) == 0 and verdict([8, 4]) == 4 and verdict([255, 0]) == 8 and verdict([-9, 130]) == 130
+
+
+def test_doctor_measures_two_processes(snug, tmp_path):
+    code, out, err = snug("doctor", "--processes", "2", "--json", "--out", "cluster.json")
+    assert code == 0, err
+    cluster = Cluster.from_json(json.loads(out))
+    assert cluster == Cluster.from_json(json.loads((tmp_path / "cluster.json").read_text()))
+    assert [(link.source, link.target) for link in cluster.links] == [(0, 1), (1, 0)]
+    assert all(link.bytes_per_second > 1e6 and link.latency_seconds < 1 for link in cluster.links)
+    assert all(rank.macs_per_second > 1e6 and abs(rank.clock_offset_seconds) < 1 for rank in cluster.ranks)
+    assert not cluster.differing_versions() and "Mbit/s" in err
+
+
+SLOW = """
+import time
+
+def make(classes):
+    print("MODEL", flush=True)
+    time.sleep(100)
+"""
+
+
+def started(folder, *tokens):
+    command = [sys.executable, "-m", "snugfit", "cluster", "launch", "--processes", "2", "--timeout", "3s", *tokens]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_both_processes_run_and_what_cannot_get_better_is_not_tried_again(tmp_path):
+    process = started(tmp_path, "--", "--version")
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0 and out.split() == ["snugfit", out.split()[1]] * 2, err
+    process = started(tmp_path, "--", "plan", "--strategy", "nonsense")
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 2 and err.count("error: unknown strategy 'nonsense'") <= 2, err
+
+
+def test_ctrl_c_reaches_all(tmp_path):
+    (tmp_path / "snugfit_slow.py").write_text(SLOW)
+    process = started(tmp_path, "--", "plan", "--model", "snugfit_slow:make", "--image-size", "8")
+    deadline = time.monotonic() + 100
+    while "MODEL" not in process.stderr.readline():
+        assert time.monotonic() < deadline and process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    left = subprocess.run(
+        ["pgrep", "-f", "snugfit_slow:make"], capture_output=True, text=True, check=False
+    ).stdout.split()
+    assert not [pid for pid in left if int(pid) != os.getpid()]
