@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from snugfit.cli import app, hosts, launching
@@ -162,7 +163,5 @@ def test_ctrl_c_reaches_all(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    left = subprocess.run(
-        ["pgrep", "-f", "snugfit_slow:make"], capture_output=True, text=True, check=False
-    ).stdout.split()
-    assert not [pid for pid in left if int(pid) != os.getpid()]
+    lines = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+    assert not any("snugfit_slow:make" in line for line in lines)
