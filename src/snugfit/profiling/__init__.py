@@ -1,7 +1,16 @@
 """Measure what the parts of a model need: bytes, seconds and multiply-accumulates."""
 
 from snugfit.profiling.facts import unit_facts
-from snugfit.profiling.probe import LOOKING_BYTES, Probe, measure_probe, measure_probes
+from snugfit.profiling.probe import LOOKING_BYTES, Probe, measure_probe, measure_probes, smallest_floor
 from snugfit.profiling.tensors import TensorProbe, WholeStep
 
-__all__ = ["LOOKING_BYTES", "Probe", "TensorProbe", "WholeStep", "measure_probe", "measure_probes", "unit_facts"]
+__all__ = [
+    "LOOKING_BYTES",
+    "Probe",
+    "TensorProbe",
+    "WholeStep",
+    "measure_probe",
+    "measure_probes",
+    "smallest_floor",
+    "unit_facts",
+]

@@ -16,7 +16,7 @@ from snugfit.profiling.tensors import TensorProbe
 
 FIRST_BATCHES = (2, 8)
 FIRST_GROWTH, PROBE_GROWTH, LAYER_GROWTH = 3_000_000, 800_000, 80_000
-"""What profiling leaves in memory (torch's caches, kernels), in all, for each probe and for each of its layers after
+"""What profiling leaves in memory (torch's caches, kernels), in all, for each network and for each of its layers after
 the first: the base of a budget that holds the probes which this one refuses."""
 ABOVE_FLOOR = 1.05
 """Process peak over tensor peak, at the least: measured 2-9 %."""
@@ -40,8 +40,11 @@ class Probe:
         floor: tensor bytes of a step at a batch size, known without allocating it (meta device).
         batch_limit: largest batch size of interest.
         kept_bytes: bytes that it holds between two steps: weights, buffers and optimizer state.
-        sizes: batch sizes that may be chosen; any up to the limit when empty.
+        sizes: batch sizes that may be chosen; any up to the limit when empty, and nothing but it where it is the only
+            one: every size leaves kernels behind.
         layers: convolutions and linear layers in it, each of which leaves kernels behind.
+        network: what it is a way of running: probes of one network leave its kernels behind once. One of its own where
+            it is empty.
         needed: whether it is worth measuring, from the lines so far and the bytes available; always where it is None.
     """
 
@@ -52,11 +55,12 @@ class Probe:
     kept_bytes: int = 0
     sizes: tuple[int, ...] = ()
     layers: int = 1
+    network: str = ""
     needed: Callable[[Mapping[str, ProbeLine], float], bool] | None = None
 
     @property
     def growth_bytes(self) -> int:
-        """What measuring it leaves in memory, as a rule."""
+        """What measuring it leaves in memory, as a rule; what was measured of the same network before is no more."""
         return PROBE_GROWTH + (self.layers - 1) * LAYER_GROWTH
 
 
@@ -88,10 +92,10 @@ def measure_probes(
                 on_measured(probe.name, index, len(probes))
             continue
         with limit.loosened(LOOKING_BYTES):
-            if probe.needed is not None and not probe.needed(lines, _available(meter, limit)):
+            if not _is_needed(probe, lines, meter, limit):
                 continue
             lined.append(probe)
-            smallest, floors[probe.name] = _smallest(probe)
+            smallest, floors[probe.name] = smallest_floor(probe)
         if on_measured is None:
             continue
         line = measure_probe(probe, meter, limit, smallest, floors[probe.name])
@@ -100,7 +104,11 @@ def measure_probes(
         on_measured(probe.name, index, len(probes))
     release_memory()
     meter.restart()
-    grown = 0 if len(lines) == len(lined) else before + FIRST_GROWTH + sum(probe.growth_bytes for probe in lined)
+    grown = 0
+    if len(lines) < len(lined):
+        known = {probe.network for probe in lined if probe.name in lines}
+        left = _growth([probe for probe in lined if probe.network and probe.network not in known])
+        grown = max(before + FIRST_GROWTH + _growth(lined), meter.current_bytes + 2 * left)  # at two batch sizes
     return Profile(
         units=(),
         lines=lines,
@@ -112,12 +120,33 @@ def measure_probes(
     )
 
 
+def _is_needed(probe: Probe, lines: Mapping[str, ProbeLine], meter: PeakMeter, limit: MemoryLimit) -> bool:
+    """Whether a probe is worth measuring; asked again where looking, which leaves memory behind, found that it is."""
+    if probe.needed is None:
+        return True
+    meter.restart()
+    if not probe.needed(lines, _available(meter, limit)):
+        return False
+    release_memory()
+    meter.restart()
+    return probe.needed(lines, _available(meter, limit))
+
+
+def _growth(probes: Sequence[Probe]) -> int:
+    """What measuring all of them leaves in memory: every network counts once, with the most that any way of it does."""
+    networks: dict[str, int] = {}
+    for probe in probes:
+        network = probe.network or probe.name
+        networks[network] = max(networks.get(network, 0), probe.growth_bytes)
+    return sum(networks.values())
+
+
 def _available(meter: PeakMeter, limit: MemoryLimit) -> float:
     """Bytes of the budget that are free; infinite without one."""
     return float("inf") if limit.budget_bytes is None else float(limit.budget_bytes - meter.current_bytes)
 
 
-def _smallest(probe: Probe) -> tuple[int, int]:
+def smallest_floor(probe: Probe) -> tuple[int, int]:
     """Fewest samples that the probe can train on, and its tensor bytes at them."""
     try:
         return 1, probe.floor(1)
@@ -143,15 +172,18 @@ def measure_probe(
     release_memory()
     meter.restart()
     available = _available(meter, limit)
-    if (_floor(probe, smallest_batch, limit) if floor_bytes is None else floor_bytes) > available:
+    floor_bytes = _floor(probe, smallest_batch, limit) if floor_bytes is None else floor_bytes
+    if floor_bytes > available:
         return None
-    attempt = _Attempt(probe, meter, limit, available, smallest_batch)
+    attempt = _Attempt(probe, meter, limit, available, smallest_batch, floor_bytes)
     attempt.run()
     del attempt.step
     release_memory()
     meter.restart()
     resting = meter.current_bytes
-    points = [ProbePoint(batch, max(peak - resting, 1), seconds) for batch, peak, seconds in attempt.measured]
+    points = [
+        ProbePoint(batch, max(peak - resting, attempt.built, 1), seconds) for batch, peak, seconds in attempt.measured
+    ]
     return _fit(probe, points, smallest_batch, limit) if points else None
 
 
@@ -175,22 +207,33 @@ def _fit(probe: Probe, points: list[ProbePoint], smallest_batch: int, limit: Mem
 
 
 class _Attempt:
-    """One probe being measured; ``measured`` holds batch sizes, absolute peaks above the baseline, and seconds."""
+    """One probe being measured; ``measured`` holds batch sizes, absolute peaks above the baseline, and seconds.
+
+    ``built`` is what building took: more than a step does where weights come larger than they are stored.
+    """
 
     def __init__(
-        self, probe: Probe, meter: PeakMeter, limit: MemoryLimit, available: float, smallest_batch: int
+        self,
+        probe: Probe,
+        meter: PeakMeter,
+        limit: MemoryLimit,
+        available: float,
+        smallest_batch: int,
+        floor_bytes: int,
     ) -> None:
-        self.probe, self.meter, self.limit = probe, meter, limit
-        self.available, self.smallest_batch = available, smallest_batch
+        self.probe, self.meter, self.limit, self.available = probe, meter, limit, available
+        self.smallest_batch, self.sample_floor = smallest_batch, floor_bytes / smallest_batch
         self.measured: list[tuple[int, int, float]] = []
         self.step: Step | None = None
+        self.built = 0
 
     def run(self) -> None:
-        """Measure at two small batch sizes, then at the one where the probe would work."""
+        """Measure at two small batch sizes, then at the one where the probe would work; at that alone where it must."""
         before = self.meter.current_bytes
         try:
             with self.limit.room_for_kernels():
                 self.step = self.probe.build()
+            self.built = self.meter.mark() - before
         except (RuntimeError, MemoryError, SystemError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -199,17 +242,20 @@ class _Attempt:
         sizes = [batch for batch in FIRST_BATCHES if self.smallest_batch <= batch < limit]
         if len(sizes) < len(FIRST_BATCHES):
             sizes.append(limit)  # a single point would say nothing of it
+        if len(self.probe.sizes) == 1:
+            sizes = [*self.probe.sizes]
         for batch in sizes:
             if self._is_hopeless(batch, before) or not self._measure(batch):
                 break
-        if not self.measured:
+        if not self.measured and len(self.probe.sizes) != 1:
             self._measure(self.smallest_batch)
         elif len(self.measured) == len(sizes):
             self._measure_largest(before)
 
     def _is_hopeless(self, batch: int, before: int) -> bool:
         """Whether a batch is not worth trying: a refused step leaves memory behind, which the next ones lack."""
-        if not self.measured or 2 * (self.measured[-1][1] - before) < self.available:
+        most = self.measured[-1][1] - before if self.measured else self.sample_floor * batch / 2
+        if batch == self.smallest_batch or 2 * most + self.limit.kernel_bytes < self.available:
             return False
         return _floor(self.probe, batch, self.limit) * ABOVE_FLOOR + self.limit.kernel_bytes > self.available
 

@@ -18,13 +18,13 @@ from snugfit.core.hardware import Hardware
 from snugfit.core.profile import ProbeLine, Profile, UnitFacts
 from snugfit.core.record import Record
 from snugfit.core.workload import Workload
+from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_facts
 from snugfit.strategies.prediction import (
     fill_made_up,
     random_batch,
     room_for_step,
     smallest_budget,
-    step_floor,
     with_safety,
 )
 from snugfit.training.artifact import save_model
@@ -77,7 +77,7 @@ def whole_probes(
 
 def whole_probe(
     name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool,
-    needed: Callable[[Mapping[str, ProbeLine], float], bool] | None = None,
+    network: str = "", needed: Callable[[Mapping[str, ProbeLine], float], bool] | None = None,
 ) -> Probe:  # fmt: skip
     """The probe of one training step of the whole network.
 
@@ -85,6 +85,7 @@ def whole_probe(
         name: key of the line; :func:`held` of it where gradients are held.
         chain, workload, device, make_trainer: as in :func:`whole_probes`.
         hold: whether gradients are held, and applied after a second micro-batch.
+        network: what it is a way of running; see :class:`snugfit.profiling.Probe`.
         needed: whether it is worth measuring; see :class:`snugfit.profiling.Probe`.
     """
 
@@ -98,23 +99,27 @@ def whole_probe(
             fill_made_up(module.to_empty(device=where))
         return make_trainer(clone, module, workload, 2 if hold else 1)
 
+    def step(trainer: NetworkTrainer, batch: int, where: str) -> None:
+        trainer.step(*made_up(batch, where), share=0.5 if hold else 1.0, update=not hold)
+        if hold:
+            trainer.step(*made_up(batch, where), share=0.5, update=True)
+
     def build() -> Callable[[int], object]:
         trainer = make(device)
-
-        def step(batch: int) -> None:
-            trainer.step(*made_up(batch, device), share=0.5 if hold else 1.0, update=not hold)
-            if hold:
-                trainer.step(*made_up(batch, device), share=0.5, update=True)
-
-        return step
+        return lambda batch: step(trainer, batch, device)
 
     def floor(batch: int) -> int:
-        return step_floor(make("meta"), lambda: made_up(batch, "meta"))
+        trainer = make("meta")
+        peak = tensor_peak_bytes(lambda: step(trainer, batch, "meta"), trainer.modules, repeats=2)
+        return max(
+            peak, sum(unit.weight_bytes for unit in chain.all_units)
+        )  # they may be stored smaller than they come
 
     limit = min(workload.batch_size, workload.train_count)
     sizes = divisors(limit) if hold else ()
     layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())
-    return Probe(held(name) if hold else name, build, floor, limit, sizes=sizes, layers=layers, needed=needed)
+    name = held(name) if hold else name
+    return Probe(name, build, floor, limit, sizes=sizes, layers=layers, network=network, needed=needed)
 
 
 def largest_batch(profile: Profile, probe: str, budget: Budget, limit: int) -> int:

@@ -62,6 +62,7 @@ def rehearse(
     known = found.get(phase.name)
     sizes = [known] if known is not None else [phase.batch_size, *smaller]
     for size in sizes:
+        release_memory()  # what was worked out before the phase is freed, too: the budget may have no room for both
         run.meter.restart()
         tensor_bytes = _attempt(make, size, batch, run)
         release_memory()

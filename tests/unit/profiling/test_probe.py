@@ -8,7 +8,7 @@ import pytest
 
 from snugfit.core.profile import ProbeLine
 from snugfit.profiling import Probe, measure_probe, measure_probes
-from snugfit.profiling.probe import FIRST_GROWTH, LOOKING_BYTES, PROBE_GROWTH
+from snugfit.profiling.probe import FIRST_GROWTH, LAYER_GROWTH, LOOKING_BYTES, PROBE_GROWTH
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +85,19 @@ def test_the_line_is_that_of_the_step():
     assert [point.batch for point in line.points] == [2, 8, 64]
     assert [point.peak_bytes for point in line.points] == [520, 580, 1140]
     assert ran == [2, 2, 8, 8, 64, 64], "every batch is warmed up once and measured once"
+
+
+def test_what_building_takes_counts_to_every_step():
+    """Weights may be stored in less than they come in."""
+    machine = Machine()
+    made, _ = probe(machine, fixed=500, sample=10)
+
+    def build():
+        machine.take(900)
+        return made.build()
+
+    line = measure_probe(replace(made, build=build), machine, machine)
+    assert [point.peak_bytes for point in line.points] == [900, 900, 1140]
 
 
 def test_what_the_probe_keeps_counts_to_it():
@@ -243,6 +256,45 @@ def test_several_probes_make_a_profile():
     grown = FIRST_GROWTH + 2 * PROBE_GROWTH
     assert profile.base_bytes == 1000 + grown and profile.units == ()
     assert told == [("p", 1, 2), ("q", 2, 2)]
+
+
+def test_ways_of_running_one_network_leave_its_kernels_behind_once():
+    machine = Machine(budget=2000)
+    refused = [
+        Probe(str(layers), lambda: None, lambda batch: 10**6, 64, layers=layers, network="one") for layers in (1, 3, 2)
+    ]
+    grown = PROBE_GROWTH + 2 * LAYER_GROWTH
+    profile = measure_probes(refused, machine, machine, lambda *_: None)
+    assert profile.base_bytes == 1000 + max(FIRST_GROWTH + grown, 2 * grown)
+
+
+def test_a_probe_is_asked_for_again_once_looking_has_left_memory_behind():
+    machine, told = Machine(budget=3000), []
+
+    def needed(lines, available):
+        told.append(available)
+        machine.kept = 900
+        return available > 1500
+
+    made, ran = probe(machine, fixed=500, sample=10)
+    profile = measure_probes([replace(made, needed=needed)], machine, machine, lambda *_: None)
+    assert told == [2000, 1100] and ran == [] and profile.lines == {}
+
+
+def test_the_only_size_that_may_be_chosen_is_measured_alone():
+    machine = Machine(budget=2540)
+    made, ran = probe(machine, fixed=500, sample=10, limit=64, sizes=(64,))
+    line = measure_probe(made, machine, machine)
+    assert ran == [64, 64] and line.smallest_batch == 64 and line.bytes_at(64) >= 1140
+    made, ran = probe(machine, fixed=500, sample=100, limit=64, sizes=(64,))
+    assert measure_probe(made, machine, machine) is None and ran == [], "it is known not to fit"
+
+
+def test_a_first_batch_that_cannot_fit_is_not_tried():
+    machine = Machine(budget=1000 + 150)
+    made, ran = probe(machine, fixed=0, sample=100)
+    line = measure_probe(made, machine, machine)
+    assert set(ran) == {1} and line.points[0].batch == 1
 
 
 def test_without_a_listener_only_floors_are_taken():

@@ -1,12 +1,14 @@
 """Which way of fitting a budget is taken: what is expected to lose the least accuracy, from made-up lines."""
 
-from types import SimpleNamespace
+from collections import Counter
 
 import pytest
 from strategy_samples import HARDWARE, MB, line, profile, workload
 
 from snugfit.core.budget import Budget
-from snugfit.strategies.prediction import HELD_BYTES, SAFETY_BYTES
+from snugfit.profiling import Probe
+from snugfit.profiling.probe import PROBE_GROWTH
+from snugfit.strategies.prediction import HELD_BYTES, SAFETY_BYTES, TENSOR_TO_PROCESS
 from snugfit.strategies.sidenet import Sidenet
 from snugfit.strategies.sidenet.configurations import (
     FEW_IMAGES,
@@ -16,6 +18,7 @@ from snugfit.strategies.sidenet.configurations import (
     Configuration,
     configurations,
 )
+from snugfit.strategies.sidenet.looking import Looks
 from snugfit.strategies.sidenet.retraining import RETRAIN
 from snugfit.strategies.whole import held
 
@@ -113,22 +116,71 @@ def test_without_accumulation_the_batch_is_lowered():
     assert (made.micro_batch, made.micro_batches) == (5, 1)
 
 
-def test_a_probe_is_measured_only_where_it_may_lose_less():
+def looks(floors, retraining=10 * MB, serves=lambda _: True):
+    """Looks at made-up ways: megabytes of the fewest images, and of the whole batch, by configuration."""
+    asked = []
+
+    def probe(name, few, whole):
+        def floor(batch):
+            asked.append((name, batch))
+            return int((whole if batch == 8 else few) * MB / TENSOR_TO_PROCESS) + 1
+
+        return Probe(name, lambda: None, floor, 8, network="sidenet")
+
+    ways = {
+        (each, hold): probe(held(each.probe) if hold else each.probe, *found)
+        for each, found in floors.items()
+        for hold in (False, True)
+    }
+    return Looks(ways, probe(RETRAIN, retraining / MB, 0), serves), asked
+
+
+def test_a_way_is_measured_only_where_it_may_lose_less():
     strategy, work = Sidenet(), workload(batch_size=8)
     lines = lines_of({PLAIN: (20, 5)})
     infinite, tight = float("inf"), 52 * MB + SAFETY_BYTES + HELD_BYTES
+    floors = dict.fromkeys((PLAIN, SAMPLES, CODED, CUT), (20, 30))
 
-    def needed(configuration, known, available, large=(1,), can_prune=True, hold=False):
-        frozen = SimpleNamespace(large=large, can_prune=can_prune)
-        return strategy._needed(work, frozen, configuration, hold, known, available)
+    def needed(configuration, known, available, serves=lambda _: True, hold=False):
+        found, _ = looks(floors, serves=serves)
+        return strategy._needed(work, found, (configuration, hold), known, available)
 
     assert needed(PLAIN, {}, infinite) and needed(PLAIN, {}, infinite, hold=True)
     assert not needed(PLAIN, lines_of({SAMPLES: (24, 3)}), tight, hold=True), "eight at once lose less than four"
     assert not needed(SAMPLES, lines, infinite), "the whole batch fits already"
     assert needed(SAMPLES, lines, tight), "which runs all eight at once"
-    assert not needed(SAMPLES, lines, tight, large=()), "no block would run by sample"
+    assert not needed(SAMPLES, lines, tight, serves=lambda each: not each.by_sample), "no block would run by sample"
     assert not needed(CODED, lines, tight), "which loses more than four at a time"
-    assert needed(CUT, {}, tight) and not needed(CUT, {}, tight, can_prune=False)
+    assert needed(CUT, {}, tight) and not needed(CUT, {}, tight, serves=lambda each: not each.pruned)
+
+
+def test_what_fits_is_not_lost_to_measuring_another():
+    """Four at a time take 41 MB of 42; another probe would leave nearly one behind, and 42.5 suffice for it."""
+    lines, floors = lines_of({PLAIN: (20, 5)}), dict.fromkeys((PLAIN, SAMPLES), (20, 30))
+    found, _ = looks(floors)
+    for room, wanted in ((41 + 1.1, False), (41 + 2.1, True)):
+        available = room * MB * 1.02 + SAFETY_BYTES + HELD_BYTES
+        assert Sidenet()._needed(workload(batch_size=8), found, (SAMPLES, False), lines, available) == wanted
+
+
+def test_a_way_is_tried_only_where_it_may_fit():
+    """Its fewest images must, and of a way that takes a batch at once the whole batch."""
+    found, asked = looks({PLAIN: (20, 60), SAMPLES: (20, 30), CODED: (14, 54)})
+    coded, whole, by_sample, parts = (CODED, True), (PLAIN, False), (SAMPLES, False), (PLAIN, True)
+    room = 31 * MB + PROBE_GROWTH
+    assert [found.may_fit(way, room, {}) for way in (whole, by_sample, parts)] == [False, True, True]
+    assert [found.may_fit(way, 16 * MB, {}) for way in (parts, coded, (CODED, False))] == [False, True, False]
+    assert [found.may_fit(way, 12 * MB, {}) for way in (parts, by_sample, coded)] == [False, False, True], (
+        "the one that takes least is left, to say how much that is"
+    )
+    assert max(Counter(asked).values()) == 1, "each is looked at once"
+    assert not any("by sample" in name and batch < 8 for name, batch in asked), "which is as one image alone is"
+
+
+def test_a_pruned_way_takes_what_retraining_takes():
+    found, _ = looks({PLAIN: (20, 60), CUT: (12, 30)}, retraining=24 * MB)
+    assert found.least == (PLAIN, True)
+    assert not found.may_fit((CUT, True), 21 * MB, {}) and found.may_fit((CUT, True), 25 * MB, {})
 
 
 def test_estimate_by_hand():
@@ -144,7 +196,13 @@ def test_estimate_by_hand():
 def test_shortfall_names_the_least_of_all_floors():
     found = profile({}, floors={PLAIN.probe: 100 * MB, CODED.probe: 80 * MB, "other": MB})
     lack = Sidenet().shortfall(workload(), found, HARDWARE, Budget(20 * MB))
-    assert lack.smallest_bytes == 100 * MB, "1.12 x 80 MB, 2 %, 5.5 + 1 + 2 MB, rounded up"
+    assert lack.smallest_bytes == 105 * MB, "1.12 x (80 + 12 x 0.3) MB, 2 %, 5.5 + 1 + 2 MB, rounded up"
+
+
+def test_shortfall_names_what_a_part_of_the_batch_takes_with_what_goes_before():
+    floors = {PLAIN.probe: 60 * MB, held(PLAIN.probe): 90 * MB, held(CUT.probe): 40 * MB, RETRAIN: 80 * MB}
+    lack = Sidenet().shortfall(workload(), profile({}, floors=floors), HARDWARE, Budget(20 * MB))
+    assert lack.smallest_bytes == 105 * MB
 
 
 def test_schemes_without_a_side_network_have_one_width():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import cast
@@ -82,10 +82,7 @@ class Retraining:
         return twin, remove_channels(twin, groups, kept)
 
 
-def retraining_probe(
-    retraining: Retraining, chain: Chain, workload: Workload, device: str,
-    needed: Callable[[Mapping[str, ProbeLine], float], bool],
-) -> Probe:  # fmt: skip
+def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, device: str) -> Probe:
     """The probe of pruning and retraining on one step's images; its size is how many are in memory at once."""
     shape = chain.input_shape
 
@@ -114,7 +111,7 @@ def retraining_probe(
         return tensor_peak_bytes(forward, [module, inputs])
 
     layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for layer in chain.to_module().modules())
-    return Probe(RETRAIN, build, floor, STEP_IMAGES, sizes=divisors(STEP_IMAGES), layers=layers, needed=needed)
+    return Probe(RETRAIN, build, floor, STEP_IMAGES, sizes=divisors(STEP_IMAGES), layers=layers, network=PREFIX)
 
 
 def retrain_phase(line: ProbeLine, room: float, resident_bytes: int, images: int) -> Phase | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar, cast
 
 from torch import fx
@@ -20,8 +20,9 @@ from snugfit.core.workload import Workload
 from snugfit.errors import UsageError
 from snugfit.profiling import Probe
 from snugfit.strategies.prediction import room_for_step, room_in, smallest_budget, with_safety
-from snugfit.strategies.sidenet.configurations import Configuration, configurations
+from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, configurations
 from snugfit.strategies.sidenet.frozen import Frozen
+from snugfit.strategies.sidenet.looking import Looks, Way
 from snugfit.strategies.sidenet.network import make_trainer
 from snugfit.strategies.sidenet.options import Option, best, options_of
 from snugfit.strategies.sidenet.retraining import (
@@ -37,9 +38,12 @@ from snugfit.surgery import attach_side_network
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 
-MARGIN_BYTES = 8_000_000
+MARGIN_BYTES = 1_000_000
 """By how much the room for a step may be smaller once everything is measured: whether another probe is needed is
-judged with that much less."""
+judged with that much less. Every further one leaves about as much behind, and in the end what fitted fits no more."""
+
+LOOK_BYTES = 300_000
+"""What looking at a way leaves behind: the code of its graphs. Fewer are looked at in a budget that holds none."""
 
 FINE_TUNE = "fine-tune"
 
@@ -123,31 +127,46 @@ class Sidenet:
 
         They are lazy: a configuration is measured only if it may lose less than what was found to fit.
         """
-        probes: list[Probe] = []
         known = {width: self._frozen(chain, Configuration(width)) for width in {each.side_width for each in self.tried}}
-        holds = (False, True) if self.accumulate else (False,)
-        tried = [(each, hold) for each in self.tried for hold in holds]
-        for each, hold in sorted(tried, key=lambda pair: _least_loss(workload, *pair)):
-            frozen = known[each.side_width]
-            needed = partial(self._needed, workload, frozen, each, hold)
-            make = make_trainer(each, frozen, self.side_lr)
-            if each.pruned and all(probe.name != RETRAIN for probe in probes):
-                retraining = Retraining(frozen, self.prune_importance, self.retrain_epochs)
-                probes.append(retraining_probe(retraining, chain, workload, hardware.device, needed))
-            probes.append(whole_probe(each.probe, chain, workload, hardware.device, make, hold=hold, needed=needed))
+        ways: dict[Way, Probe] = {}
+        for each, hold in sorted(self._ways(workload), key=lambda way: _least_loss(workload, *way)):
+            make = make_trainer(each, known[each.side_width], self.side_lr)
+            probe = whole_probe(each.probe, chain, workload, hardware.device, make, hold=hold, network=PREFIX)
+            sizes = (probe.batch_limit,) if self.accumulate and not hold else probe.sizes
+            ways[each, hold] = replace(probe, sizes=sizes, floor=cache(probe.floor))
+        first = next((each for each, _ in ways if each.pruned), None)
+        retraining = None
+        if first is not None:
+            how = Retraining(known[first.side_width], self.prune_importance, self.retrain_epochs)
+            retraining = retraining_probe(how, chain, workload, hardware.device)
+        looks = Looks(ways, retraining, lambda each: _serves(each, known[each.side_width]))
+        probes: list[Probe] = []
+        for way, probe in ways.items():
+            needed = partial(self._needed, workload, looks, way)
+            if retraining is not None and way[0].pruned and all(each.name != RETRAIN for each in probes):
+                probes.append(replace(retraining, needed=needed))
+            probes.append(replace(probe, needed=needed))
         return probes
 
+    def _ways(self, workload: Workload) -> list[Way]:
+        """Every configuration, with gradients applied at once and, where a batch has parts, with gradients held."""
+        parts = self.accumulate and min(workload.batch_size, workload.train_count) > 1
+        return [(each, hold) for each in self.tried for hold in ((False, True) if parts else (False,))]
+
     def _needed(
-        self, workload: Workload, frozen: Frozen, configuration: Configuration, hold: bool,
-        lines: Mapping[str, ProbeLine], available: float,
-    ) -> bool:  # fmt: skip
-        """Whether a configuration may lose less accuracy than what was measured to fit."""
-        found = best(self._options(workload, lines, room_in(available) - MARGIN_BYTES))
-        if found is not None and _least_loss(workload, configuration, hold) >= found.loss - 1e-6:
-            return False
-        if configuration.by_sample and not frozen.large:
-            return False
-        return not configuration.pruned or frozen.can_prune
+        self, workload: Workload, looks: Looks, way: Way, lines: Mapping[str, ProbeLine], available: float
+    ) -> bool:
+        """Whether a way may lose less accuracy than what was measured to fit, and may fit itself.
+
+        What measuring leaves behind must not be what that lacks in the end.
+        """
+        room = room_in(available)
+        found = best(self._options(workload, lines, room - MARGIN_BYTES))
+        if found is not None:
+            after = best(self._options(workload, lines, room - MARGIN_BYTES - looks.probes[way].growth_bytes))
+            if after is None or found.loss < after.loss or _least_loss(workload, *way) >= found.loss - 1e-6:
+                return False
+        return looks.serves(way[0]) and looks.may_fit(way, room, lines)
 
     def _options(self, workload: Workload, lines: Mapping[str, ProbeLine], room: float) -> Iterator[Option]:
         for each in self.tried:
@@ -207,13 +226,31 @@ class Sidenet:
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
-        floor = min(floor for name, floor in profile.floors.items() if name in {each.probe for each in self.tried})
+        looks = len({replace(each, by_sample=False) for each in self.tried})
+        floor = min(self._floors(workload, profile)) + looks * LOOK_BYTES
         smallest = max(smallest_budget(profile, floor), (budget.memory_bytes or 0) + 1_000_000)
         return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
+
+    def _floors(self, workload: Workload, profile: Profile) -> list[int]:
+        """Tensor bytes of the ways that were looked at, and of what goes before where channels are removed.
+
+        Where a batch has parts, those of ways that hold gradients: the others are for the whole batch.
+        """
+        found = {
+            (each, hold): max(profile.floors[name], profile.floors.get(RETRAIN, 0) if each.pruned else 0)
+            for each, hold in self._ways(workload)
+            if (name := held(each.probe) if hold else each.probe) in profile.floors
+        }
+        return [floor for (_, hold), floor in found.items() if hold] or list(found.values())
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
         return fit_sidenet(self, chain, data, run)
+
+
+def _serves(configuration: Configuration, frozen: Frozen) -> bool:
+    """Whether there are blocks to run image by image, and channels to remove, where a configuration does."""
+    return (not configuration.by_sample or bool(frozen.large)) and (not configuration.pruned or frozen.can_prune)
 
 
 def _least_loss(workload: Workload, configuration: Configuration, hold: bool) -> float:

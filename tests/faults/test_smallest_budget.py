@@ -1,0 +1,34 @@
+"""A budget that is too small is turned down at once, and the one that is named instead is enough to train in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InfeasibleBudgetError
+from snugfit.quantities import parse_bytes
+
+RUN = [
+    "--model", "mobilenet_v2", "--data", "digits", "--image-size", "64", "--batch-size", "8", "--epochs", "1",
+    "--max-train", "16", "--max-val", "10", "--threads", "1", "--json", "--quiet",
+]  # fmt: skip
+
+
+def train(folder: Path, memory: str, *more: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and output of a run in a process of its own, in which nothing was left behind before."""
+    command = [sys.executable, "-m", "snugfit", "train", *RUN, *more, "--memory", memory, "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_smallest_budget_of_sidenet_is_one_that_works(tmp_path):
+    code, told = train(tmp_path / "refused", "20MB", "--strategy", "sidenet")
+    assert code == InfeasibleBudgetError.exit_code
+    named = told["error"]["message"].rpartition("would do: ")[2].rstrip(".")
+    assert 20_000_000 < parse_bytes(named) < 60_000_000
+    code, told = train(tmp_path / "run", named.replace(" ", ""), "--strategy", "sidenet")
+    assert code == 0, told
+    assert told["enforced"] and told["measured"]["peak_bytes"] <= told["predicted"]["peak_bytes"] <= parse_bytes(named)
