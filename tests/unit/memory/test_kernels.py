@@ -66,3 +66,10 @@ def test_the_exact_limit_is_back_after_an_error():
     with RoomForKernels(limit), pytest.raises(RuntimeError):
         torch.ones(3, 4) @ torch.ones(3, 4)
     assert limit.asked in ([], [KERNEL_BYTES, 0])
+
+
+def test_what_is_only_looked_at_takes_nothing():
+    limit = Recorded(left_bytes=0)
+    with RoomForKernels(limit):
+        assert (torch.ones(10, 3, device="meta") @ torch.ones(3, 20, device="meta")).shape == (10, 20)
+    assert limit.asked == []
