@@ -96,6 +96,7 @@ def transfer(
     lr: float = 0.0006,
     image_size: int = 224,
     max_train: int | None = None,
+    max_val: int | None = None,
     seed: int = 0,
     options: Options = DEFAULTS,
 ) -> None:
@@ -109,14 +110,14 @@ def transfer(
         lr: peak learning rate of the classifier and of biases; 5 times that in side networks, as in Rep-Net's scripts.
         image_size: side of the images in pixels.
         max_train: training images.
+        max_val: validation images, and test images.
         seed: seed.
         options: what every benchmark takes.
     """
-    results = ResultFile("sidenet", options)
+    results, limits = ResultFile("sidenet", options), {"max_train": max_train}
+    limits |= {} if max_val is None else {"max_val": max_val}
     for method in methods:
-        settings = options.settings(
-            model=model, epochs=epochs, lr=lr, image_size=image_size, max_train=max_train, seed=seed
-        )
+        settings = options.settings(model=model, epochs=epochs, lr=lr, image_size=image_size, **limits, seed=seed)
         settings.update(METHODS[method])
         _train(results, "transfer", settings, options, weights, method=method)
     finish(results, render)

@@ -84,8 +84,8 @@ def _chosen(settings: dict[str, object]) -> str:
 
 def _transfer(cells: list[Cell]) -> str:
     parts = []
-    for data in dict.fromkeys(cell["settings"]["data"] for cell in cells):
-        same = [cell for cell in cells if cell["settings"]["data"] == data and "record" in cell]
+    for data, most in dict.fromkeys(_images(cell) for cell in cells):
+        same = [cell for cell in cells if _images(cell) == (data, most) and "record" in cell]
         if not same:
             continue
         settings, base = same[0]["settings"], next((c for c in same if c["method"] == "Rep-Net"), None)
@@ -104,7 +104,13 @@ def _transfer(cells: list[Cell]) -> str:
         )  # fmt: skip
         title = (
             f"**{settings['model']} on {data}, {settings['image_size']} pixels, {settings['epochs']} epochs, batch "
-            f"{settings['batch_size']}, {settings['max_train'] or 'all'} training images, seed {settings['seed']}.**"
+            f"{settings['batch_size']}, {settings['max_train'] or 'all'} training images, "
+            f"{most or 'all'} validation and test images, seed {settings['seed']}.**"
         )
         parts.append(f"{title}\n\n{markdown(header, rows)}")
     return "\n\n".join(parts)
+
+
+def _images(cell: Cell) -> tuple[str, int | None]:
+    """Data set, and its validation and test images where they are limited: what is compared in one table."""
+    return cell["settings"]["data"], cell["settings"].get("max_val")
