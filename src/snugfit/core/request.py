@@ -16,7 +16,7 @@ Trained = Literal["sidenet", "head", "bias+head", "full"]
 """What trains of a pre-trained model: a side network and the head, the head, all biases and the head, or everything."""
 ImportanceMetric = Literal["contribution", "weight", "gradient"]
 """``contribution`` is ElasticTrainer's own; it compares with the others in its Figure 20."""
-PruneImportance = Literal["activation", "filter"]
+PruneImportance = Literal["reconstruction", "activation", "filter"]
 Choice = Literal["auto", "on", "off"]
 WeightStorage = Literal["auto", "float32", "int8"]
 
@@ -149,7 +149,8 @@ class StrategyOptions:
         side_lr: peak learning rate of that network, beside --lr for the classifier; 5 times --lr by default.
         prune: whether ``sidenet`` first removes channels of the frozen blocks whose maps need most: auto (only where
             the budget asks for it), on, off, or the share of channels to remove in (0, 1), like 0.5.
-        prune_importance: which channels stay: those with the largest activations, or with the largest filter weights.
+        prune_importance: which channels stay: those from which the next layer is rebuilt best (reconstruction), those
+            with the largest activations, or with the largest filter weights.
         retrain_epochs: passes over the images in which a pruned network learns to do what it did before.
         retrain_data: images that the frozen network was trained on (a data set's name or folder:PATH), to retrain it
             with after pruning; labels are not used. Your own training images by default.
@@ -182,8 +183,8 @@ class StrategyOptions:
     side_width: float | None = None
     side_lr: float | None = None
     prune: str = "auto"
-    prune_importance: PruneImportance = "activation"
-    retrain_epochs: int = 1
+    prune_importance: PruneImportance = "reconstruction"
+    retrain_epochs: int = 8
     retrain_data: str | None = None
     sample_wise: Choice = "auto"
     weight_storage: WeightStorage = "auto"

@@ -5,6 +5,7 @@ from snugfit.surgery.distil import Distilled, Recipe, distil
 from snugfit.surgery.fitting import best_widths, widths_for
 from snugfit.surgery.hidden import blocks_of, hidden_groups
 from snugfit.surgery.importance import channel_importance, most_important, removed_share
+from snugfit.surgery.joint import JointDistillation, later_biases
 from snugfit.surgery.lasso import (
     DEFAULT_RATIO,
     add_penalty_gradient,
@@ -14,6 +15,7 @@ from snugfit.surgery.lasso import (
     penalty_scale,
 )
 from snugfit.surgery.optimum import Choices, Chosen, choose, smallest_peak
+from snugfit.surgery.reconstruction import reconstructing
 from snugfit.surgery.reshape import (
     DEFAULT_THRESHOLD,
     Cut,
@@ -36,6 +38,7 @@ __all__ = [
     "Chosen",
     "Cut",
     "Distilled",
+    "JointDistillation",
     "Recipe",
     "Slot",
     "add_penalty_gradient",
@@ -51,6 +54,7 @@ __all__ = [
     "find_groups",
     "hidden_groups",
     "kept_width",
+    "later_biases",
     "most_important",
     "narrowed",
     "penalised",
@@ -60,6 +64,7 @@ __all__ = [
     "prune_optimizer",
     "pruned_twin",
     "ratios",
+    "reconstructing",
     "remove_channels",
     "removed_share",
     "sensitive_blocks",

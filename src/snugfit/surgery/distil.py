@@ -104,7 +104,7 @@ def distil(
         UsageError: there are no images.
         DivergedError: a block's error became infinite or not a number.
     """
-    recipe, pair = recipe or Recipe(), _Pair(teacher, student, cuts, input_shape)
+    recipe, pair = recipe or Recipe(), Pair(teacher, student, cuts, input_shape)
     with evaluating(teacher), evaluating(student):
         found = []
         for block in pair.readers[done:]:
@@ -114,7 +114,7 @@ def distil(
         return found
 
 
-class _Pair:
+class Pair:
     """Two networks of one kind, block by block."""
 
     def __init__(
@@ -180,7 +180,7 @@ class _Pair:
         return -1 if isinstance(self.student.get_submodule(str(node.target)), nn.Linear) else 1
 
 
-def _retrain(pair: _Pair, block: int, batches: Batches, recipe: Recipe) -> Distilled:
+def _retrain(pair: Pair, block: int, batches: Batches, recipe: Recipe) -> Distilled:
     part = pair.parts[1][block]
     start = {name: tensor.clone() for name, tensor in part.state_dict().items()}
     before, steps = _error(pair, block, batches, recipe)
@@ -197,7 +197,7 @@ def _retrain(pair: _Pair, block: int, batches: Batches, recipe: Recipe) -> Disti
 
 
 @torch.no_grad()
-def _error(pair: _Pair, block: int, batches: Batches, recipe: Recipe) -> tuple[float, int]:
+def _error(pair: Pair, block: int, batches: Batches, recipe: Recipe) -> tuple[float, int]:
     """Squared error by the squared sum of the target, and the number of batches."""
     error, total, count = 0.0, 0.0, 0
     for count, batch in enumerate(batches(0), 1):  # noqa: B007
@@ -211,10 +211,11 @@ def _error(pair: _Pair, block: int, batches: Batches, recipe: Recipe) -> tuple[f
     return error / total, count
 
 
-def _train(pair: _Pair, block: int, batches: Batches, recipe: Recipe, steps: int) -> None:
+def _train(pair: Pair, block: int, batches: Batches, recipe: Recipe, steps: int) -> None:
     """Adam on the mean squared error of a block's output, one step per batch."""
     part = pair.parts[1][block]
-    with _training(part) as weights:
+    weights = _trainable(part)
+    with training(part, weights):
         optimizer = torch.optim.Adam(weights, recipe.learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * steps)
         for epoch in range(1, recipe.epochs + 1):
@@ -229,19 +230,23 @@ def _train(pair: _Pair, block: int, batches: Batches, recipe: Recipe, steps: int
                 schedule.step()
 
 
+def _trainable(part: nn.Module) -> list[nn.Parameter]:
+    """A block's weights; all but BatchNorm's scale, which is in a convolution's, too."""
+    scales = {layer.weight for layer in part.modules() if isinstance(layer, _BatchNorm)}
+    return [parameter for parameter in part.parameters() if parameter not in scales]
+
+
 @contextlib.contextmanager
-def _training(part: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Let a block's weights train with lean layers; all but BatchNorm's scale, which is in a convolution's, too."""
+def training(part: nn.Module, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let some weights train, and no others, with lean layers; everything is as before afterwards."""
     layers = {layer: layer.__class__ for layer in part.modules()}
     flags = {parameter: parameter.requires_grad for parameter in part.parameters()}
-    scales = {layer.weight for layer in layers if isinstance(layer, _BatchNorm)}
-    weights = [parameter for parameter in flags if parameter not in scales]
     try:
         use_lean(part)
         part.requires_grad_(False)
         for parameter in weights:
             parameter.requires_grad_(True)
-        yield weights
+        yield
     finally:
         for layer, kind in layers.items():
             layer.__class__ = kind
@@ -251,7 +256,7 @@ def _training(part: nn.Module) -> Iterator[list[nn.Parameter]]:
 
 
 @torch.no_grad()
-def _solve(pair: _Pair, block: int, batches: Batches, recipe: Recipe) -> list[str]:
+def _solve(pair: Pair, block: int, batches: Batches, recipe: Recipe) -> list[str]:
     """Give the layers of a block that lost inputs the best weights, in order; names those that this serves."""
     solved = []
     for node in pair.blocks[1][block].nodes:

@@ -49,6 +49,11 @@ class Regression:
             self.target_sum += y.sum(0)
             self.count += len(x)
 
+    @property
+    def moments(self) -> Tensor:
+        """Products of the inputs about their means, summed, (features, features)."""
+        return self.products - torch.outer(self.input_sum, self.input_sum) / self.count
+
     def solve(self, ridge: float, intercept: bool) -> tuple[Tensor, Tensor]:
         """The weight, as the layer has it, and what to add to its outputs, (outputs,): zero without intercept.
 
@@ -58,7 +63,7 @@ class Regression:
         """
         before = self.layer.weight.detach().flatten(1).T.double()
         scale = 1.0 / self.count if intercept else 0.0
-        products = self.products - scale * torch.outer(self.input_sum, self.input_sum)
+        products = self.moments if intercept else self.products
         targets = self.targets - scale * torch.outer(self.input_sum, self.target_sum)
         penalty = ridge * products.diagonal().mean().clamp_min(1e-30)
         penalised = products + penalty * torch.eye(len(products), dtype=products.dtype, device=products.device)

@@ -26,12 +26,16 @@ from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.whole import divisors, load_network
 from snugfit.surgery import (
     Cut,
+    Distilled,
+    JointDistillation,
     Recipe,
     adopt_widths,
     channel_importance,
     distil,
+    later_biases,
     most_important,
     pruned_twin,
+    reconstructing,
     remove_channels,
 )
 from snugfit.training.events import Notice
@@ -46,10 +50,15 @@ PRUNED_FILE = "pruned.safetensors"
 """Weights of the pruned blocks, in the run folder."""
 STEP_IMAGES = 8
 """Images of a retraining step, like the batch that the paper trains at."""
-MOST_IMAGES = 512
-"""Images that are looked at, at most: a layer has few weights for the many values of their maps."""
+MOST_IMAGES = 1024
+"""Images of a pass, at most; every pass over more images takes others."""
+FIRST_IMAGES = 512
+"""Images that channels are chosen by and blocks are solved on, at most: a layer has few weights for the many values of
+their maps."""
+BEFORE_STEPS = 2.0
+"""Seconds that choosing channels and solving take of an image over those of a step."""
 
-_KEPT, _RETRAINED = "kept", "retrained"
+_KEPT, _SOLVED, _RETRAINED = "kept", "solved", "retrained"
 
 
 @dataclass(frozen=True)
@@ -58,28 +67,72 @@ class Retraining:
 
     Attributes:
         frozen: the network, and its widths.
-        importance: what channels are ranked by.
-        epochs: passes over the images with steps.
+        importance: what channels are chosen by.
+        epochs: passes over the images with steps; none leaves the weights that are solved for.
     """
 
     frozen: Frozen
     importance: PruneImportance
     epochs: int
 
-    def recipe(self, micro_batch: int) -> Recipe:
-        """How a block is retrained with so many images in memory at once."""
-        return Recipe(epochs=self.epochs, micro_batch=micro_batch)
-
-    def kept(self, teacher: fx.GraphModule, batches: Iterable[Tensor], micro_batch: int) -> dict[str, list[int]]:
+    def kept(
+        self, teacher: fx.GraphModule, batches: Callable[[], Iterable[Tensor]], micro_batch: int
+    ) -> dict[str, list[int]]:
         """The channels that stay of each group that loses some."""
-        found = channel_importance(teacher, self.frozen.narrowed, batches, by=self.importance, micro_batch=micro_batch)
-        return most_important(found, self.frozen.widths)
+        groups, widths = self.frozen.narrowed, self.frozen.widths
+        if self.importance == "reconstruction":
+            return reconstructing(teacher, groups, widths, batches, micro_batch=micro_batch)
+        found = channel_importance(teacher, groups, batches(), by=self.importance, micro_batch=micro_batch)
+        return most_important(found, widths)
 
-    def twin(self, teacher: fx.GraphModule, kept: dict[str, list[int]]) -> tuple[fx.GraphModule, dict[str, Cut]]:
-        """The pruned network beside the other one, and what was left of its tensors."""
+    def pair(self, teacher: fx.GraphModule, kept: dict[str, list[int]]) -> PrunedPair:
+        """The pruned network beside the other one."""
         groups = self.frozen.narrowed
         twin = pruned_twin(teacher, self.frozen.input_shape, groups)
-        return twin, remove_channels(twin, groups, kept)
+        cuts = remove_channels(twin, groups, kept)
+        names = self.frozen.pruned_names(twin)
+        until = {name.rpartition(".")[0] for name in self.frozen.classifier}
+        return PrunedPair(teacher, twin, cuts, frozenset(names | later_biases(twin, names, until)), frozenset(until))
+
+    def solve(
+        self, pair: PrunedPair, batches: Callable[[], Iterable[Tensor]], micro_batch: int, done: int = 0,
+        on_block: Callable[[Distilled], object] | None = None,
+    ) -> None:  # fmt: skip
+        """Give each block the weights with which it comes closest on its own; see :func:`snugfit.surgery.distil`."""
+        recipe = Recipe(epochs=0, micro_batch=micro_batch)
+        shape = self.frozen.input_shape
+        distil(pair.teacher, pair.twin, pair.cuts, lambda _: batches(), shape, recipe, done=done, on_block=on_block)
+
+    def joint(self, pair: PrunedPair, steps: int, micro_batch: int) -> JointDistillation:
+        """What retrains all of them together."""
+        return JointDistillation(
+            pair.teacher, pair.twin, pair.cuts, self.frozen.input_shape,
+            trained=pair.names, until=pair.until, steps=steps, micro_batch=micro_batch,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PrunedPair:
+    """A network and its pruned twin.
+
+    Attributes:
+        teacher: the network as it was.
+        twin: the pruned one, which shares what retraining does not change.
+        cuts: what was left of the tensors that lost channels.
+        names: of the twin's own tensors.
+        until: layers of the classifier.
+    """
+
+    teacher: fx.GraphModule
+    twin: fx.GraphModule
+    cuts: dict[str, Cut]
+    names: frozenset[str]
+    until: frozenset[str]
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What pruning and retraining have made."""
+        return {name: tensor for name, tensor in self.twin.state_dict().items() if name in self.names}
 
 
 def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, device: str) -> Probe:
@@ -95,8 +148,10 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
 
         def step(micro_batch: int) -> None:
             batch = images(STEP_IMAGES, device)
-            twin, cuts = retraining.twin(module, retraining.kept(module, [batch], micro_batch))
-            distil(module, twin, cuts, lambda _: [batch], shape, retraining.recipe(micro_batch))
+            pair = retraining.pair(module, retraining.kept(module, lambda: [batch], micro_batch))
+            retraining.solve(pair, lambda: [batch], micro_batch)
+            if retraining.epochs:
+                retraining.joint(pair, 1, micro_batch).step(batch)
 
         return step
 
@@ -114,58 +169,80 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
     return Probe(RETRAIN, build, floor, STEP_IMAGES, sizes=divisors(STEP_IMAGES), layers=layers, network=PREFIX)
 
 
-def retrain_phase(line: ProbeLine, room: float, resident_bytes: int, images: int) -> Phase | None:
-    """The phase at the largest micro-batch that fits in ``room`` bytes, over so many images; None where none does."""
+def retrain_phase(line: ProbeLine, room: float, resident_bytes: int, images: int, epochs: int) -> Phase | None:
+    """The phase at the largest micro-batch that fits in ``room`` bytes; None where none does.
+
+    Args:
+        line: as it was measured, with one pass of steps.
+        room: bytes that it may take.
+        resident_bytes: in memory before.
+        images: that there are.
+        epochs: passes with steps.
+    """
     sizes = [size for size in divisors(STEP_IMAGES) if size >= line.smallest_batch and line.bytes_at(size) <= room]
     if not sizes:
         return None
-    seconds = line.seconds_at(sizes[-1]) * min(images, MOST_IMAGES) / STEP_IMAGES
+    passes = BEFORE_STEPS * min(images, FIRST_IMAGES) + epochs * min(images, MOST_IMAGES)
+    seconds = line.seconds_at(sizes[-1]) / STEP_IMAGES * passes / (BEFORE_STEPS + bool(epochs))
     return Phase("prune", with_safety(resident_bytes, line.bytes_at(sizes[-1])), seconds, sizes[-1])
 
 
 def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, run: Run) -> None:
     """Run the phase, or what is left of it, and write the pruned blocks into the run folder.
 
-    What was decided and learnt is kept after every block, and never made anew.
+    What was decided and learnt is kept after every block and every pass, and never made anew.
     """
     phase, position = run.predicted.phases[run.position.phase], run.position
-    source = data.retrain or data.train
+    source, notes = data.retrain or data.train, position.notes
     run.start_phase(phase, position.phase, len(run.predicted.phases), 1, 1)
     teacher = cast(fx.GraphModule, load_network(chain, run)).eval()
-    shape, notes = retraining.frozen.input_shape, position.notes
+
+    def first() -> Iterator[Tensor]:
+        return _images(source, run, 0, FIRST_IMAGES)
+
     with run.limit.room_for_kernels():
         if _KEPT not in notes:
-            notes[_KEPT] = retraining.kept(teacher, _images(source, run), phase.batch_size)
-        twin, cuts = retraining.twin(teacher, notes[_KEPT])
-        names = retraining.frozen.pruned_names(twin)
+            notes[_KEPT] = retraining.kept(teacher, first, phase.batch_size)
+        pair = retraining.pair(teacher, notes[_KEPT])
         if run.resumed:
-            twin.load_state_dict(run.resumed_tensors("pruned"), strict=False)
+            pair.twin.load_state_dict(run.resumed_tensors("pruned"), strict=False)
 
-        def state() -> dict[str, Tensor]:
-            return {name: tensor for name, tensor in twin.state_dict().items() if name in names}
-
-        def keep(block: int, before: float, after: float) -> None:
+        def keep(found: Distilled) -> None:
             position.step += 1
-            notes.setdefault(_RETRAINED, []).append([block, before, after])
-            run.emit(Notice(f"block {block} retrained: its error fell from {before:.3f} to {after:.3f}"))
-            run.save({"pruned": state()})
+            notes.setdefault(_SOLVED, []).append([found.block, found.before, found.after])
+            run.emit(Notice(f"block {found.block}: its error fell from {found.before:.3f} to {found.after:.3f}"))
+            run.save({"pruned": pair.state})
             stop_if_asked(run)
 
-        distil(
-            teacher, twin, cuts, lambda _: _images(source, run), shape,
-            retraining.recipe(phase.batch_size), done=len(notes.get(_RETRAINED, [])),
-            on_block=lambda found: keep(found.block, found.before, found.after),
-        )  # fmt: skip
-    write_tensors(run.folder / PRUNED_FILE, state())
+        retraining.solve(pair, first, phase.batch_size, len(notes.get(_SOLVED, [])), keep)
+        _retrain(retraining, pair, source, phase.batch_size, run)
+    write_tensors(run.folder / PRUNED_FILE, pair.state)
     run.end_phase(phase, 1, 1)
     run.save({})
     stop_if_asked(run)
 
 
-def _images(source: BatchSource, run: Run) -> Iterator[Tensor]:
-    """Images of one pass, without their labels; the same ones in every pass, shuffled alike."""
-    steps = max(MOST_IMAGES // STEP_IMAGES, 1)
-    for images, _ in islice(source.epoch(0, min(STEP_IMAGES, len(source))), steps):
+def _retrain(retraining: Retraining, pair: PrunedPair, source: BatchSource, micro_batch: int, run: Run) -> None:
+    """Passes of steps on all pruned blocks together, from the first that was not finished."""
+    done = run.position.notes.setdefault(_RETRAINED, [])
+    steps = min(source.steps(min(STEP_IMAGES, len(source))), MOST_IMAGES // STEP_IMAGES)
+    if len(done) >= retraining.epochs:
+        return
+    joint = retraining.joint(pair, steps * retraining.epochs, micro_batch)
+    if done:
+        joint.load_state(run.resumed_tensors("joint"), steps * len(done))
+    for epoch in range(len(done), retraining.epochs):
+        errors = [joint.step(images) for images in _images(source, run, epoch + 1, MOST_IMAGES)]
+        done.append(sum(errors) / len(errors))
+        run.position.step += 1
+        run.emit(Notice(f"retraining, pass {epoch + 1} of {retraining.epochs}: error {done[-1]:.3f}"))
+        run.save({"pruned": pair.state, "joint": joint.state()})
+        stop_if_asked(run)
+
+
+def _images(source: BatchSource, run: Run, epoch: int, most: int) -> Iterator[Tensor]:
+    """Images of one pass, without their labels; the same ones whenever that pass is made."""
+    for images, _ in islice(source.epoch(epoch, min(STEP_IMAGES, len(source))), max(most // STEP_IMAGES, 1)):
         run.tick()
         yield images.to(run.device)
 

@@ -59,7 +59,7 @@ class Sidenet:
         side_width: width of the side network; filled in by :meth:`propose` where it is None.
         side_lr: its peak learning rate; five times the workload's where it is None.
         prune: ``auto``, ``on``, ``off`` or a ratio; ``auto`` is settled by :meth:`propose`, like the next ones.
-        prune_importance: what channels are ranked by.
+        prune_importance: what channels are chosen by.
         retrain_epochs: passes over the images in which the pruned network learns to do what it did before.
         retrain_data: other images to do so with; the training images where it is None.
         sample_wise: whether memory-bound frozen blocks run image by image.
@@ -77,8 +77,8 @@ class Sidenet:
     side_width: float | None = None
     side_lr: float | None = None
     prune: str = "auto"
-    prune_importance: PruneImportance = "activation"
-    retrain_epochs: int = 1
+    prune_importance: PruneImportance = "reconstruction"
+    retrain_epochs: int = 8
     retrain_data: str | None = None
     sample_wise: Choice = "auto"
     weight_storage: WeightStorage = "auto"
@@ -179,7 +179,9 @@ class Sidenet:
         """The phase in which a pruned network learns anew; None where it was not measured or does not fit."""
         images = MOST_IMAGES if self.retrain_data is not None else workload.train_count
         line = lines.get(RETRAIN)
-        return None if line is None else retrain_phase(line, room, resident_bytes, images)
+        if line is None:
+            return None
+        return retrain_phase(line, room, resident_bytes, images, self.retrain_epochs)
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Sidenet]:
         """What fits and is expected to lose the least accuracy; the fastest of those that lose the same."""
