@@ -16,6 +16,7 @@ from snugfit.models.resnet import resnet18, resnet18_projection
 from snugfit.models.resnet50 import resnet50
 from snugfit.models.vgg import vgg11, vgg16, vgg16_imagenet, vgg19
 from snugfit.models.vit import vit_b_16
+from snugfit.models.yolo import yolov2_16
 
 __all__ = ["Match", "build", "names", "recognise", "trained_image_size"]
 
@@ -33,6 +34,7 @@ _BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
     "vit_b_16": vit_b_16,
+    "yolov2_16": yolov2_16,
 }
 
 
@@ -61,7 +63,8 @@ def build(name: str, classes: int, image_size: int, channels: int = 3) -> nn.Mod
         channels: channels of the input.
 
     Returns:
-        A module that maps (batch, channels, image_size, image_size) to (batch, classes).
+        A module that maps (batch, channels, image_size, image_size) to (batch, classes), or a detector that maps it to
+        (batch, anchors * (5 + classes), rows, columns).
 
     Raises:
         UnknownNameError: no such model.

@@ -67,7 +67,7 @@ def test_vgg8_needs_the_macs_of_table_3():
     assert sum(macs[1:]) / 1e6 == pytest.approx(719.33, abs=0.01)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [name for name in names() if name != "yolov2_16"])
 @pytest.mark.parametrize(("size", "channels"), [(8, 1), (16, 1), (32, 3), (48, 3)])
 def test_every_model_builds_on_meta_and_maps_images_to_logits(name, size, channels):
     if name == "vit_b_16" and size % 16:

@@ -1,0 +1,95 @@
+"""Mean average precision at an overlap of 0.5, with all-point interpolation (PASCAL VOC from 2010 on)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snugfit.detection.boxes import pairwise_iou
+from snugfit.detection.decoding import Detections
+
+OVERLAP = 0.5
+THRESHOLD = 0.005
+"""Least score of boxes that count; darknet's value for validation."""
+
+
+def matches(found: Detections, truths: Tensor) -> np.ndarray:
+    """Which boxes of one image, the surest first, are the first to find an object of their class.
+
+    As in VOC's script, a box is compared with the object that it overlaps most; where that one has been found, it is
+    wrong, whatever else it overlaps.
+
+    Args:
+        found: K boxes.
+        truths: (M, 5): class, box; rows of class -1 are no objects.
+
+    Returns:
+        (K,) bool.
+    """
+    right = np.zeros(len(found.boxes), dtype=bool)
+    if not len(found.boxes) or not len(truths):
+        return right
+    overlaps = pairwise_iou(found.boxes.to(truths.dtype), truths[:, 1:])
+    same = found.classes[:, None] == truths[:, 0]
+    best = (overlaps * same).max(dim=1)
+    taken = set[int]()
+    for place, (overlap, truth) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+        if overlap >= OVERLAP and truth not in taken:
+            taken.add(truth)
+            right[place] = True
+    return right
+
+
+def average_precision(scores: np.ndarray, right: np.ndarray, objects: int) -> float:
+    """Area under the precision of the boxes of one class over recall, precision made to fall.
+
+    Args:
+        scores: of every box (K,), in any order; of equal ones the first is surer.
+        right: whether each has found an object.
+        objects: how many there are, at least 1.
+    """
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(right[order])
+    precision = hits / np.arange(1, len(hits) + 1)
+    precision = np.maximum.accumulate(precision[::-1])[::-1]
+    return float(precision[right[order]].sum() / objects)
+
+
+class MeanAveragePrecision:
+    """Gathers 7 bytes of every box found, image by image.
+
+    Args:
+        classes: number of classes.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.objects = np.zeros(classes, dtype=np.int64)
+        self._scores: list[np.ndarray] = []
+        self._classes: list[np.ndarray] = []
+        self._right: list[np.ndarray] = []
+
+    def add(self, found: Detections, truths: Tensor) -> None:
+        """Take in one image: what was found, and its objects (M, 5)."""
+        real = truths[truths[:, 0] >= 0]
+        self.objects += np.bincount(real[:, 0].long().numpy(), minlength=len(self.objects))
+        self._scores.append(found.scores.float().numpy())
+        self._classes.append(found.classes.to(torch.int16).numpy())
+        self._right.append(matches(found, real))
+
+    @property
+    def per_class(self) -> list[float | None]:
+        """Average precision of each class; None for a class without objects."""
+        if not self._scores:
+            return [None] * len(self.objects)
+        scores, classes, right = (np.concatenate(each) for each in (self._scores, self._classes, self._right))
+        return [
+            average_precision(scores[classes == label], right[classes == label], int(count)) if count else None
+            for label, count in enumerate(self.objects)
+        ]
+
+    @property
+    def value(self) -> float:
+        """Mean over the classes that have objects, in [0, 1]; 0 where there are none."""
+        known = [each for each in self.per_class if each is not None]
+        return sum(known) / len(known) if known else 0.0
