@@ -26,6 +26,7 @@ from snugfit.errors import DataError, UsageError
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, Image.DecompressionBombError)
+_ORIENTATION = 0x0112
 T = TypeVar("T")
 
 
@@ -36,12 +37,13 @@ class Decoder:
         image_size: side of the square that images are resized (short side) and centre-cropped to.
         channels: 3 (RGB) or 1 (grey).
         workers: threads; 0 decodes in the caller's thread.
+        crop: crop to the square; otherwise both sides are resized to it, whatever their ratio.
     """
 
-    def __init__(self, image_size: int, channels: int = 3, workers: int = 2) -> None:
+    def __init__(self, image_size: int, channels: int = 3, workers: int = 2, *, crop: bool = True) -> None:
         if workers < 0 or channels not in (1, 3):
             raise UsageError(f"cannot decode to {channels} channel(s) with {workers} worker(s).")
-        self.image_size, self.channels = image_size, channels
+        self.image_size, self.channels, self._crop = image_size, channels, crop
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode") if workers else None
 
     def __call__(self, paths: Sequence[Path]) -> torch.Tensor:
@@ -57,7 +59,7 @@ class Decoder:
         return torch.from_numpy(batch).permute(0, 3, 1, 2)
 
     def _decode_into(self, row: np.ndarray, path: Path) -> None:
-        row[...] = np.asarray(decode(path, self.image_size, self.channels)).reshape(row.shape)
+        row[...] = np.asarray(decode(path, self.image_size, self.channels, crop=self._crop)).reshape(row.shape)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -65,13 +67,33 @@ class Decoder:
             self._pool.shutdown(cancel_futures=True)
 
 
-def decode(path: Path, size: int, channels: int = 3) -> Image.Image:
+def decode(path: Path, size: int, channels: int = 3, *, crop: bool = True) -> Image.Image:
     """Decode one file as ``size`` x ``size`` RGB or grey, upright (EXIF); JPEG is shrunk while it is decoded.
+
+    Args:
+        path: the file.
+        size: side in pixels.
+        channels: 3 (RGB) or 1 (grey).
+        crop: crop to the square, or resize both sides to it.
 
     Raises:
         DataError: the file is corrupt, truncated or no image.
     """
-    return _guarded(path, lambda image: square(image, size, channels))
+    return _guarded(path, lambda image: square(image, size, channels, crop=crop))
+
+
+def upright_size(path: Path) -> tuple[int, int]:
+    """Width and height in pixels of an image as :func:`decode` sees it, without decoding it.
+
+    Raises:
+        DataError: the file is empty or no image.
+    """
+
+    def size(image: Image.Image) -> tuple[int, int]:
+        sideways = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        return (image.height, image.width) if sideways else (image.width, image.height)
+
+    return _guarded(path, size)
 
 
 def check_headers(paths: Iterable[Path]) -> None:
@@ -84,11 +106,17 @@ def check_headers(paths: Iterable[Path]) -> None:
         _guarded(path, lambda image: image.size)
 
 
-def square(image: Image.Image, size: int, channels: int = 3) -> Image.Image:
-    """Turn an image upright, resize its short side to ``size``, crop the centre, and convert it to RGB or grey."""
+def square(image: Image.Image, size: int, channels: int = 3, *, crop: bool = True) -> Image.Image:
+    """Turn an image upright, resize its short side to ``size``, crop the centre, and convert it to RGB or grey.
+
+    Without ``crop`` both sides are resized.
+    """
     image.draft(None, (size, size))
     ImageOps.exif_transpose(image, in_place=True)
-    return ImageOps.fit(_in_mode(image, "RGB" if channels == 3 else "L"), (size, size), Image.Resampling.BILINEAR)
+    converted = _in_mode(image, "RGB" if channels == 3 else "L")
+    if crop:
+        return ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
+    return converted.resize((size, size), Image.Resampling.BILINEAR)
 
 
 def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:

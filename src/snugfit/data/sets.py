@@ -105,6 +105,7 @@ class Splits:
         flip: whether a mirrored image still belongs to its class.
         resources: what :meth:`close` closes.
         border: black pixels on every side of every image, part of its size.
+        notes: what the user should know of the data, a line each.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Splits:
     flip: bool
     resources: tuple[Closeable, ...] = field(default=(), repr=False)
     border: int = 0
+    notes: tuple[str, ...] = ()
 
     def close(self) -> None:
         """Stop the decoding threads; reading images afterwards is an error."""

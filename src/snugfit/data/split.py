@@ -82,7 +82,7 @@ def assemble(
         UsageError: a limit or fraction makes no sense.
         DataError: the number of classes is not ``classes``, or there are too few images.
     """
-    _check_options(max_train, max_val, val_fraction)
+    check_options(max_train, max_val, val_fraction)
     count = len(parts.class_names)
     if classes is not None and classes != count:
         raise DataError(f"'{name}' has {count} classes, not {classes}. Ask for {count} or choose another data set.")
@@ -109,7 +109,12 @@ def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
     return Subset(images, balanced(images.labels, limit, seed))
 
 
-def _check_options(max_train: int | None, max_val: int | None, val_fraction: float) -> None:
+def check_options(max_train: int | None, max_val: int | None, val_fraction: float) -> None:
+    """Check limits and the share of validation images.
+
+    Raises:
+        UsageError: one makes no sense.
+    """
     for option, value in (("training", max_train), ("validation", max_val)):
         if value is not None and value < 1:
             raise UsageError(f"the largest number of {option} images must be at least 1, not {value}.")

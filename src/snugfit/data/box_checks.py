@@ -1,0 +1,61 @@
+"""What is wrong with boxes: what is refused, and what is mended and counted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from snugfit.errors import DataError
+
+Row = tuple[float, float, float, float, float]
+_ROUNDING = 1e-3
+"""How far beyond the image an edge may lie for reasons of rounding."""
+
+
+class BoxChecks:
+    """Checks boxes one by one, and counts those that are mended, as ultralytics does with a warning."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def count(self, what: str) -> None:
+        """Count something that the user should know: ``what`` follows a number."""
+        self._counts[what] += 1
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One line for each kind of thing that was counted."""
+        return tuple(f"{count:,} {what}" for what, count in self._counts.items())
+
+    def rows(self, found: list[Row], place: str) -> list[Row]:
+        """The boxes of an image that are left, each of them once, cut off at the image's edges.
+
+        Args:
+            found: class, centre x, centre y, width, height as fractions of the image's sides.
+            place: where they stand, for messages.
+
+        Raises:
+            DataError: a box is no fraction of the image.
+        """
+        mended = [row for each in found if (row := self._mended(each, place)) is not None]
+        kept = list(dict.fromkeys(mended))
+        for _ in range(len(mended) - len(kept)):
+            self.count("boxes stand twice in the labels of their image and count once")
+        return kept
+
+    def _mended(self, row: Row, place: str) -> Row | None:
+        label, x, y, width, height = row
+        if not all(map(math.isfinite, row)) or not (0 <= x <= 1 and 0 <= y <= 1) or max(width, height) > 2:
+            raise DataError(
+                f"{place}: the box {x:g} {y:g} {width:g} {height:g} lies outside the image. Give centre and size as "
+                "fractions of the image's width and height, between 0 and 1."
+            )
+        if width <= 0 or height <= 0:
+            self.count("boxes without width or height were left out")
+            return None
+        left, right = max(x - width / 2, 0.0), min(x + width / 2, 1.0)
+        top, bottom = max(y - height / 2, 0.0), min(y + height / 2, 1.0)
+        if max(width - (right - left), height - (bottom - top)) <= _ROUNDING:
+            return row
+        self.count("boxes reach beyond their image and were cut off at its edge")
+        return (label, (left + right) / 2, (top + bottom) / 2, right - left, bottom - top)

@@ -1,0 +1,221 @@
+"""Boxes in YOLO's format: an image's labels stand in a text file of its name, ``class x y width height`` a line.
+
+Centre and size are fractions of the image's sides. A line of more numbers is an outline (x y x y ...), whose bounding
+box counts. Labels of ``.../images/a.jpg`` are in ``.../labels/a.txt``; an image without such a file has no objects.
+
+Where the parts are comes from ``data.yaml`` (``path``, ``train``, ``val``, ``test``: folders, lists of image files, or
+several of either) if there is one, otherwise from the folders: ``images/train`` or ``train/images``, or ``images``
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from snugfit.data.box_checks import BoxChecks, Row
+from snugfit.data.boxes import BoxedImages, BoxTable
+from snugfit.data.decode import EXTENSIONS, Decoder, check_headers
+from snugfit.data.folder import FileNames
+from snugfit.errors import DataError
+
+SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_SUFFIXES = EXTENSIONS | {".bmp"}
+_CHECKED_FILES = 20_000
+
+
+class YoloFolder:
+    """A folder of images and labels, or a ``data.yaml`` that says where they are.
+
+    Args:
+        path: the folder or file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        file = _settings_file(path)
+        self.root, self._settings = (path if path.is_dir() else path.parent), {}
+        if file is not None:
+            self._settings = _read_settings(file)
+            self.root = _below(file.parent, self._settings.get("path"))
+            if not self.root.is_dir():
+                self.root = file.parent
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names by label, from ``data.yaml`` or ``classes.txt``; None where there is neither."""
+        named, listed = self._settings.get("names"), self.root / "classes.txt"
+        if named is None and "nc" in self._settings:
+            return tuple(str(label) for label in range(int(self._settings["nc"])))
+        if named is None and listed.is_file():
+            named = [line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if isinstance(named, dict):
+            if sorted(named) != list(range(len(named))):
+                raise DataError(f"the names in {self.root}'s data.yaml must be numbered from 0 to {len(named) - 1}.")
+            named = [named[label] for label in range(len(named))]
+        return None if named is None else tuple(map(str, named))
+
+    def parts(self) -> dict[str, list[Path]]:
+        """Image files of each part that there is, sorted.
+
+        Raises:
+            DataError: there are no images to train on, or something that ``data.yaml`` names is missing.
+        """
+        found = {part: self._part(part, names) for part, names in SPLITS.items()}
+        if not found["train"]:
+            found["train"] = _images_below(self.root / "images")
+        if not found["train"]:
+            raise DataError(
+                f"{self.root} holds no training images: looked for images/train, train/images and images, with labels "
+                "in labels/train, train/labels and labels."
+            )
+        return {part: files for part, files in found.items() if files}
+
+    def _part(self, part: str, names: Sequence[str]) -> list[Path]:
+        if any(name in self._settings for name in SPLITS):
+            named = self._settings.get(part) or []
+            return [file for each in ([named] if isinstance(named, str) else named) for file in self._listed(each)]
+        folders = [folder for name in names for folder in (self.root / "images" / name, self.root / name / "images")]
+        return next((_images_below(folder) for folder in folders if folder.is_dir()), [])
+
+    def _listed(self, name: str) -> list[Path]:
+        """Images of a folder or of a list that ``data.yaml`` names."""
+        options = [_below(self.root, name), _below(self.root, name.removeprefix("../"))]  # Roboflow's are one too high
+        place = next((option for option in options if option.exists()), None)
+        if place is None:
+            raise DataError(f"{options[0]} is missing, but data.yaml names it. Correct its path, train, val and test.")
+        if place.is_dir():
+            inner = place / "images"
+            return _images_below(inner if inner.is_dir() else place)
+        lines = (line.strip() for line in place.read_text(encoding="utf-8").splitlines())
+        files = [_below(place.parent, line) for line in lines if line]
+        for file in files:
+            if not file.is_file():
+                raise DataError(f"{file} is missing, but {place} lists it. Restore it or remove the line.")
+        return sorted(files)
+
+
+def read(
+    path: Path, image_size: int, workers: int
+) -> tuple[tuple[str, ...], dict[str, BoxedImages], Decoder, BoxChecks]:
+    """Read a folder in YOLO's format; images are not decoded yet, but their headers are looked at (up to 20,000).
+
+    Returns:
+        Class names, the parts that there are, what decodes their images, and what was counted.
+
+    Raises:
+        DataError: a line is malformed, a class has no name, a file is no image, or there are no boxes to train on.
+    """
+    folder, checks, decoder = YoloFolder(path), BoxChecks(), Decoder(image_size, workers=workers, crop=False)
+    names, highest = folder.class_names, -1
+    parts = {}
+    for part, files in folder.parts().items():
+        table, kept = BoxTable(), FileNames()
+        for file in files:
+            rows = _rows(file, names, checks)
+            highest = max([highest, *(int(row[0]) for row in rows)])
+            table.add(rows)
+            kept.append(file)
+        if len(kept) <= _CHECKED_FILES:
+            check_headers(files)
+        _count_lost_labels(files, checks)
+        parts[part] = BoxedImages(kept, table.boxes(), decoder)
+    if not len(parts["train"].boxes.rows):
+        raise DataError(
+            f"the labels of {folder.root} hold no boxes to train on. Labels of images/a.jpg must be in labels/a.txt, a "
+            "line for each box: class, centre x, centre y, width, height."
+        )
+    return names or tuple(str(label) for label in range(highest + 1)), parts, decoder, checks
+
+
+def label_file(image: Path) -> Path:
+    """Where the labels of an image are: in ``labels`` instead of the last ``images`` of its path."""
+    parts = list(image.parts)
+    for place in range(len(parts) - 2, -1, -1):
+        if parts[place] == "images":
+            parts[place] = "labels"
+            break
+    return Path(*parts).with_suffix(".txt")
+
+
+def _rows(image: Path, names: tuple[str, ...] | None, checks: BoxChecks) -> list[Row]:
+    path = label_file(image)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        checks.count("images have no file of labels and count as images without objects")
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Replace or remove it.") from error
+    numbered = ((f"{path}, line {number}", line) for number, line in enumerate(lines, start=1) if line.strip())
+    return checks.rows([row_of(line, place, names) for place, line in numbered], str(path))
+
+
+def row_of(line: str, place: str, names: tuple[str, ...] | None) -> Row:
+    """One line of labels: a class and a box, or a class and an outline.
+
+    Raises:
+        DataError: it is neither, or the class is unknown.
+    """
+    try:
+        label, *values = (float(text) for text in line.split())
+    except ValueError:
+        label, values = -1.0, []
+    if label < 0 or label != int(label) or not (len(values) == 4 or (len(values) >= 6 and len(values) % 2 == 0)):
+        raise DataError(
+            f"{place}: '{line.strip()[:60]}' is no label. Write a class number and centre x, centre y, width and "
+            "height as fractions of the image's sides: 0 0.5 0.5 0.2 0.3."
+        )
+    if names is not None and label >= len(names):
+        raise DataError(f"{place}: there is no class {int(label)}; classes go from 0 to {len(names) - 1}.")
+    if len(values) > 4:
+        across, down = values[::2], values[1::2]
+        left, right, top, bottom = min(across), max(across), min(down), max(down)
+        values = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+    return (label, *values)  # type: ignore[return-value]
+
+
+def _count_lost_labels(files: Sequence[Path], checks: BoxChecks) -> None:
+    """Count files of labels beside those of the images, whose image is missing."""
+    known = {label_file(file) for file in files}
+    for folder in {file.parent for file in known}:
+        for path in folder.glob("*.txt") if folder.is_dir() else ():
+            if path not in known and path.name != "classes.txt":
+                checks.count("files of labels have no image and were left out")
+
+
+def _images_below(folder: Path) -> list[Path]:
+    return sorted(_walk(folder)) if folder.is_dir() else []
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.name.startswith((".", "__MACOSX")):
+            continue
+        if entry.is_dir():
+            yield from _walk(entry)
+        elif entry.suffix.lower() in _SUFFIXES:
+            yield entry
+
+
+def _settings_file(path: Path) -> Path | None:
+    if path.is_file():
+        return path
+    found = [path / "data.yaml", path / "data.yml", path / "dataset.yaml"]
+    return next((file for file in found if file.is_file()), None)
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}. Correct it.") from error
+    if not isinstance(settings, dict):
+        raise DataError(f"{file} is no data.yaml: it does not say train: and names:.")
+    return settings
+
+
+def _below(folder: Path, name: Any) -> Path:
+    return folder if name is None else folder / Path(str(name)).expanduser()
