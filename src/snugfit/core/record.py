@@ -97,7 +97,8 @@ class Record:
         predicted: ``peak_bytes``, ``seconds``, ``storage_bytes``.
         measured: ``peak_bytes``, ``peak_metric``, ``tensor_peak_bytes``, ``seconds``, ``storage_bytes``,
             ``energy_joules`` (None where the machine has no counter that may be read).
-        accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None where there is no such split.
+        accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None where there is no such split. To detect, ``val`` and
+            ``test`` are mAP50, and ``map50`` is that of the test split, or of validation where there is no other.
         parameters: ``full`` and ``trained_model``.
         exit: ``unit``, ``index``, ``of``; None when the whole network was trained.
         settings: settings of the strategy.

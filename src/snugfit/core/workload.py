@@ -10,6 +10,7 @@ from snugfit.errors import UsageError
 OptimizerName = Literal["sgd", "adamw", "schedulefree"]
 ScheduleName = Literal["cosine", "constant"]
 Precision = Literal["float32", "bfloat16"]
+TaskName = Literal["classify", "detect"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class Workload:
         precision: ``float32``, or ``bfloat16`` through autocast.
         augment: whether training images are augmented.
         seed: seed of initialisation, shuffling and augmentation.
+        task: what is learned of an image: its class, or boxes around objects.
+        anchors: widths and heights that boxes are predicted from, as fractions of the image's sides.
+        most_boxes: most boxes that an image has; targets of a batch are padded to them.
     """
 
     model: str
@@ -81,8 +85,13 @@ class Workload:
     precision: Precision = "float32"
     augment: bool = True
     seed: int = 0
+    task: TaskName = "classify"
+    anchors: tuple[tuple[float, float], ...] = ()
+    most_boxes: int = 0
 
     def __post_init__(self) -> None:
+        if self.task == "detect" and not (self.anchors and self.most_boxes):
+            raise UsageError("detection needs anchors, and at least one box in an image.")
         for name in ("epochs", "batch_size", "batch_limit", "classes", "train_count"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}.")

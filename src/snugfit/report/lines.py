@@ -14,7 +14,7 @@ from rich.text import Text
 from snugfit.core.record import Record
 from snugfit.quantities import format_bytes, format_seconds
 from snugfit.report.intervals import StepTime, step_time
-from snugfit.report.words import NONE, count, duration, percent, share, shorten, size
+from snugfit.report.words import NONE, count, duration, metric_of, percent, share, shorten, size
 from snugfit.training.events import EpochDone, ExitMeasured, PhaseDone, RunStarted, StepDone, TensorsSelected
 
 PIPE_WIDTH = 120
@@ -66,7 +66,7 @@ def status_line(event: StepDone, budget: int | None, rate: str, left: str) -> Te
     """Loss, accuracy, learning rate, speed, live memory against the budget, time left."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append("peak ").append(against(event.peak_bytes, budget))
-    line.append(f"  left {left}  loss {_number(event.loss)}  acc {percent(event.accuracy)}  {rate}  lr {event.lr:.3g}")
+    line.append(f"  left {left}  loss {_number(event.loss)}{_share('acc', event.accuracy)}  {rate}  lr {event.lr:.3g}")
     return line
 
 
@@ -79,9 +79,9 @@ def speed(samples: int, seconds: float) -> str:
 
 def epoch_line(event: EpochDone, peak: int | None, budget: int | None, left: str) -> Text:
     """One epoch, for logs."""
-    validation = "" if event.val_accuracy is None else f"  val {percent(event.val_accuracy)}"
+    validation = _share("val" if event.metric == "accuracy" else f"val {event.metric}", event.val_accuracy)
     line = Text(f"{event.phase}  epoch {event.epoch + 1}/{event.epochs}  loss {_number(event.loss)}")
-    line.append(f"  acc {percent(event.accuracy)}{validation}  {format_seconds(event.seconds)}")
+    line.append(f"{_share('acc', event.accuracy)}{validation}  {format_seconds(event.seconds)}")
     if peak is not None:
         line.append("  peak ").append(against(peak, budget))
     return line.append(f"  left {left}")
@@ -153,7 +153,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     ]  # fmt: skip
     full, trained = record.parameters.get("full", 0), record.parameters.get("trained_model", 0)
     smaller = f" of {count(full)} ({full / trained:.1f} times smaller)" if 0 < trained < full else ""
-    facts = [("accuracy", ", ".join(accuracy) or NONE), ("parameters", count(trained) + smaller)]
+    facts = [(metric_of(record), ", ".join(accuracy) or NONE), ("parameters", count(trained) + smaller)]
     if record.exit:
         facts.append(("exit", _exit(record.exit)))
     return [*facts, ("run folder", record.run_dir)]
@@ -161,6 +161,10 @@ def _facts(record: Record) -> list[tuple[str, str]]:
 
 def _exit(chosen: dict[str, Any]) -> str:
     return f"after {chosen.get('unit')}, unit {chosen.get('index', 0) + 1} of {chosen.get('of')}"
+
+
+def _share(name: str, value: float | None) -> str:
+    return "" if value is None else f"  {name} {percent(value)}"
 
 
 def _number(value: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 COLUMNS = (
     "phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes",
+    "map50",
 )  # fmt: skip
 """Columns of ``metrics.csv``; ``seconds`` is the time since the run began. Any cell may be empty."""
 

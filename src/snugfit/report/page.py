@@ -13,7 +13,7 @@ from snugfit.quantities import format_bytes, format_seconds
 from snugfit.report.intervals import StepTime, step_time
 from snugfit.report.markup import absent, card, grid, meter, pairs, section, table, text, tile
 from snugfit.report.metrics import MetricRow, read_metrics
-from snugfit.report.words import NONE, count, duration, percent, share, size
+from snugfit.report.words import NONE, count, duration, metric_of, percent, share, size
 
 if TYPE_CHECKING:
     from snugfit.report.pictures import Pictures
@@ -127,14 +127,14 @@ def _tiles(record: Record) -> list[str]:
     notes += [f"budget {format_bytes(limit)}"] if limit else []
     bar = meter(peak, predicted.get("peak_bytes"), limit) if limit and peak is not None else ""
     test = accuracy.get("test")
-    head = ("Test accuracy", test) if test is not None else ("Validation accuracy", accuracy.get("val"))
+    part, value = ("Test", test) if test is not None else ("Validation", accuracy.get("val"))
     rest = [f"validation {percent(accuracy.get('val'))}"] if test is not None else ["no test split"]
     rest += [f"top-5 {percent(accuracy['test_top5'])}"] if accuracy.get("test_top5") is not None else []
     step = step_time(record.intervals)
     return [
         tile("Peak memory", size(peak), " · ".join(notes), bar),
         *([_step_tile(step, record.budget.get("time_ratio"))] if step else []),
-        tile(head[0], percent(head[1]), " · ".join(rest)),
+        tile(f"{part} {metric_of(record)}", percent(value), " · ".join(rest)),
         _size_tile(record),
         tile("Time", duration(measured.get("seconds")), f"predicted {duration(predicted.get('seconds'))}"),
         tile("Storage", size(measured.get("storage_bytes")), f"predicted {size(predicted.get('storage_bytes'))}"),

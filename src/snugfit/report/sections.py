@@ -13,7 +13,7 @@ from snugfit.quantities import format_bytes, format_seconds
 from snugfit.report import plots
 from snugfit.report.markup import absent, card, figure, grid, table
 from snugfit.report.metrics import Curve, MetricRow, curves
-from snugfit.report.words import MB, count, percent, phase_label
+from snugfit.report.words import MB, count, metric_of, percent, phase_label
 
 MOST_UNITS_BATCH = 65536
 
@@ -54,10 +54,10 @@ def over_time(record: Record, rows: Sequence[MetricRow]) -> str:
         parts.append(figure(title, svg, caption))
     training, validation = _shares(rows, "accuracy"), _shares(rows, "val_accuracy", epochs=True)
     if training or validation:
-        svg = plots.over_time(
-            training, "accuracy (%)", "Training and validation accuracy over time", blocks=blocks, points=validation
-        )
-        title, caption = _accuracy_words(validation, blocks=_in_blocks(record))
+        metric = metric_of(record)
+        parts_shown = f"Training and validation {metric}" if training else f"Validation {metric}"
+        svg = plots.over_time(training, f"{metric} (%)", f"{parts_shown} over time", blocks=blocks, points=validation)
+        title, caption = _accuracy_words(training, validation, metric, blocks=_in_blocks(record))
         parts.append(figure(title, svg, caption))
     return grid(parts) if parts else absent("metrics.csv holds no losses or accuracies over time.")
 
@@ -248,11 +248,13 @@ def _shares(rows: Sequence[MetricRow], column: str, *, epochs: bool = False) -> 
     return found
 
 
-def _accuracy_words(validation: Sequence[Curve], *, blocks: bool) -> tuple[str, str]:
-    caption = "Thin lines: training accuracy, a mean over a stretch of steps."
+def _accuracy_words(
+    training: Sequence[Curve], validation: Sequence[Curve], metric: str, *, blocks: bool
+) -> tuple[str, str]:
+    caption = "Thin lines: training accuracy, a mean over a stretch of steps. " if training else ""
     if not validation:
-        return "Accuracy on training images", caption
+        return "Accuracy on training images", caption.strip()
     best, when = max((v, s) for curve in validation for v, s in zip(curve.values, curve.seconds, strict=True))
-    title = f"Validation accuracy reached {best:.1f} % after {format_seconds(when)}"
+    title = f"Validation {metric} reached {best:.1f} % after {format_seconds(when)}"
     whose = ", of the block's last exit" if blocks and len(validation) > 1 else ""
-    return title, f"{caption} Points: validation accuracy after an epoch{whose}."
+    return title, f"{caption}Points: validation {metric} after an epoch{whose}."

@@ -28,7 +28,8 @@ class TensorBoardEvents:
         elif isinstance(event, StepDone):
             self._write_step(event)
         elif isinstance(event, EpochDone) and event.val_accuracy is not None:
-            self._writer.add_scalar(f"{event.phase}/val_accuracy", event.val_accuracy, event.epoch)
+            name = "val_accuracy" if event.metric == "accuracy" else f"val_{event.metric}"
+            self._writer.add_scalar(f"{event.phase}/{name}", event.val_accuracy, event.epoch)
         elif isinstance(event, ExitMeasured):
             self._writer.add_scalar("exits/val_accuracy", event.val_accuracy, event.index)
         elif isinstance(event, RunDone):
@@ -37,7 +38,8 @@ class TensorBoardEvents:
     def _write_step(self, event: StepDone) -> None:
         self._step += 1
         for name in ("loss", "accuracy", "lr"):
-            self._writer.add_scalar(f"{event.phase}/{name}", getattr(event, name), self._step)
+            if (value := getattr(event, name)) is not None:
+                self._writer.add_scalar(f"{event.phase}/{name}", value, self._step)
         self._writer.add_scalar("memory/peak_bytes", event.peak_bytes, self._step)
 
 

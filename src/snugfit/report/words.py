@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from snugfit.core.record import Record
 from snugfit.quantities import format_bytes, format_seconds
 
 MB = 1e6
@@ -25,6 +26,11 @@ def percent(share: float | None, digits: int = 1) -> str:
 def share(value: float) -> str:
     """Print a share of one, such as rho: ``share(0.4931) == "0.49"``."""
     return f"{value:.2f}"
+
+
+def metric_of(record: Record) -> str:
+    """What a run's network was judged by: ``accuracy`` or ``mAP50``."""
+    return "mAP50" if "map50" in record.accuracy else "accuracy"
 
 
 def shorten(name: str, most: int) -> str:

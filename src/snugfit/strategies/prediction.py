@@ -13,6 +13,7 @@ from snugfit.core.request import CacheDtype
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.training.loop import Trainable
 from snugfit.training.rows import RowFormat
+from snugfit.training.task import Classification, Task
 
 SAFETY = 0.02
 """Share of a peak added for what no probe sees: Python objects, file buffers, the allocator's slack."""
@@ -65,15 +66,18 @@ def step_floor(trainable: Trainable, batch: Callable[[], tuple[Tensor, Tensor]])
 
 def random_batch(shape: tuple[int, ...], classes: int, batch: int, device: str) -> tuple[Tensor, Tensor]:
     """Made-up inputs (batch, *shape) in channels_last and labels (batch,) below ``classes``."""
+    return made_up_batch(Classification(classes), shape, batch, device)
+
+
+def made_up_batch(task: Task, shape: tuple[int, ...], batch: int, device: str) -> tuple[Tensor, Tensor]:
+    """Made-up inputs (batch, *shape) in channels_last and targets of a task."""
     memory_format = torch.channels_last if len(shape) == 3 else torch.contiguous_format
     inputs = torch.empty((batch, *shape), device=device, memory_format=memory_format)
-    labels = torch.zeros(batch, dtype=torch.int64, device=device)
     if device != "meta":
         few = torch.randn((min(batch, MADE_UP_SAMPLES), *shape), device=device)
         for start in range(0, batch, len(few)):
             inputs[start : start + len(few)] = few[: batch - start]
-        labels.random_(0, classes)
-    return inputs, labels
+    return inputs, task.made_up_targets(batch, device)
 
 
 def stored_batches(shape: tuple[int, ...], batch: int, dtype: CacheDtype) -> Tensor:

@@ -22,19 +22,20 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_facts
 from snugfit.strategies.prediction import (
     fill_made_up,
-    random_batch,
+    made_up_batch,
     room_for_step,
     smallest_budget,
     with_safety,
 )
 from snugfit.training.artifact import save_model
 from snugfit.training.averaging import settle
-from snugfit.training.loop import count_correct, train_phase
+from snugfit.training.loop import train_phase
 from snugfit.training.network import Forward, NetworkTrainer
 from snugfit.training.outcome import evaluate_model, make_record
 from snugfit.training.rehearsal import falling, rehearse
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
+from snugfit.training.task import measure, task_of
 
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
@@ -90,7 +91,7 @@ def whole_probe(
     """
 
     def made_up(batch: int, where: str) -> tuple[Tensor, Tensor]:
-        return random_batch(chain.input_shape, workload.classes, batch, where)
+        return made_up_batch(task_of(workload), chain.input_shape, batch, where)
 
     def make(where: str) -> NetworkTrainer:
         clone = copy.deepcopy(chain)
@@ -247,7 +248,7 @@ def train_network(
         phase,
         _fallbacks(run.profile, phase.batch_size, batch_size, accumulates=accumulates),
         lambda size: load(parts(size)),
-        lambda size: random_batch(workload.input_shape, workload.classes, size, str(run.device)),
+        lambda size: made_up_batch(task_of(workload), workload.input_shape, size, str(run.device)),
         run,
     )
     micro_batches = parts(phase.batch_size)
@@ -295,8 +296,7 @@ def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phas
     settle(trainer, data.train, phase.batch_size, phase.name, run)
     with run.limit.room_for_kernels():
         batches = data.val.in_order(phase.batch_size)
-        confusion, _ = count_correct(trainer.module.eval(), batches, run.workload.classes, run.device)
-    return float(confusion.trace()) / int(confusion.sum())
+        return measure(trainer.task, trainer.module.eval(), batches, run.device).score().value
 
 
 @dataclass(frozen=True)

@@ -74,14 +74,17 @@ class TensorsSelected(Event):
 
 @dataclass(frozen=True)
 class StepDone(Event):
-    """One training step: ``step`` of ``steps`` (from 1) in ``epoch`` (from 0), on ``samples`` samples."""
+    """One training step: ``step`` of ``steps`` (from 1) in ``epoch`` (from 0), on ``samples`` samples.
+
+    There is no accuracy where single samples do not tell.
+    """
 
     phase: str
     epoch: int
     step: int
     steps: int
     loss: float
-    accuracy: float
+    accuracy: float | None
     lr: float
     seconds: float
     current_bytes: int
@@ -91,15 +94,19 @@ class StepDone(Event):
 
 @dataclass(frozen=True)
 class EpochDone(Event):
-    """One epoch of a phase: mean training loss and accuracy, validation accuracy where it was measured."""
+    """One epoch of a phase: mean training loss and accuracy, validation accuracy where it was measured.
+
+    ``metric`` names what validation measures: ``mAP50`` stands in the place of accuracy in detection.
+    """
 
     phase: str
     epoch: int
     epochs: int
     loss: float
-    accuracy: float
+    accuracy: float | None
     val_accuracy: float | None
     seconds: float
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from snugfit.training.optimizers import lr_factor
 from snugfit.training.run import Run
 from snugfit.training.seeding import derive_seed, seed_all
 from snugfit.training.step import StepResult
+from snugfit.training.task import Classification, ClassTally, measure, task_of
 from snugfit.training.tensorfile import Deferred
 
 
@@ -113,10 +114,11 @@ def _train_step(
     progress = (position.epoch * steps + position.step) / (workload.epochs * steps)
     factor = lr_factor(workload.optimizer.schedule, progress)
     trainable.set_lr_factor(factor)
-    loss, correct, samples = 0.0, 0, 0
+    loss, correct, samples, tells = 0.0, 0, 0, True
     for index in range(group):
         result, labels = _step_within_budget(trainable, batches, run, share=1 / group, update=index == group - 1)
-        loss, correct, samples = loss + result.loss / group, correct + result.correct, samples + len(labels)
+        loss, correct, samples = loss + result.loss / group, correct + (result.correct or 0), samples + len(labels)
+        tells = result.correct is not None
     run.require_finite(loss, phase.name)
     run.tick()
     position.step += 1
@@ -130,7 +132,7 @@ def _train_step(
             position.step,
             steps,
             loss,
-            correct / samples,
+            correct / samples if tells else None,
             workload.optimizer.lr * factor,
             time.perf_counter() - started,
             run.meter.current_bytes,
@@ -179,21 +181,21 @@ def stop_if_asked(run: Run) -> None:
 
 def _end_epoch(run: Run, phase: Phase, seconds: float, val_accuracy: float | None) -> None:
     position = run.position
-    samples = max(position.samples, 1)
+    samples, classifies = max(position.samples, 1), run.workload.task == "classify"
     run.emit(
         EpochDone(
             phase.name,
             position.epoch,
             run.workload.epochs,
             position.loss_sum / samples,
-            position.correct / samples,
+            position.correct / samples if classifies else None,
             val_accuracy,
             seconds,
+            task_of(run.workload).metric,
         )
     )
 
 
-@torch.no_grad()
 def count_correct(
     forward: Callable[[Tensor], Tensor], batches: Iterator[tuple[Tensor, Tensor]], classes: int, device: torch.device
 ) -> tuple[Tensor, int]:
@@ -209,10 +211,6 @@ def count_correct(
         Confusion matrix (classes, classes), int64, rows are true classes; and the number of samples whose label is
         among the five largest logits.
     """
-    confusion = torch.zeros(classes, classes, dtype=torch.int64)
-    among_five = 0
-    for inputs, labels in batches:
-        logits = forward(inputs.to(device)).float().cpu()
-        confusion += torch.bincount(labels * classes + logits.argmax(1), minlength=classes * classes).view_as(confusion)
-        among_five += int((logits.topk(min(5, classes), dim=1).indices == labels[:, None]).any(1).sum())
-    return confusion, among_five
+    tally = measure(Classification(classes), forward, batches, device)
+    assert isinstance(tally, ClassTally)
+    return tally.confusion, tally.among_five

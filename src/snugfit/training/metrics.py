@@ -11,11 +11,15 @@ from snugfit.training.events import EpochDone, Event, StepDone
 
 COLUMNS = (
     "phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes",
+    "map50",
 )  # fmt: skip
 
 
 class MetricsWriter:
-    """Subscriber that writes training steps and epochs; ``seconds`` is the time since the run began."""
+    """Subscriber that writes training steps and epochs; ``seconds`` is the time since the run began.
+
+    ``val_accuracy`` holds what validation measures, mAP50 too, which stands in ``map50`` besides.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,13 +32,13 @@ class MetricsWriter:
             memory = (event.current_bytes, event.peak_bytes)
             self._write(
                 event.phase, event.epoch, event.step, _short(event.loss), _short(event.accuracy), "", _short(event.lr),
-                _short(self._seconds), *memory,
+                _short(self._seconds), *memory, "",
             )  # fmt: skip
         elif isinstance(event, EpochDone):
-            validation = "" if event.val_accuracy is None else _short(event.val_accuracy)
+            validation = _short(event.val_accuracy)
             self._write(
                 event.phase, event.epoch, "", _short(event.loss), _short(event.accuracy), validation, "",
-                _short(self._seconds), "", "",
+                _short(self._seconds), "", "", validation if event.metric == "mAP50" else "",
             )  # fmt: skip
 
     def offset(self) -> int:
@@ -60,5 +64,5 @@ class MetricsWriter:
             file.write(text.getvalue())
 
 
-def _short(value: float) -> str:
-    return f"{value:.6g}"
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

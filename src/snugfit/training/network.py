@@ -11,25 +11,27 @@ from snugfit.lean import use_lean_convolutions
 from snugfit.training.averaging import refresh_norms
 from snugfit.training.checkpoint import foreign_state
 from snugfit.training.optimizers import ParameterOptimizers
-from snugfit.training.step import StepResult, cross_entropy_of, precision_context
+from snugfit.training.step import StepResult, loss_of, precision_context
+from snugfit.training.task import task_of
 from snugfit.training.tensorfile import Deferred
 
 Forward = Callable[[Tensor], Tensor]
 
 
 class NetworkTrainer:
-    """Cross entropy on a network's output, with accumulation or with gradients applied in the backward pass.
+    """The task's loss on a network's output, with accumulation or with gradients applied in the backward pass.
 
     Args:
         module: the network.
-        forward: images (B, C, H, W) to logits (B, classes); the module's own forward, or one that recomputes.
-        workload: optimizer and precision.
+        forward: images (B, C, H, W) to outputs, such as logits (B, classes); the module's own forward, or one
+            that recomputes.
+        workload: task, optimizer and precision.
         micro_batches: batches accumulated to one step; with 1 every gradient is applied and freed by a hook.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, workload: Workload, micro_batches: int = 1) -> None:
         self.module, self.forward, self.micro_batches = module, forward, micro_batches
-        self.modules = [module]
+        self.modules, self.task = [module], task_of(workload)
         use_lean_convolutions(module)
         self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
         self._bfloat16 = workload.precision == "bfloat16"
@@ -40,12 +42,12 @@ class NetworkTrainer:
         """One forward and backward; see :class:`snugfit.training.loop.Trainable`."""
         self.train_mode()
         self.optimizers.train()
-        loss, logits = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)
+        loss, outputs = loss_of(self.task, self.forward, inputs, labels, bfloat16=self._bfloat16)
         del inputs
         (loss * share).backward()  # type: ignore[no-untyped-call]
         if update and self.micro_batches > 1:
             self.optimizers.step()
-        return StepResult.of(loss, logits, labels)
+        return StepResult.of_task(self.task, loss, outputs, labels)
 
     def train_mode(self) -> None:
         """Put the network into training mode."""

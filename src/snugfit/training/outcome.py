@@ -10,16 +10,21 @@ from torch import Tensor
 
 from snugfit.core.record import IntervalRecord, Record
 from snugfit.core.serial import to_data
+from snugfit.core.workload import Workload
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.training.events import Notice, RunDone
-from snugfit.training.loop import BatchSource, count_correct
+from snugfit.training.loop import BatchSource
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
+from snugfit.training.task import Score, measure, task_of
 
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """Accuracies in [0, 1] of the finished model; the confusion matrix is that of the test split where there is one."""
+    """Accuracies in [0, 1] of the finished model; the confusion matrix is that of the test split where there is one.
+
+    In detection they are mAP50, and there is neither top-5 accuracy nor a confusion matrix.
+    """
 
     val: float | None
     test: float | None
@@ -33,25 +38,26 @@ def evaluate_model(
     """Measure the finished model on validation and test data.
 
     Args:
-        forward: images (B, C, H, W) to logits (B, classes), in evaluation mode.
+        forward: images (B, C, H, W) to outputs, such as logits (B, classes), in evaluation mode.
         data: the splits.
         run: the run, for its device and workload.
         batch_size: images in memory at once; fewer where the budget refuses them.
     """
-    confusion, _ = _count(forward, data.val, run, batch_size)
-    val = _accuracy(confusion) if len(data.val) else None
+    score = _score(forward, data.val, run, batch_size)
+    val = score.value if len(data.val) else None
     if data.test is None:
-        return FinalEvaluation(val, None, None, confusion.tolist())
-    confusion, among_five = _count(forward, data.test, run, batch_size)
-    return FinalEvaluation(val, _accuracy(confusion), among_five / max(len(data.test), 1), confusion.tolist())
+        return FinalEvaluation(val, None, None, score.confusion)
+    score = _score(forward, data.test, run, batch_size)
+    return FinalEvaluation(val, score.value, score.top5, score.confusion)
 
 
-def _count(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, size: int) -> tuple[Tensor, int]:
-    """:func:`count_correct` within the budget; where memory is refused, it begins anew with half as many images."""
+def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, size: int) -> Score:
+    """:func:`measure` within the budget; where memory is refused, it begins anew with half as many images."""
     while True:
         try:
             with run.limit.room_for_kernels():
-                return count_correct(forward, _ticking(source.in_order(size), run), run.workload.classes, run.device)
+                batches = _ticking(source.in_order(size), run)
+                return measure(task_of(run.workload), forward, batches, run.device).score()
         except (RuntimeError, MemoryError) as error:
             if size == 1 or not is_out_of_memory(error):
                 raise
@@ -67,8 +73,11 @@ def _ticking(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tup
         yield batch
 
 
-def _accuracy(confusion: Tensor) -> float:
-    return float(confusion.trace()) / max(int(confusion.sum()), 1)
+def _accuracies(evaluation: FinalEvaluation, workload: Workload) -> dict[str, float | None]:
+    found = {"val": evaluation.val, "test": evaluation.test, "test_top5": evaluation.test_top5}
+    if workload.task == "detect":
+        found["map50"] = evaluation.val if evaluation.test is None else evaluation.test
+    return found
 
 
 def make_record(
@@ -110,7 +119,7 @@ def make_record(
             "storage_bytes": position.storage_bytes,
             "energy_joules": position.energy_joules if run.energy.counts else None,
         },
-        accuracy={"val": evaluation.val, "test": evaluation.test, "test_top5": evaluation.test_top5},
+        accuracy=_accuracies(evaluation, workload),
         parameters=parameters,
         exit=exit_taken,
         settings=settings,

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from snugfit.training.task import Task
+
 
 @dataclass(frozen=True)
 class StepResult:
-    """Mean loss over the batch, and how many of its samples were classified correctly."""
+    """Mean loss over the batch, and how many of its samples were right; None where single samples do not tell."""
 
     loss: float
-    correct: int
+    correct: int | None
 
     @classmethod
     def of(cls, loss: Tensor, logits: Tensor, labels: Tensor) -> StepResult:
@@ -25,12 +27,26 @@ class StepResult:
             return cls(0.0, 0)
         return cls(loss.item(), int((logits.detach().argmax(1) == labels).sum()))
 
+    @classmethod
+    def of_task(cls, task: Task, loss: Tensor, outputs: Tensor, targets: Tensor) -> StepResult:
+        """Read loss (scalar), outputs and targets of a task; on the meta device there is nothing to read."""
+        return cls(0.0, 0) if loss.is_meta else cls(loss.item(), task.correct(outputs, targets))
+
 
 def precision_context(inputs: Tensor, *, bfloat16: bool) -> AbstractContextManager[object]:
     """Autocast to bfloat16 on the inputs' device, where it is asked for."""
     if not bfloat16 or inputs.is_meta:
         return nullcontext()
     return torch.autocast(inputs.device.type, dtype=torch.bfloat16)
+
+
+def loss_of(
+    task: Task, forward: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor, *, bfloat16: bool
+) -> tuple[Tensor, Tensor]:
+    """A task's loss (scalar) and the outputs that ``forward`` makes of inputs (B, ...) with these targets."""
+    with precision_context(inputs, bfloat16=bfloat16):
+        outputs = forward(inputs)
+        return task.loss(outputs, targets), outputs
 
 
 def cross_entropy_of(

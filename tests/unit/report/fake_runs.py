@@ -18,7 +18,8 @@ SIDES = [32, 32, 16, 16, 8, 8, 8, 4, 4, 4, 2, 2, 2]
 UNITS = [f"features.{i}" for i in (0, 3, 7, 10, 14, 17, 20, 24, 27, 30, 34, 37, 40)]
 BLOCKS = [(0, 1, 71), (1, 2, 59), (2, 5, 74), (5, 13, 171)]
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "<b>&")
-COLUMNS = ["phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes"]
+COLUMNS = ["phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes",
+           "map50"]  # fmt: skip
 
 
 def line(index: int) -> ProbeLine:

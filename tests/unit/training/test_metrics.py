@@ -27,9 +27,29 @@ def test_rows_by_hand(writer):
         writer(event)
     first, second, epoch = rows(writer.path)
     assert tuple(first) == COLUMNS
-    assert list(first.values()) == ["block 1: a, b", "0", "1", "0.333333", "0.25", "", "0.05", "0.5", "1000", "2000"]
+    assert list(first.values()) == [
+        "block 1: a, b",
+        "0",
+        "1",
+        "0.333333",
+        "0.25",
+        "",
+        "0.05",
+        "0.5",
+        "1000",
+        "2000",
+        "",
+    ]
     assert second["seconds"] == "1"
-    assert list(epoch.values()) == ["block 1: a, b", "0", "", "0.3", "0.5", "0.75", "", "1", "", ""]
+    assert list(epoch.values()) == ["block 1: a, b", "0", "", "0.3", "0.5", "0.75", "", "1", "", "", ""]
+
+
+def test_map50_stands_in_both_columns_and_training_has_no_accuracy(writer):
+    writer(StepDone("p", 0, 1, 4, 2.5, None, 0.05, 0.5, 1000, 2000, 8))
+    writer(EpochDone("p", 0, 3, 2.5, None, 0.75, 9.0, "mAP50"))
+    step_row, epoch = rows(writer.path)
+    assert (step_row["accuracy"], step_row["map50"]) == ("", "")
+    assert (epoch["accuracy"], epoch["val_accuracy"], epoch["map50"]) == ("", "0.75", "0.75")
 
 
 def test_an_epoch_without_validation(writer):

@@ -31,6 +31,7 @@ from snugfit.strategies.prediction import room_for_step, smallest_budget, with_s
 from snugfit.training.rows import RowFormat
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
+from snugfit.training.task import needs_classes
 
 LEFT_BY_BLOCKS = 2_000_000
 """What trained blocks leave behind for the final test: kernels of their shapes, file buffers; 1-3 MB were seen."""
@@ -78,6 +79,8 @@ class Blockwise:
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot serve this model: local losses are of feature maps and vectors, not of tokens."""
+        if reasons := needs_classes(workload):
+            return reasons
         if not chain.units:
             return ["the chain has no unit besides its head"]
         strange = next((unit for unit in chain.units if len(unit.output_shape) not in (1, 3)), None)

@@ -26,6 +26,7 @@ from snugfit.strategies.prediction import MB, room_for_step, smallest_budget
 from snugfit.strategies.whole import VALIDATION_SHARE, divisors
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
+from snugfit.training.task import needs_classes
 
 DEFAULT_RATIO = 0.5
 """rho where none is asked for (ElasticTrainer section 8.1)."""
@@ -80,7 +81,7 @@ class Elastic:
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Averaged weights cannot come and go, and somebody must be able to choose."""
-        reasons = []
+        reasons = needs_classes(workload)
         if workload.optimizer.averages:
             reasons.append("schedulefree averages weights over all steps, but tensors come and go; use sgd or adamw")
         if not any(parameter.requires_grad for unit in chain.all_units for parameter in unit.module.parameters()):

@@ -15,6 +15,7 @@ from snugfit.errors import ModelError
 from snugfit.local.single_layer import SingleLayer
 from snugfit.strategies.feedback.trainers import TRAINERS
 from snugfit.strategies.whole import MakeTrainer, WholeNetwork
+from snugfit.training.task import needs_classes
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Feedback(WholeNetwork):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot serve this model: PEPITA is defined for single layers, and needs exact differences."""
-        if self.feedback_rule != "pepita":
-            return []
-        reasons = []
+        reasons = needs_classes(workload)
+        if reasons or self.feedback_rule != "pepita":
+            return reasons
         if workload.precision == "bfloat16":
             reasons.append("pepita compares two nearly equal passes, which bfloat16 cannot tell apart")
         for unit in chain.all_units:

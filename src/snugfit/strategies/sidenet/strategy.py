@@ -37,6 +37,7 @@ from snugfit.strategies.whole import VALIDATION_SHARE, divisors, held, whole_pro
 from snugfit.surgery import attach_side_network
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
+from snugfit.training.task import needs_classes
 
 MARGIN_BYTES = 1_000_000
 """By how much the room for a step may be smaller once everything is measured: whether another probe is needed is
@@ -105,7 +106,8 @@ class Sidenet:
         Raises:
             ModelError: a side network cannot be attached, or the network not be pruned as asked.
         """
-        reasons = []
+        if reasons := needs_classes(workload):
+            return reasons
         if workload.optimizer.averages:
             reasons.append("schedulefree renews the statistics of BatchNorm, which stay frozen here; use sgd or adamw")
         if not classifier_names(chain):

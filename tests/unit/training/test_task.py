@@ -1,0 +1,171 @@
+"""Tasks: their losses, tallies and made-up targets; and the trainer that follows them."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training_samples import PHASE, OneWeight, Source, make_run, make_workload
+
+from snugfit.core.serial import from_data, to_data
+from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit.detection import yolov2_loss
+from snugfit.errors import UsageError
+from snugfit.training.events import EpochDone, StepDone
+from snugfit.training.loop import count_correct, train_phase
+from snugfit.training.network import NetworkTrainer
+from snugfit.training.outcome import evaluate_model, make_record
+from snugfit.training.split import TrainingData
+from snugfit.training.step import StepResult
+from snugfit.training.task import Classification, Detection, measure, needs_classes, task_of
+
+CPU = torch.device("cpu")
+ANCHORS = ((0.2, 0.2), (0.6, 0.5))
+BOXES = {"task": "detect", "anchors": ANCHORS, "most_boxes": 3}
+SURE = 12.0
+
+
+def perfect(targets, cells=4, classes=2):
+    """Outputs that say exactly what the targets (B, M, 5) do, by the anchor of the same size."""
+    outputs = torch.full((len(targets), len(ANCHORS), 5 + classes, cells, cells), -SURE)
+    for image, rows in enumerate(targets):
+        for label, x, y, width, height in rows.tolist():
+            if label < 0:
+                continue
+            number = 0 if width < 0.4 else 1
+            place = outputs[image, number, :, int(y * cells), int(x * cells)]
+            place[0], place[1] = torch.logit(torch.tensor([x * cells % 1, y * cells % 1]))
+            place[2], place[3] = np.log(width / ANCHORS[number][0]), np.log(height / ANCHORS[number][1])
+            place[4], place[5 + int(label)] = SURE, SURE
+    return outputs.flatten(1, 2)
+
+
+TARGETS = torch.tensor(
+    [
+        [[0, 0.3, 0.3, 0.2, 0.2], [1, 0.6, 0.7, 0.6, 0.5], [-1, 0, 0, 0, 0]],
+        [[1, 0.55, 0.4, 0.2, 0.2], [-1, 0, 0, 0, 0], [-1, 0, 0, 0, 0]],
+    ]
+)
+
+
+class Boxed(Source):
+    """Four images, each with the boxes of one of the two above."""
+
+    def batch(self, samples):
+        chosen = TARGETS[[sample % 2 for sample in samples]]
+        return torch.tensor([float(sample) for sample in samples]), chosen
+
+
+def all_found(inputs):
+    return perfect(TARGETS[inputs.long() % 2])
+
+
+def none_found(inputs):
+    return torch.full((len(inputs), 14, 4, 4), -SURE)
+
+
+def test_workloads_name_their_task_and_survive_json():
+    work = make_workload(**BOXES)
+    assert task_of(work) == Detection(2, ANCHORS, 3)
+    assert from_data(Workload, to_data(work)) == work
+    assert task_of(make_workload()) == Classification(2)
+    old = {key: value for key, value in to_data(make_workload()).items() if key not in BOXES}
+    assert from_data(Workload, old) == make_workload(), "written before there were tasks"
+    with pytest.raises(UsageError, match="anchors"):
+        make_workload(task="detect")
+
+
+def test_strategies_that_need_classes_say_so():
+    assert needs_classes(make_workload()) == []
+    assert "boxes train with backprop or checkpoint" in needs_classes(make_workload(**BOXES))[0]
+
+
+def test_accuracy_by_hand():
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
+    score = measure(Classification(3), lambda x: x, [(logits, torch.tensor([0, 1, 1]))], CPU).score()
+    assert (score.value, score.top5, score.samples) == (pytest.approx(2 / 3), 1.0, 3)
+    assert score.confusion == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+    assert score.per_class == [1.0, 0.5, 0.0]
+    assert measure(Classification(3), lambda x: x, [], CPU).score().value == 0.0
+    confusion, among_five = count_correct(lambda x: x, iter([(logits, torch.tensor([0, 1, 1]))]), 3, CPU)
+    assert (confusion.tolist(), among_five) == (score.confusion, 3)
+
+
+def test_precision_of_perfect_and_of_no_boxes():
+    task = task_of(make_workload(**BOXES))
+    score = measure(task, all_found, Boxed(4).in_order(2), CPU).score()
+    assert (score.value, score.samples, score.per_class) == (1.0, 4, [1.0, 1.0])
+    assert (score.top5, score.confusion) == (None, [])
+    assert measure(task, none_found, Boxed(4).in_order(3), CPU).score().value == 0.0
+
+
+def test_perfect_outputs_have_next_to_no_loss():
+    task = task_of(make_workload(**BOXES))
+    outputs = perfect(TARGETS)
+    assert task.loss(outputs, TARGETS) == yolov2_loss(outputs, TARGETS, ANCHORS) < 1e-3
+    assert task.correct(outputs, TARGETS) is None
+
+
+@pytest.mark.parametrize("work", [make_workload(), make_workload(**BOXES)], ids=["classify", "detect"])
+def test_made_up_targets_are_like_real_ones(work):
+    task = task_of(work)
+    outputs = torch.randn(5, 2) if work.task == "classify" else torch.randn(5, 14, 4, 4)
+    targets = task.made_up_targets(5, "cpu")
+    assert task.loss(outputs, targets).isfinite()
+    assert task.made_up_targets(5, "meta").shape == targets.shape
+    if work.task == "detect":
+        assert targets.shape == (5, 3, 5) and set(targets[..., 0].flatten().tolist()) <= {0.0, 1.0}
+        assert targets[..., 1:].min() >= 0.1 and targets[..., 1:].max() <= 0.9
+
+
+def detector():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.LeakyReLU(0.1, inplace=True), nn.Conv2d(8, 14, 1)]
+    return nn.Sequential(*layers).double()
+
+
+def test_a_detector_trains_like_plain_pytorch():
+    module, settings = detector(), OptimizerSettings("sgd", lr=0.01, momentum=0.9, weight_decay=0.01)
+    plain = copy.deepcopy(module)
+    trainer = NetworkTrainer(module, module, make_workload(optimizer=settings, **BOXES))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, weight_decay=0.01)
+    for step in range(4):
+        images = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        loss = yolov2_loss(plain(images), TARGETS.double(), ANCHORS)
+        loss.backward()
+        optimizer.step()
+        result = trainer.step(images, TARGETS.double())
+        assert result.correct is None and result.loss == pytest.approx(loss.item(), rel=1e-10)
+    for mine, theirs in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+class Silent(OneWeight):
+    """A trainable whose single samples do not tell."""
+
+    def step(self, inputs, labels, share=1.0, update=True):
+        self.calls.append(share)
+        return StepResult(1.0, None)
+
+
+def test_events_have_no_training_accuracy_and_name_the_metric(tmp_path):
+    events = []
+    run = make_run(tmp_path, [events.append], epochs=1, **BOXES)
+    train_phase(Silent(), Boxed(4), PHASE, run, lambda: 0.25)
+    (epoch,) = [event for event in events if isinstance(event, EpochDone)]
+    assert (epoch.metric, epoch.accuracy, epoch.val_accuracy) == ("mAP50", None, 0.25)
+    assert all(event.accuracy is None for event in events if isinstance(event, StepDone))
+
+
+@pytest.mark.parametrize("test", [True, False])
+def test_the_record_holds_map50(tmp_path, test):
+    data = TrainingData(Boxed(4), Boxed(4), Boxed(2) if test else None, ("a", "b"))
+    run = make_run(tmp_path, **BOXES)
+    found = evaluate_model(all_found, data, run, 2)
+    record = make_record(
+        run, strategy="backprop", settings={}, evaluation=found, parameters={"full": 1, "trained_model": 1}, data=data
+    )
+    assert record.accuracy == {"val": 1.0, "test": 1.0 if test else None, "test_top5": None, "map50": 1.0}
+    assert record.confusion == []
