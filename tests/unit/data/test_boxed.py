@@ -6,7 +6,7 @@ import tiny_boxes
 import torch
 from PIL import Image
 
-from snugfit.data import BoxedBatches, Transform, load_boxed
+from snugfit.data import BoxedBatches, Transform, box_transform, load_boxed
 from snugfit.data.box_transform import BoxTransform, cropped, mirrored, recoloured
 
 PLAIN = Transform((0.0,) * 3, (1.0,) * 3, 64, flip=True)
@@ -215,3 +215,13 @@ def test_colours_change_and_shapes_do_not():
     torch.testing.assert_close(recoloured(images, still), images, atol=1e-5, rtol=0)
     grey = recoloured(images[:, :1], np.array([[0.0, 0.0, 0.0, 1.0, 0.0]] * 4))
     torch.testing.assert_close(grey, (images[:, :1] * 1.5).clamp(max=1))
+
+
+def test_large_images_are_coloured_in_parts(monkeypatch):
+    images, targets = rectangles(3)
+    images = images // 2 + torch.randint(0, 99, images.shape, dtype=torch.uint8)
+    transform = BoxTransform(PLAIN)
+    whole, _ = transform(images, targets, True, (1, 2), 0)
+    monkeypatch.setattr(box_transform, "_CHUNK_VALUES", 1000)
+    parts, _ = transform(images, targets, True, (1, 2), 0)
+    torch.testing.assert_close(parts, whole)
