@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tiny_boxes
 from two_processes import run_in_two
 
 BUDGET = 60_000_000
+BOXES = {"task": "detect", "model": "tiny_nets:detector", "data": "boxes", "image_size": 32}
 ROWS: dict[str, dict[str, Any]] = {
     "backprop": {"strategy": "backprop"},
     "checkpoint": {"strategy": "checkpoint"},
@@ -36,6 +38,8 @@ ROWS: dict[str, dict[str, Any]] = {
         "weight_storage": "int8",
     },
     "dfa": {"strategy": "feedback"},
+    "boxes": {"strategy": "backprop", **BOXES},
+    "boxes, recomputed": {"strategy": "checkpoint", "optimizer": "schedulefree", **BOXES},
     "drtp": {"strategy": "feedback", "feedback_rule": "drtp"},
     "pepita": {"strategy": "feedback", "feedback_rule": "pepita", "optimizer": "adamw"},
 }
@@ -49,7 +53,8 @@ seen = {}
 for name, options in rows.items():
     budget = snugfit.Budget(memory=60_000_000, time_ratio=options.pop("time_ratio", None))
     options = {"image_size": 16, **options}
-    plan = snugfit.plan("tiny_nets:cnn", "digits", budget, epochs=1,
+    model, data = options.pop("model", "tiny_nets:cnn"), options.pop("data", "digits")
+    plan = snugfit.plan(model, data, budget, epochs=1,
                         max_train=96, max_val=40, batch_size=32, rho=0.2, **options)
     record = plan.run((), out=f"{folder}/{name}")
     accuracy = snugfit.evaluate(record.run_dir)["accuracy"]
@@ -62,7 +67,9 @@ json.dump(seen, open(f"{folder}/found.json", "w"))
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every row, run once outside the process of the tests."""
-    return run_in_two(SCRIPT, ROWS, tmp_path_factory.mktemp("runs"), timeout=600)
+    boxes = tiny_boxes.write_yolo(tmp_path_factory.mktemp("data"), (("train", 64), ("val", 8), ("test", 8)), size=32)
+    rows = {name: {**row, "data": str(boxes)} if row.get("data") == "boxes" else row for name, row in ROWS.items()}
+    return run_in_two(SCRIPT, rows, tmp_path_factory.mktemp("runs"), timeout=600)
 
 
 @pytest.mark.timeout(700)

@@ -15,6 +15,12 @@ def cnn(classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, classes))
 
 
+def detector(classes: int = 2) -> nn.Module:
+    """A network that finds boxes on a quarter of the image's side, with three anchors."""
+    layers = [*_conv(3, 16), *_conv(16, 24, 2), *_conv(24, 24, 2)]
+    return nn.Sequential(*layers, nn.Conv2d(24, 3 * (5 + classes), 1))
+
+
 def dropout_cnn(classes: int = 10) -> nn.Module:
     """A network whose training draws random numbers in every step."""
     layers = [*_conv(1, 8), nn.Dropout(0.2), *_conv(8, 16, 2), nn.Dropout(0.2), *_conv(16, 16, 2)]

@@ -13,14 +13,15 @@ from torch import nn
 from snugfit import data as datasets
 from snugfit import models
 from snugfit.api.loading import Architecture, on_meta
+from snugfit.api.tasks import default_optimizer, rules_of
 from snugfit.api.weights import take_weights
 from snugfit.chain import Chain, UnitStore, initialise_by_reset, release, spill_module
 from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED, TRANSFER, strategy_class
 from snugfit.core.request import Request, TrainingOptions
 from snugfit.core.strategy import Strategy
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit.core.workload import OptimizerSettings, TaskName, Workload
 from snugfit.data import Batches, ImageSet, Splits, Transform, from_dataset
-from snugfit.errors import DataError, ModelError, UsageError
+from snugfit.errors import DataError, UsageError
 from snugfit.training.seeding import derive_seed
 from snugfit.training.split import TrainingData
 
@@ -59,20 +60,20 @@ class Assembly:
         splits = self.splits
         return Architecture(
             self.workload.model, splits.class_names, splits.image_shape, splits.mean, splits.std, splits.name,
-            splits.border,
+            splits.border, self.workload.task, self.workload.anchors,
         )  # fmt: skip
 
     def training_data(self) -> TrainingData:
         """The splits as batches."""
-        splits, seed = self.splits, self.workload.seed
+        splits, seed, batches = self.splits, self.workload.seed, rules_of(self.workload.task).batches
         erase = self.request.training.erase
         transform = Transform(
             splits.mean, splits.std, splits.image_shape[-1], splits.flip, erase, self.request.training.crop
         )
         return TrainingData(
-            train=Batches(splits.train, transform, seed=seed, augment=self.workload.augment),
-            val=Batches(splits.val, transform, seed=seed),
-            test=None if splits.test is None else Batches(splits.test, transform, seed=seed),
+            train=batches(splits.train, transform, seed=seed, augment=self.workload.augment),
+            val=batches(splits.val, transform, seed=seed),
+            test=None if splits.test is None else batches(splits.test, transform, seed=seed),
             class_names=splits.class_names,
             retrain=None if self.retrain is None else Batches(self.retrain, transform, seed=seed),
         )
@@ -107,7 +108,7 @@ class Assembly:
 def load_splits(request: Request) -> Splits:
     """The data set that a request names."""
     options = request.data
-    return datasets.load(
+    return rules_of(options.task).load(
         options.data,
         data_dir=options.data_dir,
         image_size=request.model.image_size,
@@ -130,6 +131,8 @@ def own_splits(data: Any, request: Request) -> Splits | None:
         return None
     if isinstance(data, Splits):
         return data
+    if request.data.task == "detect":
+        raise UsageError("boxes are read from files: give the name of a folder, or snugfit.data.load_boxed(...).")
     parts = data if isinstance(data, tuple) else (data,)
     if not 1 <= len(parts) <= 3:
         raise UsageError("data must be a name, a Dataset, or a tuple of two or three: training, validation, test.")
@@ -165,12 +168,9 @@ def assemble(
     chain = Chain.from_module(traced, shape, request.model.model)
     if module is not None:
         chain = on_meta(chain)
-    if tuple(chain.head.output_shape) != (classes,):
-        raise ModelError(
-            f"{request.model.model} gives outputs of shape {tuple(chain.head.output_shape)} per image, "
-            f"but {splits.name} has {classes} classes; make it end in {classes} logits."
-        )
-    return Assembly(request, splits, chain, _workload(request, splits), module, _retraining_images(request, shape))
+    facts = rules_of(request.data.task).facts(request, chain, splits)
+    workload = _workload(request, splits, facts)
+    return Assembly(request, splits, chain, workload, module, _retraining_images(request, shape))
 
 
 def _retraining_images(request: Request, shape: tuple[int, int, int]) -> ImageSet | None:
@@ -183,7 +183,7 @@ def _retraining_images(request: Request, shape: tuple[int, int, int]) -> ImageSe
     return found.train
 
 
-def _workload(request: Request, splits: Splits) -> Workload:
+def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Workload:
     training = request.training
     if not 0 <= training.erase <= 1:
         raise UsageError(f"--erase is a probability between 0 and 1, not {training.erase}.")
@@ -198,19 +198,21 @@ def _workload(request: Request, splits: Splits) -> Workload:
         epochs=training.epochs,
         batch_size=training.batch_size,
         batch_limit=training.batch_size if training.batch_limit is None else training.batch_limit,
-        optimizer=_optimizer(training, transfers=request.strategy.strategy in TRANSFER),
+        optimizer=_optimizer(training, request.data.task, transfers=request.strategy.strategy in TRANSFER),
         precision=training.precision,
         augment=training.augment,
         seed=training.seed,
+        **facts,
     )
 
 
-def _optimizer(training: TrainingOptions, *, transfers: bool) -> OptimizerSettings:
+def _optimizer(training: TrainingOptions, task: TaskName, *, transfers: bool) -> OptimizerSettings:
     """The optimizer, and its own defaults where the request says nothing else."""
     asked = {"lr": training.lr, "weight_decay": training.weight_decay, "schedule": training.schedule}
     given = {key: value for key, value in asked.items() if value is not None}
     name = training.optimizer or ("adamw" if transfers else "sgd")
-    return replace((_TRANSFER_DEFAULTS if transfers else _DEFAULTS)[name], **given)  # type: ignore[arg-type]
+    own = (_TRANSFER_DEFAULTS if transfers else _DEFAULTS)[name]
+    return replace(default_optimizer(own, task), **given)  # type: ignore[arg-type]
 
 
 def make_strategies(request: Request) -> list[Strategy]:

@@ -19,7 +19,7 @@ from snugfit.training.artifact import MODEL_FILE
 TOLERANCE = 1e-3
 """Largest difference of logits between PyTorch and ONNX Runtime, relative to the largest logit."""
 
-_METADATA = ("class_names", "mean", "std", "border", "model", "data")
+_METADATA = ("class_names", "mean", "std", "border", "model", "data", "task", "anchors")
 
 
 def export(

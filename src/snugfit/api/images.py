@@ -11,9 +11,11 @@ from torch import Tensor
 
 from snugfit import data as datasets
 from snugfit.api.loading import Architecture, read_data
+from snugfit.api.tasks import rules_of
 from snugfit.core.record import Record
 from snugfit.core.request import OWN, DataOptions, Request
-from snugfit.data import Batches, ImageSet, Transform, image_folder
+from snugfit.core.workload import TaskName
+from snugfit.data import ImageSet, Transform, boxed_path, image_folder
 from snugfit.errors import DataError, UsageError
 
 _BATCH = 64
@@ -29,6 +31,7 @@ class RunImages:
         sets: the images; more than one set where the split is ``all``.
         transform: normalises as in training, and does not augment.
         batch: images at once.
+        task: what the model has learned.
     """
 
     name: str
@@ -36,10 +39,12 @@ class RunImages:
     sets: tuple[ImageSet, ...]
     transform: Transform
     batch: int
+    task: TaskName = "classify"
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images, float32 (B, C, H, W), and labels (B,), in stored order."""
-        return chain.from_iterable(Batches(images, self.transform).in_order(self.batch) for images in self.sets)
+        """All images, float32 (B, C, H, W), and labels (B,), or boxes (B, M, 5), in stored order."""
+        make = rules_of(self.task).batches
+        return chain.from_iterable(make(images, self.transform).in_order(self.batch) for images in self.sets)
 
 
 def run_images(
@@ -58,19 +63,22 @@ def run_images(
     """
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
     own = data is None or _is_own(data, data_dir, request.data)
-    split = split or ("test" if own or not str(data).startswith("folder:") else "all")
-    if split not in (*_SPLITS, "all"):
-        raise UsageError(f"'{split}' is not a split; use {', '.join(_SPLITS)} or all.")
+    chosen = split or ("test" if own or not str(data).startswith("folder:") else "all")
+    if chosen not in (*_SPLITS, "all"):
+        raise UsageError(f"'{chosen}' is not a split; use {', '.join(_SPLITS)} or all.")
     name = data or request.data.data
     if name == OWN:
         raise UsageError("this run trained on data of your own; name a data set or folder:PATH with --data.")
-    class_names, sets = _open(name, data_dir, split, own, architecture, request)
+    class_names, sets = _open(name, data_dir, chosen, own, architecture, request)
+    if not sets and split is None and architecture.task == "detect":
+        chosen = "val"  # sets of boxes seldom have a test part
+        class_names, sets = _open(name, data_dir, chosen, own, architecture, request)
     if class_names != architecture.class_names:
         raise DataError(f"{name} has other classes than the model of {folder}: {', '.join(class_names)}.")
     if not sets:
-        raise DataError(f"{name} has no {split} split.")
+        raise DataError(f"{name} has no {chosen} split.")
     transform = Transform(architecture.mean, architecture.std, architecture.input_shape[-1], flip=False)
-    return RunImages(name, split, tuple(sets), transform, images_at_once(folder))
+    return RunImages(name, chosen, tuple(sets), transform, images_at_once(folder), architecture.task)
 
 
 def images_at_once(folder: Path) -> int:
@@ -82,6 +90,8 @@ def images_at_once(folder: Path) -> int:
 
 def _is_own(data: str, data_dir: str | None, options: DataOptions) -> bool:
     """Whether ``data`` is what a run was trained on, however it is written."""
+    if options.task == "detect":
+        return boxed_path(data, data_dir or options.data_dir).resolve() == Path(options.data).resolve()
     if not data.startswith("folder:") or not options.data.startswith("folder:"):
         return data == options.data
     named = image_folder(data.removeprefix("folder:"), data_dir or options.data_dir)
@@ -94,12 +104,12 @@ def _open(
     """Class names, and the sets of images of a split; none where there is no such split."""
     options, shape = request.data, architecture.input_shape
     data_dir = data_dir or options.data_dir
-    if split == "all" and not own and data.startswith("folder:"):
+    if architecture.task == "classify" and split == "all" and not own and data.startswith("folder:"):
         return datasets.read_folder(
             data.removeprefix("folder:"), image_size=shape[-1], channels=shape[0], border=architecture.border,
             data_dir=data_dir, workers=options.workers,
         )  # fmt: skip
-    splits = datasets.load(
+    splits = rules_of(architecture.task).load(
         data,
         data_dir=data_dir,
         image_size=shape[-1],

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from snugfit.api.images import images_at_once, run_images
 from snugfit.api.loading import Architecture, load
-from snugfit.data import Decoder, Transform
+from snugfit.api.tasks import rules_of
+from snugfit.data import Decoder, Transform, upright_size
+from snugfit.detection import corners, detections
 from snugfit.errors import DataError
-from snugfit.training.loop import count_correct
+from snugfit.training.task import Classification, Detection, Score, Task, measure
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_SURE = 0.25
+"""Least score of a box that is predicted; darknet's demonstrations take 0.24."""
+
+Row = tuple[Any, ...]
 
 
 def evaluate(
@@ -34,50 +40,59 @@ def evaluate(
         model: the module that was trained, where it was passed from Python.
 
     Returns:
-        ``split``, ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``.
+        ``split``, ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``. Of a
+        model that detects, ``map50`` (which is ``accuracy`` too) and ``per_class`` average precisions instead.
 
     Raises:
         DataError: the data has no such split, or other classes.
     """
     folder = Path(run)
-    class_names, images = Architecture.read(folder).class_names, run_images(folder, data, data_dir, split)
-    confusion, among_five = count_correct(load(folder, model), images.batches(), len(class_names), torch.device("cpu"))
-    totals, count = confusion.sum(1).clamp(min=1), int(confusion.sum())
-    return {
-        "data": images.name,
-        "split": images.split,
-        "count": count,
-        "accuracy": float(confusion.trace()) / max(count, 1),
-        "top5": among_five / max(count, 1),
-        "per_class": dict(zip(class_names, (confusion.diagonal() / totals).tolist(), strict=True)),
-        "confusion": confusion.tolist(),
-    }
+    architecture, images = Architecture.read(folder), run_images(folder, data, data_dir, split)
+    tally = measure(_task(architecture), load(folder, model), images.batches(), torch.device("cpu"))
+    return {"data": images.name, "split": images.split, **_figures(tally.score(), architecture)}
+
+
+def _task(architecture: Architecture) -> Task:
+    classes = len(architecture.class_names)
+    return Detection(classes, architecture.anchors, 1) if architecture.task == "detect" else Classification(classes)
+
+
+def _figures(score: Score, architecture: Architecture) -> dict[str, Any]:
+    per_class = dict(zip(architecture.class_names, score.per_class, strict=True))
+    found = {"count": score.samples, "accuracy": score.value, "per_class": per_class}
+    if architecture.task == "detect":
+        return {**found, "map50": score.value}
+    return {**found, "top5": score.top5, "confusion": score.confusion}
 
 
 @torch.no_grad()
 def predict(
-    run: str | Path, images: str | Path, top: int = 1, model: nn.Module | Callable[[], nn.Module] | None = None
-) -> Iterator[tuple[str, str, float]]:
-    """Classify an image, or every image below a folder.
+    run: str | Path,
+    images: str | Path,
+    top: int | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+) -> Iterator[Row]:
+    """Classify an image, or every image below a folder; or find the objects in it, where the model has learned that.
 
     Args:
         run: run folder.
         images: file or folder.
-        top: how many classes to give for each image.
+        top: how many classes to give for each image, by default one; or how many boxes at most, by default all.
         model: the module that was trained, where it was passed from Python.
 
     Yields:
-        Path, class name and probability; ``top`` rows per image.
+        Path, class name and probability; ``top`` rows per image. Of objects, those whose score is 0.25 at least, each
+        followed by left, top, right and bottom in pixels of the upright image.
 
     Raises:
         DataError: there are no images; or, once all others are classified, some cannot be decoded.
     """
     folder = Path(run)
     architecture = Architecture.read(folder)
-    network = load(folder, model)
+    network, read = load(folder, model), _READERS[architecture.task]
     paths = _image_paths(Path(images))
     channels, size = architecture.input_shape[0], architecture.input_shape[-1]
-    decoder = Decoder(size - 2 * architecture.border, channels)
+    decoder = Decoder(size - 2 * architecture.border, channels, crop=rules_of(architecture.task).crops)
     transform = Transform(architecture.mean, architecture.std, size, flip=False)
     batch, broken = images_at_once(folder), list[DataError]()
     try:
@@ -86,15 +101,32 @@ def predict(
             if decoded is None:
                 continue
             decoded = nn.functional.pad(decoded, (architecture.border,) * 4)
-            probabilities = network(transform(decoded)).softmax(1)
-            values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
-            for path, row, indices in zip(chunk, values.tolist(), classes.tolist(), strict=True):
-                for value, index in zip(row, indices, strict=True):
-                    yield str(path), architecture.class_names[index], value
+            yield from read(network(transform(decoded)), chunk, architecture, top)
     finally:
         decoder.close()
     if broken:
         raise DataError(f"{len(broken)} of {len(paths)} images were left out. {broken[0]}")
+
+
+def _classes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture, top: int | None) -> Iterator[Row]:
+    """The likeliest classes of a batch of images."""
+    probabilities = outputs.softmax(1)
+    values, classes = probabilities.topk(min(top or 1, probabilities.shape[1]), dim=1)
+    for path, row, indices in zip(paths, values.tolist(), classes.tolist(), strict=True):
+        for value, index in zip(row, indices, strict=True):
+            yield str(path), architecture.class_names[index], value
+
+
+def _boxes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture, top: int | None) -> Iterator[Row]:
+    """The boxes in a batch of images, in pixels of the upright image, the surest first."""
+    for path, found in zip(paths, detections(outputs, architecture.anchors, _SURE), strict=True):
+        sides = torch.tensor(upright_size(path) * 2)
+        places = (corners(found.boxes).clamp(0, 1) * sides).tolist()
+        for score, label, place in list(zip(found.scores.tolist(), found.classes.tolist(), places, strict=True))[:top]:
+            yield str(path), architecture.class_names[label], score, *place
+
+
+_READERS = {"classify": _classes, "detect": _boxes}
 
 
 def _decode(

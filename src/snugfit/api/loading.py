@@ -19,6 +19,7 @@ from snugfit.chain import Chain
 from snugfit.core.record import Record
 from snugfit.core.request import OWN
 from snugfit.core.serial import from_data, to_data
+from snugfit.core.workload import TaskName
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.local.layout import Layout
 from snugfit.surgery import adopt_widths, attach_side_network
@@ -43,6 +44,9 @@ class Architecture:
         data: the data set it was trained on.
         border: black pixels on every side that images get, inside ``input_shape``; an image is resized (short side) and
             centre-cropped to what they leave.
+        task: what it has learned: to ``classify`` images, or to ``detect`` objects; for that images are resized to the
+            square without cropping.
+        anchors: widths and heights that boxes are predicted from, as fractions of the image's sides.
     """
 
     model: str
@@ -52,6 +56,8 @@ class Architecture:
     std: tuple[float, ...]
     data: str
     border: int = 0
+    task: TaskName = "classify"
+    anchors: tuple[tuple[float, float], ...] = ()
 
     def write(self, folder: Path) -> None:
         """Store it in a run folder."""

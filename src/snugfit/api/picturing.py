@@ -16,7 +16,7 @@ from snugfit.api.source import Source
 from snugfit.chain import load_into
 from snugfit.core.request import Request
 from snugfit.data import Batches, Subset
-from snugfit.errors import DataError
+from snugfit.errors import DataError, UsageError
 from snugfit.local import LLS, build_local_loss
 from snugfit.local.exit_model import trunk
 from snugfit.local.layout import Layout
@@ -75,6 +75,8 @@ def projection(source: Source, unit: str | None) -> Projection:
 
 def heat_maps(source: Source, count: int) -> HeatMaps:
     """Grad-CAM of the class predicted, on the first images of each class in turn (LLS, Figure 4)."""
+    if source.architecture.task != "classify":
+        raise UsageError("it explains the class of an image, and this model finds boxes.")
     images = source.images.sets[0]
     rows, names = first_of_each(images.labels, count), source.architecture.class_names
     pixels = images.images(rows)

@@ -144,7 +144,11 @@ def _plan(
         return RunnablePlan(found, profile, assembly, resting)
 
     try:
-        return attempt(budget.memory_bytes, measured)
+        planned = attempt(budget.memory_bytes, measured)
+        for note in planned.assembly.splits.notes:
+            for subscriber in subscribers:
+                subscriber(Notice(note))
+        return planned
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -175,6 +179,10 @@ def profile_request(
         ModelError: a side network is asked for, and the model can have none.
         InfeasibleBudgetError: the tensors are asked for, and no operator can be timed within the memory budget.
     """
+    if request.data.task != "classify":
+        raise UsageError(
+            "profile measures units with losses of classes; snugfit plan --task detect tells of the whole."
+        )
     request = replace(
         request,
         strategy=replace(request.strategy, strategy="blockwise"),

@@ -15,13 +15,14 @@ from snugfit.api.assembling import Assembly, assemble, own_splits
 from snugfit.api.loading import read_data
 from snugfit.api.process import baseline, choose_device
 from snugfit.api.result import TrainedRecord
+from snugfit.api.tasks import rules_of
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.registry import strategy_class
 from snugfit.core.request import OWN, Request
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.strategy import Strategy
-from snugfit.data import image_folder
+from snugfit.core.workload import TaskName
 from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
 from snugfit.memory import Baseline, MemoryLimit, make_meter
 from snugfit.planner import infeasible_error
@@ -61,14 +62,13 @@ def _from_anywhere(request: Request) -> Request:
 
     data, model, strategy = request.data, request.model, request.strategy
 
-    def found(name: str) -> str:
-        kind, _, path = name.partition(":")
-        return f"folder:{image_folder(path, data.data_dir).absolute()}" if kind == "folder" else name
+    def found(name: str, task: TaskName) -> str:
+        return name if name == OWN else rules_of(task).place(name, data.data_dir)
 
-    retrain = strategy.retrain_data and found(strategy.retrain_data)
+    retrain = strategy.retrain_data and found(strategy.retrain_data, "classify")
     return replace(
         request,
-        data=replace(data, data=found(data.data), data_dir=absolute(data.data_dir)),
+        data=replace(data, data=found(data.data, data.task), data_dir=absolute(data.data_dir)),
         model=replace(model, weights=absolute(model.weights)),
         strategy=replace(strategy, cache_dir=absolute(strategy.cache_dir), retrain_data=retrain),
     )

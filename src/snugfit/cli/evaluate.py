@@ -1,4 +1,4 @@
-"""``snugfit evaluate``: the accuracy of a finished run's model."""
+"""``snugfit evaluate``: the accuracy, or mAP50, of a finished run's model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def evaluate(
     threads: int | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
-    """Measure the accuracy of a finished run's model.
+    """Measure the accuracy of a finished run's model, or mAP50 where it detects objects.
 
     For example:
 
@@ -33,7 +33,8 @@ def evaluate(
         run: folder of a finished run, as printed by `snugfit train`.
         data: a data set's name, or `folder:PATH`; the run's own by default.
         data_dir: where data sets are (`SNUGFIT_DATA` otherwise).
-        split: which images; by default the test split, and all images of a folder other than the run's own.
+        split: which images; by default the test split (to detect, validation where there is none), and all images of a
+            folder other than the run's own.
         threads: compute threads; all cores by default.
         output: what is shown.
     """
@@ -47,7 +48,8 @@ def evaluate(
 
 def summary(result: dict[str, Any]) -> list[str]:
     """Lines like ``accuracy  91.3 %``, then one line per class."""
-    lines = [f"accuracy  {_percent(result.get('accuracy'))}", f"top5      {_percent(result.get('top5'))}"]
+    names = ("map50",) if "map50" in result else ("accuracy", "top5")
+    lines = [f"{'mAP50' if name == 'map50' else name:8}  {_percent(result.get(name))}" for name in names]
     lines.append(f"images    {result.get('count', '-')}")
     classes = result.get("per_class") or {}
     width = max((len(str(name)) for name in classes), default=0)

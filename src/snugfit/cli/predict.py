@@ -1,4 +1,4 @@
-"""``snugfit predict``: classes for a folder of images."""
+"""``snugfit predict``: classes for a folder of images, or the objects in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, print_json
 from snugfit.errors import DataError, UsageError
 
-COLUMNS = ("path", "class", "probability")
+COLUMNS = ("path", "class", "probability", "left", "top", "right", "bottom")
+"""The last four only where the model finds boxes."""
 
 
 def predict(
@@ -23,11 +24,13 @@ def predict(
     /,
     *,
     out: str | None = None,
-    top: int = 1,
+    top: int | None = None,
     threads: int | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
-    """Classify images with a finished run's model: CSV with the columns path, class and probability.
+    """Classify images with a finished run's model, or find objects in them.
+
+    Prints CSV with the columns path, class and probability; for objects left, top, right and bottom follow, in pixels.
 
     For example:
 
@@ -39,11 +42,11 @@ def predict(
         run: folder of a finished run, as printed by `snugfit train`.
         folder: folder of images, or one image.
         out: CSV file to write, whose path is then printed; stdout by default.
-        top: how many classes per image, the likeliest first.
+        top: how many classes per image, the likeliest first, by default one; or objects at most, by default all.
         threads: compute threads; all cores by default.
         output: what is shown.
     """
-    if top < 1:
+    if top is not None and top < 1:
         raise UsageError(f"--top must be at least 1, not {top}.")
     job = make_job("predict", output, threads, run=run, images=folder, top=top)
     if out is not None:
@@ -55,7 +58,7 @@ def predict(
     elif output.json:
         rows: list[list[Any]] = []
         run_job(job, rows.append)
-        print_json({"schema": SCHEMA, "predictions": [dict(zip(COLUMNS, row, strict=True)) for row in rows]})
+        print_json({"schema": SCHEMA, "predictions": [dict(zip(COLUMNS, row, strict=False)) for row in rows]})
     else:
         _write_rows(job, sys.stdout)
 
@@ -66,8 +69,8 @@ def _write_rows(job: dict[str, Any], file: Any) -> int:
 
     def write(row: list[Any]) -> None:
         if head:
-            writer.writerow(head.pop())
-        writer.writerow([*row[:2], f"{row[2]:.6f}"])
+            writer.writerow(head.pop()[: len(row)])
+        writer.writerow([*row[:2], f"{row[2]:.6f}", *(f"{pixels:.1f}" for pixels in row[3:])])
 
     return int(run_job(job, write)["rows"])
 

@@ -115,8 +115,8 @@ def _evaluate(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Sen
 
 def _predict(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     count = 0
-    for path, name, probability in api.predict(job["run"], job["images"], top=job["top"]):
-        send(row=[str(path), str(name), float(probability)])
+    for path, name, *numbers in api.predict(job["run"], job["images"], top=job["top"]):
+        send(row=[str(path), str(name), *map(float, numbers)])
         count += 1
     return {"rows": count}
 

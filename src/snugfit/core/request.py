@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from snugfit.core.serial import from_data, to_data
-from snugfit.core.workload import OptimizerName, Precision, ScheduleName
+from snugfit.core.workload import OptimizerName, Precision, ScheduleName, TaskName
 from snugfit.errors import UnknownNameError, UsageError
 
 CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
@@ -41,7 +41,9 @@ class DataOptions:
     """Which images.
 
     Attributes:
-        data: a data set's name, or ``folder:PATH`` with one folder per class.
+        data: a data set's name, or ``folder:PATH`` with one folder per class; to detect, a folder of images with boxes
+            (YOLO or COCO), a ``data.yaml`` or an ``instances_*.json``.
+        task: classify images, or detect objects in them.
         data_dir: where data sets are (``SNUGFIT_DATA`` otherwise).
         classes: expected number of classes; an error is raised when the data has another number.
         max_train: use at most this many training images.
@@ -50,11 +52,16 @@ class DataOptions:
     """
 
     data: str = "digits"
+    task: TaskName = "classify"
     data_dir: str | None = None
     classes: int | None = None
     max_train: int | None = None
     max_val: int | None = None
     workers: int = 2
+
+    def __post_init__(self) -> None:
+        if self.task not in get_args(TaskName):
+            raise UnknownNameError("task", self.task, get_args(TaskName))
 
 
 @dataclass(frozen=True)
@@ -87,11 +94,11 @@ class TrainingOptions:
         batch_limit: largest batch of a block; the batch size by default.
         optimizer: sgd, adamw, or schedulefree (schedule-free AdamW); sgd by default, adamw for ``sidenet``.
         lr: peak learning rate; 0.01 for sgd, 0.001 for adamw and 0.005 for schedulefree by default, 0.0006 for
-            ``sidenet``.
+            ``sidenet``; to detect, 0.0003 for all of them.
         weight_decay: weight decay; 0.0005, but 0 for schedulefree and for ``sidenet``, by default.
         schedule: cosine or constant; cosine by default, constant for schedulefree.
         precision: float32, or bfloat16 through autocast.
-        augment: augment training images (crop, flip); digits are never flipped.
+        augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.
         crop: whether augmentation crops.
         erase: probability that a rectangle of an augmented training image is erased.
         seed: seed of everything random.

@@ -15,7 +15,7 @@ def picture(seed, size=64, most=2):
     pixels = rng.integers(60, 160, (size, size, 3), dtype=np.uint8)
     boxes = []
     for label in rng.permutation(len(COLOURS))[: rng.integers(1, most + 1)].tolist():
-        width, height = rng.integers(size // 5, size // 2, 2).tolist()
+        width, height = rng.integers(size * 3 // 8, size * 5 // 8, 2).tolist()
         left, top = (int(rng.integers(0, size - side + 1)) for side in (width, height))
         pixels[top : top + height, left : left + width] = COLOURS[label]
         boxes.append((label, left, top, width, height))
