@@ -10,12 +10,14 @@ from torch.nn import functional as F
 
 from snugfit import models
 from snugfit.chain import Chain
-from snugfit.tiling.distributed import TiledNetwork, cells_of, schedule_of
+from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Tiling
 from snugfit.tiling.profile import Profile, every_cut
+from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import rest_of
 from snugfit.tiling.stem import stem_of
+from snugfit.tiling.transport import Processes
 
 FEW = settings(
     phases=[Phase.explicit, Phase.generate],
@@ -33,7 +35,7 @@ def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, 
     tiling = Tiling.of(stem.layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
     forward, backward = (Profile(cuts) for cuts in profiles)
     schedule = schedule_of(stem, tiling, forward, backward, recompute=recompute, image=True)
-    net = TiledNetwork(stem, schedule, cells_of(tiling.tiles, replicas, processes), rank, group)
+    net = TiledNetwork(stem, schedule, cells_of(tiling.tiles, replicas, processes), Processes(group))
     given_images = images(*size, batch) if rank == 0 else None
     made = net.forward(given_images, batch)
     upper = None
@@ -99,7 +101,10 @@ def stepped(group, rank, name, size, rate, grid, processes, steps):
     tiling = Tiling.of(stem.layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
     profile = every_cut(stem.layers.cuts)
     schedule = schedule_of(stem, tiling, profile, profile)
-    net, rest = TiledNetwork(stem, schedule, cells_of(tiling.tiles, 1, processes), rank, group), rest_of(module, stem)
+    net, rest = (
+        TiledNetwork(stem, schedule, cells_of(tiling.tiles, 1, processes), Processes(group)),
+        rest_of(module, stem),
+    )
     optimizer = torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9)
     for step in range(steps):
         optimizer.zero_grad()

@@ -9,53 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from snugfit.tiling.adjoint import Held, Norm, Part, zeros
-from snugfit.tiling.exchange import Exchange, Pending, Place
-from snugfit.tiling.geometry import Interval, balanced
-from snugfit.tiling.layers import NOWHERE, Region, Tiling
+from snugfit.tiling.exchange import Pending
+from snugfit.tiling.layers import Region, Tiling
 from snugfit.tiling.operators import Stem, normalises_by_batch
 from snugfit.tiling.profile import Profile
 from snugfit.tiling.reductions import all_moments, all_sum
+from snugfit.tiling.routes import Cell, Routes, Source, Wanted
 from snugfit.tiling.schedule import Backward, BackwardGroup, Schedule
 from snugfit.tiling.statistics import track
-
-GATEWAY = 0
-"""Rank of the process that has images, labels and the rest of the network."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A tile of some images, and the process that computes it.
-
-    Attributes:
-        rank: of the process.
-        replica: which share of the batch.
-        tile: row and column.
-    """
-
-    rank: int
-    replica: int
-    tile: tuple[int, int]
-
-
-def cells_of(tiles: Sequence[tuple[int, int]], replicas: int, processes: int) -> tuple[Cell, ...]:
-    """Tiles of every replica, over processes in turn: as many each, or one more.
-
-    Args:
-        tiles: rows and columns.
-        replicas: shares of the batch.
-        processes: at most one per cell has work.
-    """
-    pairs = [(replica, tile) for replica in range(replicas) for tile in tiles]
-    owners = [rank for rank, part in enumerate(balanced(len(pairs), processes)) for _ in range(len(part))]
-    return tuple(Cell(rank, replica, tile) for rank, (replica, tile) in zip(owners, pairs, strict=True))
+from snugfit.tiling.transport import Transport
 
 
 def schedule_of(
@@ -102,19 +71,14 @@ class TiledNetwork:
         stem: the layers; parameters and buffers are those of this process.
         schedule: what every tile holds, fetches and computes.
         cells: tiles of all processes.
-        rank: of this process.
-        group: the processes; all by default.
+        transport: to the other processes.
     """
 
-    def __init__(
-        self, stem: Stem, schedule: Schedule, cells: Sequence[Cell], rank: int, group: dist.ProcessGroup | None = None
-    ) -> None:
-        self.stem, self.schedule, self.cells, self.rank, self.group = stem, schedule, tuple(cells), rank, group
-        self.tiling = schedule.tiling
-        self.mine = [number for number, cell in enumerate(self.cells) if cell.rank == rank]
-        self.replicas = 1 + max(cell.replica for cell in self.cells)
+    def __init__(self, stem: Stem, schedule: Schedule, cells: Sequence[Cell], transport: Transport) -> None:
+        self.stem, self.schedule, self.cells, self.transport = stem, schedule, tuple(cells), transport
+        self.routes = Routes(schedule, self.cells)
+        self.mine = [number for number, cell in enumerate(self.cells) if cell.rank == transport.rank]
         self._state = _State(0)
-        self._exchange = lru_cache(maxsize=256)(self._exchange_of)
 
     @cached_property
     def like(self) -> Tensor:
@@ -143,7 +107,8 @@ class TiledNetwork:
         values = {0: images} if images is not None else {}
         for index, (start, stop) in enumerate(self.schedule.forward.groups):
             regions = {cell: self.schedule.forward_groups[self.cells[cell].tile][index] for cell in self.mine}
-            held = self._scatter(start, "images" if index == 0 else "cores", values, f"forward {index}")
+            source: Source = "gateway" if index == 0 else "cores"
+            held = self._held(self._begin(start, source, values, Wanted("forward", index)))
             entries = {cell: {start: held[cell]} for cell in self.mine}
             made = self._run(start, stop, regions, entries, keep=True)
             values = {cell: made[cell][stop].part(self._core(stop, cell)) for cell in self.mine}
@@ -166,18 +131,17 @@ class TiledNetwork:
         for index in range(count):
             here = {cell: groups[cell][index] for cell in self.mine}
             start, stop = self._span(index)
-            how = "images" if index == 0 else "cores"
-            waiting = self._begin(stop, how, values, f"backward {index}")
+            source: Source = "gateway" if index == 0 else "cores"
+            pending = self._begin(stop, source, values, Wanted("backward", index))
             self._recompute(index, here)
-            upper = self._held(waiting, f"backward {index}")
-            values = self._back(start, stop, here, upper)
+            values = self._back(start, stop, here, self._held(pending))
         found = self._gather(0, values) if self.schedule.network.flows[0] else None
         self._state = _State(0)
         return found
 
     def sum_gradients(self) -> None:
         """Add up the gradients of weights over processes, in place; all have the sums then (NOTES 5)."""
-        all_sum(self._gradients(), self.group)
+        all_sum(self._gradients(), self.transport)
 
     def parameters(self) -> list[nn.Parameter]:
         """Of the layers, those that train."""
@@ -247,7 +211,7 @@ class TiledNetwork:
         assert isinstance(norm, nn.BatchNorm2d)
         read = self.stem.layers.layers[number].reads[0]
         parts = [held[cell][read].part(self._core(read, cell)) for cell in self.mine]
-        mean, variance = all_moments(parts, norm.num_features, self.like, self.group)
+        mean, variance = all_moments(parts, norm.num_features, self.like, self.transport)
         pixels = self._pixels(read)
         if pixels < 2:
             raise ValueError(f"Expected more than 1 value per channel when training, got {pixels}")
@@ -264,7 +228,7 @@ class TiledNetwork:
         ):
             return
         cores = {cell: self._state.maps[cell][start].part(self._core(start, cell)) for cell in self.mine}
-        held = self._scatter(start, "cores", cores, f"anew {index}")
+        held = self._held(self._begin(start, "cores", cores, Wanted("anew", index)))
         for cell in self.mine:
             self._state.maps[cell][start] = held[cell]
         regions = {
@@ -319,7 +283,7 @@ class TiledNetwork:
             plain, products = norm.sums(part)
             norm.add(plain, products)
             sums += torch.stack([plain, products])
-        all_sum([sums], self.group)
+        all_sum([sums], self.transport)
         pixels = self._pixels(self.stem.layers.layers[number].reads[0])
         return lambda part: norm.back_by_batch(part, sums[0], sums[1], pixels)
 
@@ -334,59 +298,27 @@ class TiledNetwork:
             self._state.moments.get(number),
         )  # fmt: skip
 
-    # Who holds what
-
-    def _images(self, replica: int) -> Interval:
-        return balanced(self._state.images, self.replicas)[replica]
+    # Parts of maps
 
     def _core(self, number: int, cell: int) -> Region:
-        return self.tiling.core(number, self.cells[cell].tile)
+        return self.routes.core(number, cell)
 
     def _pixels(self, number: int) -> int:
         return self._state.images * self.stem.layers.maps[number].whole.area
 
-    def _gateway(self, number: int) -> tuple[Place, ...]:
-        return (Place(GATEWAY, Interval.whole(self._state.images), self.stem.layers.maps[number].whole),)
+    def _begin(self, number: int, source: Source, values: Mapping[int, Tensor], wanted: Wanted) -> Pending:
+        exchange = self.routes.exchange(number, source, wanted, self._state.images)
+        return exchange.start(values, self.transport, self.like)
 
-    def _places(self, regions: Callable[[int], Region]) -> tuple[Place, ...]:
-        """Of all cells, in order."""
-        return tuple(
-            Place(cell.rank, self._images(cell.replica), regions(number)) for number, cell in enumerate(self.cells)
-        )
-
-    def _exchange_of(self, number: int, how: str, wanted: str, images: int) -> Exchange:
-        """Who sends what of a map: from the gateway or from cores, to what a group wants or to the gateway."""
-        held = self._gateway(number) if how == "images" else self._places(lambda cell: self._core(number, cell))
-        if wanted == "gateway":
-            places = self._gateway(number)
-        else:
-            kind, index = wanted.split()
-            places = self._places(lambda cell: self._wanted(kind, int(index), number, cell))
-        return Exchange(held, places, self.stem.layers.maps[number].channels)
-
-    def _wanted(self, kind: str, index: int, number: int, cell: int) -> Region:
-        tile = self.cells[cell].tile
-        if kind == "forward":
-            return self.schedule.forward_groups[tile][index][number]
-        group = self.schedule.backward_groups[tile][index]
-        return (group.entries if kind == "anew" else group.gradients).get(number, NOWHERE)
-
-    def _begin(self, number: int, how: str, values: Mapping[int, Tensor], wanted: str) -> tuple[Exchange, Pending]:
-        exchange = self._exchange(number, how, wanted, self._state.images)
-        return exchange, exchange.start(values, self.rank, self.like, self.group)
-
-    def _held(self, begun: tuple[Exchange, Pending], wanted: str) -> dict[int, Held]:
-        exchange, pending = begun
-        return {cell: Held(values, exchange.wanted[cell].region) for cell, values in pending.wait().items()}
-
-    def _scatter(self, number: int, how: str, values: Mapping[int, Tensor], wanted: str) -> dict[int, Held]:
-        """What each of this process's cells wants of a map."""
-        return self._held(self._begin(number, how, values, wanted), wanted)
+    @staticmethod
+    def _held(pending: Pending) -> dict[int, Held]:
+        """What each of this process's cells wanted."""
+        wanted = pending.exchange.wanted
+        return {cell: Held(values, wanted[cell].region) for cell, values in pending.wait().items()}
 
     def _gather(self, number: int, values: Mapping[int, Tensor]) -> Tensor | None:
         """The whole map on the gateway, from cores."""
-        _, pending = self._begin(number, "cores", values, "gateway")
-        return pending.wait().get(0)
+        return self._begin(number, "cores", values, Wanted("gateway")).wait().get(0)
 
 
 def _add(gradients: dict[int, Held], number: int, found: Held) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from snugfit.tiling.geometry import Interval
 from snugfit.tiling.layers import Region
+from snugfit.tiling.transport import Transport, Waiting
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,15 @@ class Exchange:
             if self.wanted[piece.target].rank == rank != self.held[piece.source].rank
         )
 
-    def start(
-        self, values: Mapping[int, Tensor], rank: int, like: Tensor, group: dist.ProcessGroup | None = None
-    ) -> Pending:
+    def start(self, values: Mapping[int, Tensor], transport: Transport, like: Tensor) -> Pending:
         """Begin to send; what is sent may not change until :meth:`Pending.wait` has returned.
 
         Args:
             values: what this process holds, (B, C, h, w), by number of its place.
-            rank: of this process.
+            transport: to the other processes.
             like: a tensor with the type and device of the map.
-            group: the processes; all by default.
         """
+        rank = transport.rank
         outgoing, incoming = dict[int, Tensor](), dict[int, Tensor]()
         for peer in sorted({place.rank for place in (*self.held, *self.wanted)} - {rank}):
             pieces = self.between(rank, peer)
@@ -125,9 +123,7 @@ class Exchange:
             size = self.channels * sum(piece.part.pixels for piece in self.between(peer, rank))
             if size:
                 incoming[peer] = like.new_empty(size)
-        messages = [dist.P2POp(dist.isend, flat, group_peer=peer, group=group) for peer, flat in outgoing.items()]
-        messages += [dist.P2POp(dist.irecv, flat, group_peer=peer, group=group) for peer, flat in incoming.items()]
-        works = dist.batch_isend_irecv(messages) if messages else []
+        works = transport.swap(outgoing, incoming)
         return Pending(self, values, rank, like, works, list(outgoing.values()), incoming)
 
 
@@ -139,7 +135,7 @@ class Pending:
     values: Mapping[int, Tensor]
     rank: int
     like: Tensor
-    works: Sequence[dist.Work]
+    works: Sequence[Waiting]
     outgoing: Sequence[Tensor]
     incoming: Mapping[int, Tensor]
 

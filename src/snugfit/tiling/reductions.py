@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from snugfit.tiling.transport import Transport
 
-def all_sum(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+
+def all_sum(tensors: Sequence[Tensor], transport: Transport) -> None:
     """Add up tensors over processes, in place, in one message."""
-    if not tensors or dist.get_world_size(group) == 1:
+    if not tensors or transport.size == 1:
         return
     if len(tensors) == 1:
-        dist.all_reduce(tensors[0], group=group)
+        transport.all_sum(tensors[0])
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.all_reduce(flat, group=group)
+    transport.all_sum(flat)
     start = 0
     for tensor in tensors:
         tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
         start += tensor.numel()
 
 
-def all_moments(
-    parts: Sequence[Tensor], channels: int, like: Tensor, group: dist.ProcessGroup | None = None
-) -> tuple[Tensor, Tensor]:
+def all_moments(parts: Sequence[Tensor], channels: int, like: Tensor, transport: Transport) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel, of parts that all processes hold together.
 
     Means and sums of squares of parts are combined pairwise (Chan, Golub and LeVeque 1979), because a difference of
@@ -36,7 +35,7 @@ def all_moments(
         parts: of this process, (B, C, h, w); any of them may be empty.
         channels: C.
         like: a tensor with the type and device of the map.
-        group: the processes; all by default.
+        transport: to the other processes.
 
     Returns:
         Mean and variance, (C,).
@@ -48,9 +47,8 @@ def all_moments(
             count = part.numel() // channels
             own = _combined(own, torch.cat([mean.new_tensor([count]), mean, variance * count]))
     total = own
-    if dist.get_world_size(group) > 1:
-        everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(everyone, own, group=group)
+    if transport.size > 1:
+        everyone = transport.all_gather(own)
         total = everyone[0]
         for other in everyone[1:]:
             total = _combined(total, other)

@@ -1,0 +1,101 @@
+"""Which process holds, and which one wants, what part of a map: tiles over processes, and the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from snugfit.tiling.exchange import Exchange, Place
+from snugfit.tiling.geometry import Interval, balanced
+from snugfit.tiling.layers import NOWHERE, Region
+from snugfit.tiling.schedule import Schedule
+
+GATEWAY = 0
+"""Rank of the process that has images, labels and the rest of the network."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A tile of some images, and the process that computes it.
+
+    Attributes:
+        rank: of the process.
+        replica: which share of the batch.
+        tile: row and column.
+    """
+
+    rank: int
+    replica: int
+    tile: tuple[int, int]
+
+
+def cells_of(tiles: Sequence[tuple[int, int]], replicas: int, processes: int) -> tuple[Cell, ...]:
+    """Tiles of every replica, over processes in turn: as many each, or one more.
+
+    Args:
+        tiles: rows and columns.
+        replicas: shares of the batch.
+        processes: at most one per cell has work.
+    """
+    pairs = [(replica, tile) for replica in range(replicas) for tile in tiles]
+    owners = [rank for rank, part in enumerate(balanced(len(pairs), processes)) for _ in range(len(part))]
+    return tuple(Cell(rank, replica, tile) for rank, (replica, tile) in zip(owners, pairs, strict=True))
+
+
+Source = Literal["gateway", "cores"]
+"""Who has a map: the gateway all of it, or every cell its core."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What cells want of a map: the halo of a forward group, of a backward group's gradient, or of its first map anew.
+
+    Attributes:
+        what: which of these; or all of it, by the gateway.
+        group: which group.
+    """
+
+    what: Literal["forward", "backward", "anew", "gateway"]
+    group: int = 0
+
+
+class Routes:
+    """Exchanges of the parts of maps that a schedule asks for.
+
+    Args:
+        schedule: what every tile holds, fetches and computes.
+        cells: tiles of all processes.
+    """
+
+    def __init__(self, schedule: Schedule, cells: Sequence[Cell]) -> None:
+        self.schedule, self.cells = schedule, tuple(cells)
+        self.replicas = 1 + max(cell.replica for cell in self.cells)
+        self.exchange: Callable[[int, Source, Wanted, int], Exchange] = lru_cache(maxsize=256)(self._exchange)
+
+    def core(self, number: int, cell: int) -> Region:
+        """What of a map belongs to a cell."""
+        return self.schedule.tiling.core(number, self.cells[cell].tile)
+
+    def _exchange(self, number: int, source: Source, wanted: Wanted, images: int) -> Exchange:
+        """Who sends what of a map, for a batch of images."""
+        size = self.schedule.tiling.layers.maps[number]
+        whole = (Place(GATEWAY, Interval.whole(images), size.whole),)
+        held = whole if source == "gateway" else self._places(lambda cell: self.core(number, cell), images)
+        if wanted.what == "gateway":
+            return Exchange(held, whole, size.channels)
+        places = self._places(lambda cell: self._region(wanted, number, cell), images)
+        return Exchange(held, places, size.channels)
+
+    def _places(self, region: Callable[[int], Region], images: int) -> tuple[Place, ...]:
+        """Of all cells, in order."""
+        shares = balanced(images, self.replicas)
+        return tuple(Place(cell.rank, shares[cell.replica], region(number)) for number, cell in enumerate(self.cells))
+
+    def _region(self, wanted: Wanted, number: int, cell: int) -> Region:
+        tile = self.cells[cell].tile
+        if wanted.what == "forward":
+            return self.schedule.forward_groups[tile][wanted.group][number]
+        group = self.schedule.backward_groups[tile][wanted.group]
+        return (group.entries if wanted.what == "anew" else group.gradients).get(number, NOWHERE)

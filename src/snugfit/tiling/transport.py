@@ -1,0 +1,99 @@
+"""How processes that hold tiles reach each other; or one process that only behaves as if there were others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Waiting(Protocol):
+    """Something that is under way."""
+
+    def wait(self) -> object:
+        """Return when it is done."""
+
+
+class Transport(Protocol):
+    """What tiles need of a group of processes.
+
+    Attributes:
+        rank: of this process.
+        size: processes.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+
+    @property
+    def size(self) -> int:
+        """Processes."""
+
+    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Waiting]:
+        """Begin to send flat tensors to others, and to fill flat tensors with what they send, by rank."""
+
+    def all_sum(self, flat: Tensor) -> None:
+        """Add up a tensor over processes, in place."""
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        """The tensors of all processes, in the order of ranks."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a group of ``torch.distributed``; all by default."""
+
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """Processes."""
+        return dist.get_world_size(self.group)
+
+    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Waiting]:
+        """Batched point-to-point sends."""
+        messages = [dist.P2POp(dist.isend, flat, group_peer=rank, group=self.group) for rank, flat in outgoing.items()]
+        messages += [dist.P2POp(dist.irecv, flat, group_peer=rank, group=self.group) for rank, flat in incoming.items()]
+        works: list[Waiting] = list(dist.batch_isend_irecv(messages)) if messages else []
+        return works
+
+    def all_sum(self, flat: Tensor) -> None:
+        """An all-reduce."""
+        dist.all_reduce(flat, group=self.group)
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        """An all-gather."""
+        found = [torch.empty_like(flat) for _ in range(self.size)]
+        dist.all_gather(found, flat, group=self.group)
+        return found
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One of several processes of which no other is there, to measure what it needs: it is sent zeros."""
+
+    rank: int = 0
+    size: int = 1
+
+    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Waiting]:
+        """Nothing is sent."""
+        for flat in incoming.values():
+            flat.zero_()
+        return []
+
+    def all_sum(self, flat: Tensor) -> None:
+        """There is nothing to add."""
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        """The same from all."""
+        return [flat] * self.size
