@@ -194,7 +194,7 @@ def fit_whole(
     trained = train_network(load, data, run, micro_batches=micro_batches, accumulates=accumulates)
     module, phase = trained.trainer.module, trained.phase
     save_model(run.folder, module.state_dict())
-    evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
+    evaluation = evaluate_model(trained.trainer.evaluating(), data, run, phase.batch_size)
     run.end_phase(phase, run.workload.epochs, trained.steps)
     parameters = {"full": chain.parameters, "trained_model": chain.parameters}
     return make_record(
@@ -296,7 +296,7 @@ def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phas
     settle(trainer, data.train, phase.batch_size, phase.name, run)
     with run.limit.room_for_kernels():
         batches = data.val.in_order(phase.batch_size)
-        return measure(trainer.task, trainer.module.eval(), batches, run.device).score().value
+        return measure(trainer.task, trainer.evaluating(), batches, run.device).score().value
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from snugfit.tiling.adjoint import Held, Norm, Part, zeros
 from snugfit.tiling.exchange import Pending
 from snugfit.tiling.layers import Region, Tiling
-from snugfit.tiling.operators import Stem, normalises_by_batch
+from snugfit.tiling.operators import Stem
 from snugfit.tiling.profile import Profile
 from snugfit.tiling.reductions import all_moments, all_sum
 from snugfit.tiling.routes import Cell, Routes, Source, Wanted
@@ -88,8 +88,8 @@ class TiledNetwork:
 
     @cached_property
     def by_batch(self) -> tuple[int, ...]:
-        """Numbers of the layers that normalise by their batch, in the mode that they are in when first asked."""
-        return tuple(n for n, each in enumerate(self.stem.operators) if normalises_by_batch(each.module))
+        """Numbers of the layers that normalise by their batch, as they did when the stem was made."""
+        return tuple(number for number, layer in enumerate(self.stem.layers.layers) if layer.sums)
 
     @torch.no_grad()
     def forward(self, images: Tensor | None, count: int) -> Tensor | None:
@@ -141,14 +141,15 @@ class TiledNetwork:
 
     def sum_gradients(self) -> None:
         """Add up the gradients of weights over processes, in place; all have the sums then (NOTES 5)."""
-        all_sum(self._gradients(), self.transport)
+        all_sum(self.gradients(), self.transport)
 
     def parameters(self) -> list[nn.Parameter]:
         """Of the layers, those that train."""
         layers = self.stem.parameters(0, len(self.stem.operators))
         return [parameter for parameter in layers if parameter.requires_grad]
 
-    def _gradients(self) -> list[Tensor]:
+    def gradients(self) -> list[Tensor]:
+        """Of its parameters that train; zeros where there is none."""
         found = []
         for parameter in self.parameters():
             if parameter.grad is None:
@@ -211,7 +212,9 @@ class TiledNetwork:
         assert isinstance(norm, nn.BatchNorm2d)
         read = self.stem.layers.layers[number].reads[0]
         parts = [held[cell][read].part(self._core(read, cell)) for cell in self.mine]
-        mean, variance = all_moments(parts, norm.num_features, self.like, self.transport)
+        counts = self.routes.pixels(read, self._state.images, self.transport.size)
+        like = self.like.new_empty(norm.num_features)
+        mean, variance = all_moments(parts, counts, like, self.transport)
         pixels = self._pixels(read)
         if pixels < 2:
             raise ValueError(f"Expected more than 1 value per channel when training, got {pixels}")

@@ -69,3 +69,13 @@ def one_group(cuts: Sequence[int]) -> Profile:
 def every_cut(cuts: Sequence[int]) -> Profile:
     """A group for every layer: nothing is computed twice."""
     return Profile(tuple(cuts))
+
+
+def named_profile(text: str, cuts: Sequence[int]) -> Profile:
+    """``one``, ``every``, or a profile as it prints.
+
+    Raises:
+        UsageError: see :meth:`Profile.parse`.
+    """
+    named = {"one": one_group, "every": every_cut}
+    return named[text](cuts) if text in named else Profile.parse(text, cuts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -12,20 +13,29 @@ from snugfit.tiling.transport import Transport
 
 def all_sum(tensors: Sequence[Tensor], transport: Transport) -> None:
     """Add up tensors over processes, in place, in one message."""
-    if not tensors or transport.size == 1:
+    if tensors and transport.size > 1:
+        with in_one(tensors) as flat:
+            transport.all_sum(flat)
+
+
+@contextmanager
+def in_one(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Tensors of one or several types as one flat one, to travel as one message; they are given what it then holds."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        yield tensors[0].view(-1)
         return
-    if len(tensors) == 1:
-        transport.all_sum(tensors[0])
-        return
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    transport.all_sum(flat)
+    kind = max((tensor.dtype for tensor in tensors if tensor.is_floating_point()), key=lambda t: t.itemsize)
+    flat = torch.cat([tensor.reshape(-1).to(kind) for tensor in tensors])
+    yield flat
     start = 0
     for tensor in tensors:
         tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
         start += tensor.numel()
 
 
-def all_moments(parts: Sequence[Tensor], channels: int, like: Tensor, transport: Transport) -> tuple[Tensor, Tensor]:
+def all_moments(
+    parts: Sequence[Tensor], counts: Sequence[int], like: Tensor, transport: Transport
+) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel, of parts that all processes hold together.
 
     Means and sums of squares of parts are combined pairwise (Chan, Golub and LeVeque 1979), because a difference of
@@ -33,36 +43,30 @@ def all_moments(parts: Sequence[Tensor], channels: int, like: Tensor, transport:
 
     Args:
         parts: of this process, (B, C, h, w); any of them may be empty.
-        channels: C.
-        like: a tensor with the type and device of the map.
+        counts: values per channel that each process holds.
+        like: a tensor (C,) with the type and device of the moments.
         transport: to the other processes.
 
     Returns:
         Mean and variance, (C,).
     """
-    own = torch.zeros(2 * channels + 1, dtype=like.dtype, device=like.device)
+    own, count = torch.stack([torch.zeros_like(like), torch.zeros_like(like)]), 0
     for part in parts:
-        if part.numel():
+        size = part.numel() // len(like)
+        if size:
             variance, mean = torch.var_mean(part, (0, 2, 3), correction=0)
-            count = part.numel() // channels
-            own = _combined(own, torch.cat([mean.new_tensor([count]), mean, variance * count]))
-    total = own
+            own, count = _combined(own, count, torch.stack([mean, variance * size]), size), count + size
+    total, count = own, counts[transport.rank] if transport.size == 1 else 0
     if transport.size > 1:
-        everyone = transport.all_gather(own)
-        total = everyone[0]
-        for other in everyone[1:]:
-            total = _combined(total, other)
-    mean, squares = total[1:].view(2, channels)
-    return mean, squares / total[0]
+        for other, size in zip(transport.all_gather(own), counts, strict=True):
+            if size:
+                total, count = (_combined(total, count, other, size) if count else other), count + size
+    return total[0], total[1] / count
 
 
-def _combined(first: Tensor, second: Tensor) -> Tensor:
-    """Count, means and sums of squared differences of two sets of values, of those of each."""
-    counts = first[0] + second[0]
-    if float(counts) == 0:
-        return first
-    share = second[0] / counts
-    (mean, squares), (other, more) = first[1:].view(2, -1), second[1:].view(2, -1)
-    apart = other - mean
-    merged = [mean + apart * share, squares + more + apart * apart * first[0] * share]
-    return torch.cat([counts[None], *merged])
+def _combined(first: Tensor, count: int, second: Tensor, more: int) -> Tensor:
+    """Mean and sum of squared differences, (2, C), of two sets of values together, of those of each."""
+    if not count:
+        return second
+    apart, share = second[0] - first[0], more / (count + more)
+    return torch.stack([first[0] + apart * share, first[1] + second[1] + apart * apart * (count * share)])

@@ -11,9 +11,7 @@ from snugfit.tiling.exchange import Exchange, Place
 from snugfit.tiling.geometry import Interval, balanced
 from snugfit.tiling.layers import NOWHERE, Region
 from snugfit.tiling.schedule import Schedule
-
-GATEWAY = 0
-"""Rank of the process that has images, labels and the rest of the network."""
+from snugfit.tiling.transport import GATEWAY
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,13 @@ class Routes:
     def core(self, number: int, cell: int) -> Region:
         """What of a map belongs to a cell."""
         return self.schedule.tiling.core(number, self.cells[cell].tile)
+
+    def pixels(self, number: int, images: int, processes: int) -> list[int]:
+        """Of a map of all images, how many belong to each process."""
+        counts, shares = [0] * processes, balanced(images, self.replicas)
+        for index, cell in enumerate(self.cells):
+            counts[cell.rank] += len(shares[cell.replica]) * self.core(number, index).area
+        return counts
 
     def _exchange(self, number: int, source: Source, wanted: Wanted, images: int) -> Exchange:
         """Who sends what of a map, for a batch of images."""

@@ -53,6 +53,10 @@ class NetworkTrainer:
         """Put the network into training mode."""
         self.module.train()
 
+    def evaluating(self) -> Forward:
+        """The forward pass of the network in evaluation mode, images (B, C, H, W) to logits; in ``no_grad`` only."""
+        return self.module.eval()
+
     def set_lr_factor(self, factor: float) -> None:
         """Scale the peak learning rate."""
         self.optimizers.set_lr_factor(factor)

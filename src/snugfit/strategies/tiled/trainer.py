@@ -1,0 +1,97 @@
+"""Trainers of networks whose leading layers are tiled."""
+
+from __future__ import annotations
+
+from torch import Tensor, fx, nn
+
+from snugfit.chain import Chain
+from snugfit.core.workload import Workload
+from snugfit.strategies.whole import MakeTrainer
+from snugfit.tiling.profile import named_profile
+from snugfit.tiling.sequential import TiledForward
+from snugfit.tiling.service import GatewayForward, TilePlan, Tiles
+from snugfit.tiling.stem import stem_of
+from snugfit.tiling.transport import Transport
+from snugfit.training.network import Forward, NetworkTrainer
+from snugfit.training.step import StepResult
+
+
+class OneDeviceTrainer(NetworkTrainer):
+    """Trains a network tile after tile.
+
+    Args:
+        chain: its chain.
+        module: its units as one traced module.
+        workload: optimizer and precision.
+        micro_batches: batches accumulated to one step.
+        plan: grid and groups.
+    """
+
+    def __init__(
+        self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan
+    ) -> None:
+        super().__init__(module, module, workload, micro_batches)
+        assert isinstance(module, fx.GraphModule)
+        cuts = stem_of(module.train(), chain.input_shape).layers.cuts
+        self.forward = TiledForward(module, chain.input_shape, plan.grid, named_profile(plan.forward, cuts))
+
+    def evaluating(self) -> Forward:
+        """The tiled forward pass."""
+        self.module.eval()
+        return self.forward
+
+
+class GatewayTrainer(NetworkTrainer):
+    """Trains a network whose tiles are with other processes too; these update their own weights, or are sent them.
+
+    Args:
+        chain: its chain.
+        module: its units as one traced module.
+        workload: optimizer and precision.
+        micro_batches: batches accumulated to one step.
+        plan: grid, groups, and where weights are updated.
+        transport: to the other processes.
+    """
+
+    forward: GatewayForward
+
+    def __init__(
+        self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan,
+        transport: Transport,
+    ) -> None:  # fmt: skip
+        super().__init__(module, module, workload, micro_batches)
+        assert isinstance(module, fx.GraphModule)
+        self.forward = GatewayForward(Tiles(module, chain.input_shape, plan, transport))
+
+    def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
+        """One forward and backward over all processes."""
+        self.forward.update = update
+        return super().step(inputs, labels, share, update)
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Scale the peak learning rate, that of the others too."""
+        super().set_lr_factor(factor)
+        self.forward.lr_factor = factor
+
+    def evaluating(self) -> Forward:
+        """The forward pass over all processes."""
+        self.module.eval()
+        return self.forward
+
+
+def on_one_device(plan: TilePlan) -> MakeTrainer:
+    """What trains a network tile after tile."""
+
+    def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
+        return OneDeviceTrainer(chain, module, workload, micro_batches, plan)
+
+    return make
+
+
+def over_processes(plan: TilePlan, transport: Transport) -> MakeTrainer:
+    """What trains a network on the gateway."""
+
+    def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
+        return GatewayTrainer(chain, module, workload, micro_batches, plan, transport)
+
+    return make
