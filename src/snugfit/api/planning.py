@@ -121,9 +121,11 @@ def _plan(
     splits: Splits | None,
     module: nn.Module | Callable[[], nn.Module] | None,
     subscribers: Sequence[Subscriber],
+    *,
+    measures: bool = True,
 ) -> RunnablePlan:
     check_local_loss(request.strategy.local_loss)
-    strategies = make_strategies(request)
+    strategies = make_strategies(request) if measures else []
     budget = Budget(request.budget.memory, request.budget.storage, request.budget.time_ratio)
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads)
@@ -167,6 +169,8 @@ def profile_request(
 ) -> dict[str, Any]:
     """Facts of every unit of a model: parameters, MACs, bytes and seconds.
 
+    The activation memory needs no unit's seconds: where it is all that is asked for, they are None.
+
     Args:
         request: the options.
         subscribers: told of every measured probe.
@@ -188,10 +192,12 @@ def profile_request(
         strategy=replace(request.strategy, strategy="blockwise"),
         budget=replace(request.budget, time_ratio=None),  # units are measured, whatever trains them
     )
-    found = plan_request(request, subscribers)
+    measures = learning_signal or tensors or not activation_memory
+    found = _plan(request, None, None, subscribers, measures=measures)
     workload, profile = found.plan.workload, found.profile
     seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
-    units = [{**to_data(unit), "seconds": seconds.get(unit.name, 0.0)} for unit in profile.units]
+    untimed = 0.0 if measures else None
+    units = [{**to_data(unit), "seconds": seconds.get(unit.name, untimed)} for unit in profile.units]
     data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
     if learning_signal:
         data["learning_signal"] = signal_table(found.assembly.chain, workload, found.plan.hardware)

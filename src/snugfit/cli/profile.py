@@ -60,7 +60,8 @@ def print_units(data: dict[str, Any]) -> None:
     for unit in data["units"]:
         numbers = (f"{unit[key]:,}" for key in ("parameters", "macs"))
         sizes = (format_bytes(unit[key]) for key in ("output_bytes", "saved_bytes"))
-        rows.append((unit["name"], *numbers, *sizes, format_seconds(unit["seconds"])))
+        seconds = "-" if unit["seconds"] is None else format_seconds(unit["seconds"])
+        rows.append((unit["name"], *numbers, *sizes, seconds))
     title = f"{data.get('model', '')}, input {shape}"
     _print_table(title, ("unit", "parameters", "MACs", "output", "saved", "time"), rows)
 

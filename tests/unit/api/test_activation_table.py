@@ -81,4 +81,6 @@ def test_a_profile_has_it_when_asked():
     data = snugfit.profile_request(request, activation_memory=True, trained="head")
     memory = data["activation_memory"]
     assert memory["trained"] == "head" and len(memory["blocks"]) == len(memory["true"]["blocks"])
-    assert "activation_memory" not in snugfit.profile_request(request)
+    assert all(unit["seconds"] is None and unit["macs"] > 0 for unit in data["units"]), "nothing was timed for it"
+    found = snugfit.profile_request(request)
+    assert "activation_memory" not in found and all(unit["seconds"] is not None for unit in found["units"])
