@@ -13,11 +13,12 @@ STRATEGIES: dict[str, str] = {
     "blockwise": "snugfit.strategies.blockwise:Blockwise",
     "elastic": "snugfit.strategies.elastic:Elastic",
     "sidenet": "snugfit.strategies.sidenet:Sidenet",
+    "tiled": "snugfit.strategies.tiled:Tiled",
     "feedback": "snugfit.strategies.feedback:Feedback",
 }
 
-NAMED_ONLY = frozenset({"feedback"})
-"""Strategies that are there to compare with: ``auto`` does not consider them."""
+NAMED_ONLY = frozenset({"feedback", "tiled"})
+"""Strategies that have to be named: those to compare with, and one that a run over several processes needs."""
 
 TIMED = frozenset({"elastic"})
 """Strategies that answer to a time ratio: ``auto`` considers them, and them alone, where there is one."""

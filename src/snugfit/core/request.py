@@ -19,6 +19,7 @@ ImportanceMetric = Literal["contribution", "weight", "gradient"]
 PruneImportance = Literal["reconstruction", "activation", "filter"]
 Choice = Literal["auto", "on", "off"]
 WeightStorage = Literal["auto", "float32", "int8"]
+WeightUpdate = Literal["all-reduce", "gateway"]
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ class StrategyOptions:
     """Which way of training, and its settings.
 
     Attributes:
-        strategy: auto, backprop, checkpoint, blockwise, elastic, sidenet or feedback; auto never takes feedback, takes
-            elastic where there is a time ratio, and considers sidenet where there are weights to start from.
+        strategy: auto, backprop, checkpoint, blockwise, elastic, sidenet, tiled or feedback; auto never takes the last
+            two, takes elastic where there is a time ratio, and considers sidenet where there are weights to start from.
         local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options of its own if
             need be, like ``lls:basis=cosine,mode=paper``.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
@@ -165,6 +166,17 @@ class StrategyOptions:
             It is exact, and takes more time.
         weight_storage: how ``sidenet`` keeps frozen weights in memory: float32, int8 (a quarter of the bytes, rounded),
             or auto (int8 only where the budget asks for it).
+        tiles: how many tiles ``tiled`` cuts maps into, down and across, like 2x3; by default as many as there are
+            processes, or on one process what the memory budget asks for.
+        forward_groups, backward_groups: groups of layers of ``tiled`` between which tiles exchange halos, like
+            ``0-4 | 4-11 | 11-16``, or one, every (layer), or auto (what costs least). On one process, between which
+            whole maps are kept.
+        recompute: whether ``tiled`` over several processes computes anew, group by group, the maps that the backward
+            pass reads: on, off, or auto (where the budget asks for it). One process always does.
+        replicas: shares of the batch in ``tiled``, each of which has tiles of its own: 2 on 8 processes means 4 tiles
+            for each half of the batch.
+        weight_update: where ``tiled`` updates weights: by all processes (all-reduce), or by the gateway, which sends
+            them out: the others then have no optimizer.
     """
 
     strategy: str = "auto"
@@ -195,6 +207,12 @@ class StrategyOptions:
     retrain_data: str | None = None
     sample_wise: Choice = "auto"
     weight_storage: WeightStorage = "auto"
+    tiles: str = "auto"
+    forward_groups: str = "auto"
+    backward_groups: str = "auto"
+    recompute: Choice = "auto"
+    replicas: int = 1
+    weight_update: WeightUpdate = "all-reduce"
 
     def __post_init__(self) -> None:
         self._check_elastic()

@@ -165,8 +165,12 @@ class Pending:
         ]
         if len(own) == 1 and own[0].part.pixels == want.pixels:
             return own[0].part.of(self.values[own[0].source], self.exchange.held[own[0].source])
-        height, width = len(want.region.rows), len(want.region.columns)
-        found = self.like.new_empty(len(want.images), self.exchange.channels, height, width)
+        shape = (len(want.images), self.exchange.channels, len(want.region.rows), len(want.region.columns))
+        last = any(self.values[piece.source].stride(1) == 1 for piece in own) and shape[1] > 1
+        found = torch.empty(
+            shape, dtype=self.like.dtype, device=self.like.device,
+            memory_format=torch.channels_last if last else torch.contiguous_format,
+        )  # fmt: skip
         for piece in own:
             part = piece.part.of(found, want)
             part.copy_(piece.part.of(self.values[piece.source], self.exchange.held[piece.source]))

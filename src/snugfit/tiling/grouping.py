@@ -126,9 +126,9 @@ class CostModel:
         """Cost of a profile (equation 5.1)."""
         return sum(self.group(start, stop, direction) for start, stop in profile.groups)
 
-    def cheapest(self, direction: Direction) -> Profile:
-        """The profile of least cost (section 5.2)."""
-        return cheapest(self.tiling.layers.cuts, lambda start, stop: self.group(start, stop, direction))
+    def cheapest(self, direction: Direction, cuts: Sequence[int] | None = None) -> Profile:
+        """The profile of least cost (section 5.2), over all cuts or some."""
+        return cheapest(cuts or self.tiling.layers.cuts, lambda start, stop: self.group(start, stop, direction))
 
 
 def cheapest(

@@ -8,7 +8,8 @@ whole map in front of it, so that groups meet there too (NOTES, Tiled training 4
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -148,10 +149,7 @@ class _Tiled(torch.autograd.Function):
         entries, given = arguments[:count], arguments[count : count + moments]
         ctx.save_for_backward(*arguments[: count + moments])
         ctx.segment, ctx.parameters = segment, arguments[count + moments :]
-        kind = arguments[0].device.type
-        ctx.autocast = partial(
-            torch.autocast, kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
-        )
+        ctx.autocast = _autocast_now(arguments[0].device.type)
         outputs: dict[int, Tensor] = {}
         for cores, regions in segment.tiles:
             made = segment.run(regions, _parts(segment, entries, regions), given)
@@ -217,6 +215,13 @@ class _Sums:
             before = self.others[place]
             if part is not None:
                 self.others[place] = part if before is None else before.add_(part)
+
+
+def _autocast_now(device: str) -> Callable[[], AbstractContextManager[object]]:
+    """What makes the backward pass compute in the types of the forward pass."""
+    if device == "meta":
+        return nullcontext
+    return partial(torch.autocast, device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
 
 
 def _parts(segment: _Segment, entries: Sequence[Tensor], regions: dict[int, Region]) -> list[Tensor]:

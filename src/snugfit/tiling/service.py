@@ -18,6 +18,7 @@ from snugfit.errors import ModelError
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Tiling
+from snugfit.tiling.messages import receive_tensors, send_tensors
 from snugfit.tiling.operators import Stem
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.reductions import in_one
@@ -28,7 +29,8 @@ from snugfit.tiling.transport import Transport
 
 WeightUpdate = Literal["all-reduce", "gateway"]
 """Where weights are updated: by every process, from sums that all have; or by the gateway, which sends them out."""
-KINDS = ("stop", "step", "evaluate", "state")
+KINDS = ("stop", "step", "evaluate")
+NOTHING, WEIGHTS, ALL = range(3)
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,14 @@ class Order:
         kind: end; a training step; a forward pass in evaluation mode; or take weights and optimizer state.
         images: of the batch.
         update: whether weights are updated after the step.
-        fresh: whether the gateway sends weights first.
+        fresh: what the gateway sends first: nothing, weights, or weights and the state of optimizers.
         lr_factor: share of the peak learning rate.
     """
 
-    kind: Literal["stop", "step", "evaluate", "state"]
+    kind: Literal["stop", "step", "evaluate"]
     images: int = 0
     update: bool = True
-    fresh: bool = False
+    fresh: int = NOTHING
     lr_factor: float = 1.0
 
     def give(self, transport: Transport) -> None:
@@ -85,7 +87,7 @@ class Order:
         flat = torch.zeros(5, dtype=torch.float64)
         transport.order(flat)
         kind, images, update, fresh, factor = flat.tolist()
-        return cls(KINDS[int(kind)], int(images), bool(update), bool(fresh), factor)  # type: ignore[arg-type]
+        return cls(KINDS[int(kind)], int(images), bool(update), int(fresh), factor)  # type: ignore[arg-type]
 
 
 class Tiles:
@@ -145,16 +147,17 @@ class GatewayForward:
 
     Args:
         tiles: the tiled part on this process.
+        state: the state of the optimizers of tiled layers, by names that the others know.
 
     Attributes:
         update: whether the next backward pass ends a step: then gradients are summed over processes and returned.
         lr_factor: share of the peak learning rate that the others update at.
     """
 
-    def __init__(self, tiles: Tiles) -> None:
-        self.tiles, self.rest = tiles, rest_of(tiles.module, tiles.stem)
+    def __init__(self, tiles: Tiles, state: Callable[[], dict[str, Tensor]] = dict) -> None:
+        self.tiles, self.rest, self._state = tiles, rest_of(tiles.module, tiles.stem), state
         self.update, self.lr_factor = True, 1.0
-        self._fresh = True
+        self._fresh = ALL
         self._partial: list[Tensor | None] = []
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -168,19 +171,15 @@ class GatewayForward:
         output: Tensor = value if self.rest is None else self.rest(value)
         return output
 
-    def stop(self) -> None:
-        """Tell the others to end."""
-        Order("stop").give(self.tiles.transport)
-
-    def renew(self) -> None:
-        """Send weights before the next order: they were changed here."""
-        self._fresh = True
-
     def _order(self, kind: Literal["step", "evaluate"], images: int) -> None:
-        Order(kind, images, self.update, self._fresh, self.lr_factor).give(self.tiles.transport)
-        if self._fresh:
-            self.tiles.share_weights()
-        self._fresh = self.tiles.plan.update == "gateway" and kind == "step" and self.update
+        tiles = self.tiles
+        Order(kind, images, self.update, self._fresh, self.lr_factor).give(tiles.transport)
+        if self._fresh != NOTHING:
+            tiles.share_weights()
+        if self._fresh == ALL:
+            send_tensors(self._state(), tiles.transport)
+        changed = tiles.plan.update == "gateway" and kind == "step" and self.update
+        self._fresh = WEIGHTS if changed else NOTHING
 
     def begin(self, images: Tensor) -> Tensor:
         """The forward pass of a step; the last map."""
@@ -228,23 +227,39 @@ def sum_gradients(tiles: Tiles) -> None:
         tiles.transport.sum_at_gateway(flat)
 
 
-def serve(tiles: Tiles, update: Callable[[float], None], tick: Callable[[], None] = lambda: None) -> None:
+@dataclass(frozen=True)
+class Follower:
+    """What a process does with its weights.
+
+    Attributes:
+        update: updates them from their gradients, at a share of the peak learning rate.
+        load: takes up the state of optimizers, by name; there may be none.
+        tick: called after every order.
+    """
+
+    update: Callable[[float], None]
+    load: Callable[[dict[str, Tensor]], None]
+    tick: Callable[[], None]
+
+
+def serve(tiles: Tiles, follower: Follower) -> None:
     """Follow the gateway's orders until it tells to end.
 
     Args:
         tiles: the tiled part on this process.
-        update: updates weights from their gradients at a share of the peak learning rate, and lets gradients go.
-        tick: called after every order.
+        follower: what is done with its weights.
     """
     while (order := Order.take(tiles.transport)).kind != "stop":
-        if order.fresh:
+        if order.fresh != NOTHING:
             tiles.share_weights()
+        if order.fresh == ALL:
+            follower.load(receive_tensors(tiles.transport))
         if order.kind == "evaluate":
             tiles.module.eval()
             tiles.evaluation.forward(None, order.images)
         else:
-            _step(tiles, order, update)
-        tick()
+            _step(tiles, order, follower.update)
+        follower.tick()
 
 
 def _step(tiles: Tiles, order: Order, update: Callable[[float], None]) -> None:

@@ -84,9 +84,7 @@ def _ways_of_grid(layers: Layers, grid: tuple[int, int]) -> list[Way]:
         return []
     tiling = Tiling.of(layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
     cuts = meeting_points(layers)
-    groups = {
-        (start, stop): _Group.of(tiling, start, stop) for i, start in enumerate(cuts) for stop in cuts[i + 1 :]
-    }
+    groups = {(start, stop): _Group.of(tiling, start, stop) for i, start in enumerate(cuts) for stop in cuts[i + 1 :]}
     areas = [size.height * size.width for size in layers.maps[1:]]
     plain = sum(each.macs * area for each, area in zip(layers.layers, areas, strict=True))
     found = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, fx, nn
 
 from snugfit.chain import Chain
@@ -27,9 +29,7 @@ class OneDeviceTrainer(NetworkTrainer):
         plan: grid and groups.
     """
 
-    def __init__(
-        self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan
-    ) -> None:
+    def __init__(self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan) -> None:
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
         cuts = stem_of(module.train(), chain.input_shape).layers.cuts
@@ -61,7 +61,12 @@ class GatewayTrainer(NetworkTrainer):
     ) -> None:  # fmt: skip
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
-        self.forward = GatewayForward(Tiles(module, chain.input_shape, plan, transport))
+        tiles = Tiles(module, chain.input_shape, plan, transport)
+        self.forward = GatewayForward(tiles, partial(self._state_of, set(tiled_names(tiles))))
+
+    def _state_of(self, names: set[str]) -> dict[str, Tensor]:
+        """The state of the optimizers of tiled layers."""
+        return {key: value for key, value in self.optimizers.state().items() if key.rpartition("/")[0] in names}
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
         """One forward and backward over all processes."""
@@ -77,6 +82,12 @@ class GatewayTrainer(NetworkTrainer):
         """The forward pass over all processes."""
         self.module.eval()
         return self.forward
+
+
+def tiled_names(tiles: Tiles) -> dict[str, nn.Parameter]:
+    """The parameters of tiled layers by their names in the network."""
+    own = {id(parameter) for parameter in tiles.training.parameters()}
+    return {name: parameter for name, parameter in tiles.module.named_parameters() if id(parameter) in own}
 
 
 def on_one_device(plan: TilePlan) -> MakeTrainer:

@@ -1,0 +1,97 @@
+"""Runs over several processes: what the gateway does beside training, and what the others do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+
+from snugfit.chain import Chain
+from snugfit.core.record import Record
+from snugfit.core.serial import from_data, to_data
+from snugfit.core.workload import Workload
+from snugfit.strategies.tiled.trainer import over_processes, tiled_names
+from snugfit.strategies.whole import fit_whole
+from snugfit.tiling.messages import receive_text, send_text
+from snugfit.tiling.service import Follower, Order, TilePlan, Tiles, serve
+from snugfit.tiling.transport import Transport, connected
+from snugfit.training.optimizers import ParameterOptimizers
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+
+def fit_over_processes(
+    chain: Chain, data: TrainingData, run: Run, *, settings: dict[str, Any], plan: TilePlan, micro_batches: int
+) -> Record:
+    """Train with the others' help, who are told what to do first, and to end last."""
+    transport = connected()
+    said = {"workload": to_data(run.workload), "plan": asdict(plan), "memory_bytes": run.budget.memory_bytes}
+    send_text(json.dumps(said), transport)
+    record = fit_whole(
+        chain, data, run,
+        strategy="tiled", settings=settings, make_trainer=over_processes(plan, transport), micro_batches=micro_batches,
+    )  # fmt: skip
+    Order("stop").give(transport)
+    peaks = peaks_of_all(float(record.measured["peak_bytes"]), transport)
+    return replace(record, measured={**record.measured, "process_peak_bytes": [int(peak) for peak in peaks]})
+
+
+def dismiss(transport: Transport) -> None:
+    """Tell the others that nothing will be trained, before they were told what."""
+    with suppress(RuntimeError):
+        send_text("{}", transport)
+
+
+def peaks_of_all(own: float, transport: Transport) -> list[float]:
+    """The measured peaks of all processes, in bytes."""
+    return [float(each) for each in transport.all_gather(torch.tensor([own], dtype=torch.float64))]
+
+
+def told(transport: Transport) -> tuple[Workload, TilePlan, int | None] | None:
+    """Wait for what the gateway trains; None where it trains nothing."""
+    said = json.loads(receive_text(transport))
+    if not said:
+        return None
+    plan = said["plan"]
+    return (
+        from_data(Workload, said["workload"]), TilePlan(**{**plan, "grid": tuple(plan["grid"])}), said["memory_bytes"]
+    )  # fmt: skip
+
+
+def follow(
+    chain: Chain, workload: Workload, plan: TilePlan, transport: Transport, device: torch.device,
+    tick: Callable[[], None],
+) -> None:  # fmt: skip
+    """Serve the gateway until it tells to end.
+
+    Args:
+        chain: the network, on the meta device; only layers that are tiled are given memory.
+        workload: what is trained.
+        plan: how it is cut.
+        transport: to the other processes.
+        device: where to compute.
+        tick: called after every order.
+    """
+    module = cast(fx.GraphModule, chain.to_module())
+    tiles = Tiles(module, chain.input_shape, plan, transport)
+    for each in tiles.stem.operators:
+        if each.module is not None:
+            each.module.to_empty(device=device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    tiles = Tiles(module, chain.input_shape, plan, transport)
+    optimizers = [ParameterOptimizers({}.items(), workload.optimizer)]
+
+    def load(state: dict[str, Tensor]) -> None:
+        optimizers[0].release()
+        optimizers[0] = ParameterOptimizers(tiled_names(tiles).items(), workload.optimizer)
+        optimizers[0].load_state(state)
+
+    def update(factor: float) -> None:
+        optimizers[0].set_lr_factor(factor)
+        optimizers[0].step()
+
+    serve(tiles, Follower(update, load, tick))

@@ -1,0 +1,144 @@
+"""The strategy ``tiled``: exact training in tiles (Rama and Gerstlauer, UT-CERC-24-02), on one device or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import ClassVar
+
+from snugfit.chain import Chain
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost, Shortfall
+from snugfit.core.hardware import Hardware
+from snugfit.core.profile import ProbeLine, Profile
+from snugfit.core.record import Record
+from snugfit.core.request import Choice
+from snugfit.core.workload import Workload
+from snugfit.errors import ModelError, UsageError
+from snugfit.profiling import Probe
+from snugfit.strategies.prediction import room_in
+from snugfit.strategies.tiled.choices import PREFIX, chosen, key_of, meant_grid, plans_for, settings_of
+from snugfit.strategies.tiled.running import fit_over_processes
+from snugfit.strategies.tiled.trainer import on_one_device, over_processes
+from snugfit.strategies.whole import (
+    MakeTrainer,
+    batch_settings,
+    fit_whole,
+    held,
+    whole_cost,
+    whole_probe,
+    whole_reasons,
+)
+from snugfit.tiling.service import TilePlan, WeightUpdate
+from snugfit.tiling.transport import Alone, processes
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """Backpropagation whose leading layers run in tiles, exactly as if they did not.
+
+    Attributes:
+        tiles: tiles down and across, like ``2x3``, or ``auto``; filled in by :meth:`propose`, like the next ones.
+        forward_groups, backward_groups: groups of layers between which halos are exchanged (on one device: between
+            which whole maps are kept): ``one``, ``every``, a profile like ``0-4 | 4-16``, or ``auto``.
+        recompute: whether the backward pass computes anew the maps that it reads, over several processes; on one device
+            it always does.
+        replicas: shares of the batch, each of which has tiles of its own.
+        weight_update: where weights are updated.
+        processes: how many there are.
+        micro_batch, micro_batches, accumulate: as in ``backprop``.
+    """
+
+    name: ClassVar[str] = "tiled"
+    exact: ClassVar[bool] = True
+
+    tiles: str = "auto"
+    forward_groups: str = "auto"
+    backward_groups: str = "auto"
+    recompute: Choice = "auto"
+    replicas: int = 1
+    weight_update: WeightUpdate = "all-reduce"
+    processes: int = field(default_factory=processes)
+    micro_batch: int = 0
+    micro_batches: int = 1
+    accumulate: bool = True
+
+    def __post_init__(self) -> None:
+        meant_grid(self.tiles)
+        if self.replicas < 1 or (self.processes == 1 and self.replicas > 1):
+            raise UsageError(f"--replicas is at least 1, and 1 on a single process, not {self.replicas}.")
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """Reasons why it cannot serve this model."""
+        reasons = []
+        if workload.optimizer.averages:
+            reasons.append("tiles train with --optimizer sgd or adamw: averaged weights would need whole maps")
+        if self.processes > 1 and workload.precision != "float32":
+            reasons.append("tiles of several processes train in --precision float32")
+        try:
+            plans_for(chain, self)
+        except ModelError as error:
+            reasons.append(str(error).rstrip("."))
+        return reasons
+
+    def make_trainer(self, plan: TilePlan, rank: int = 0) -> MakeTrainer:
+        """What trains this process's share, as if the others were there."""
+        return on_one_device(plan) if self.processes == 1 else over_processes(plan, Alone(rank, self.processes))
+
+    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
+        """A step in each way that is worth considering: slower ones only where those before do not fit."""
+        limit = min(workload.batch_size, workload.train_count)
+        found, faster = list[Probe](), list[str]()
+        for key, plan in plans_for(chain, self).items():
+            needed = _unless_fitting(tuple(faster), limit)
+            for hold in (False, True) if self.accumulate else (False,):
+                make = self.make_trainer(plan)
+                found.append(whole_probe(key, chain, workload, hardware.device, make, hold=hold, needed=needed))
+            faster.append(key)
+        return found
+
+    def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Tiled]:
+        """Every way that was measured and fits, at the whole batch or accumulated to it."""
+        for key in _keys(profile):
+            settings = batch_settings(workload, profile, budget, key, accumulate=self.accumulate)
+            if settings is not None:
+                yield replace(self, **settings_of(key), **settings)
+
+    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
+        """Cost from the measured lines; what the network between processes takes is not in it."""
+        return whole_cost(profile, key_of(chosen(self)), workload, self.micro_batch, self.micro_batches)
+
+    def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
+        """Why nothing was proposed, and the smallest memory budget that would do."""
+        floors = {key: bytes_ for key, bytes_ in profile.floors.items() if key.startswith(PREFIX)}
+        return whole_reasons(profile, min(floors, key=lambda key: floors[key]), budget)
+
+    def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
+        """Train; over several processes, the others have to be serving."""
+        plan, settings = chosen(self), asdict(self)
+        if self.processes > 1:
+            return fit_over_processes(chain, data, run, settings=settings, plan=plan, micro_batches=self.micro_batches)
+        return fit_whole(
+            chain, data, run,
+            strategy=self.name, settings=settings, make_trainer=on_one_device(plan), micro_batches=self.micro_batches,
+        )  # fmt: skip
+
+
+def _keys(profile: Profile) -> list[str]:
+    """The names of the probes of plans, without those that hold gradients."""
+    keys = {key.removesuffix(held("")) for key in profile.lines if key.startswith(PREFIX)}
+    return sorted(keys, key=lambda key: list(profile.floors).index(key))
+
+
+def _unless_fitting(
+    names: tuple[str, ...], limit: int
+) -> Callable[[Mapping[str, ProbeLine], float], bool]:  # fmt: skip
+    """Whether none of these probes was found to fit the whole batch."""
+
+    def needed(lines: Mapping[str, ProbeLine], available: float) -> bool:
+        room = room_in(available)
+        return not any(name in lines and lines[name].largest_batch(room, limit) >= limit for name in names)
+
+    return needed
