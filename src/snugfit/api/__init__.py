@@ -8,6 +8,7 @@ from snugfit.api.planning import RunnablePlan, plan, plan_request, profile_reque
 from snugfit.api.process import prepare_process
 from snugfit.api.result import TrainedRecord
 from snugfit.api.running import resume
+from snugfit.api.together import can_resume, for_launch, serve, together, with_others
 from snugfit.core.budget import Budget
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.record import Record
@@ -22,9 +23,11 @@ __all__ = [
     "Request",
     "RunnablePlan",
     "TrainedRecord",
+    "can_resume",
     "draw_report",
     "evaluate",
     "export",
+    "for_launch",
     "load",
     "plan",
     "plan_request",
@@ -32,4 +35,7 @@ __all__ = [
     "prepare_process",
     "profile_request",
     "resume",
+    "serve",
+    "together",
+    "with_others",
 ]

@@ -16,6 +16,7 @@ from snugfit.api.loading import read_data
 from snugfit.api.process import baseline, choose_device
 from snugfit.api.result import TrainedRecord
 from snugfit.api.tasks import rules_of
+from snugfit.api.together import commands_of_run
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.registry import strategy_class
@@ -138,6 +139,7 @@ def _fit(
             subscribers=(*subscribers, *tensorboard_subscribers()),
             stop=stop,
             cache_dir=_cache_folder(options.cache_dir, folder),
+            commands=commands_of_run(),
         )
         resumed = run.resume()
         if not resumed:

@@ -39,6 +39,8 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         UsageError: other options stand beside `--resume`.
     """
     record = run_job(_resumed(resume, flags, output) if resume else _started(flags, output))
+    if "run_dir" not in record:  # a process that has served another one's run
+        return
     page = draw(record["run_dir"])
     if page:
         note(f"report: {page}")

@@ -67,17 +67,10 @@ def _work(job: dict[str, Any], send: Send) -> Any:
             send(run_dir=event.run_dir)
 
     with ConsoleProgress(quiet=job["quiet"]) as progress:
-        api.prepare_process(_threads(job["threads"]))
+        if job["command"] == "train" and "WORLD_SIZE" in os.environ:
+            return _train_together(api, job, (announce, progress))
+        api.prepare_process(job["threads"])
         return COMMANDS[job["command"]](api, job, (announce, progress), send)
-
-
-def _threads(asked: int | None) -> int | None:
-    """Those asked for; beside other processes of a cluster, this one's share of the cores."""
-    if asked is not None or "WORLD_SIZE" not in os.environ:
-        return asked
-    from snugfit.training.launch import share_of_threads, world
-
-    return share_of_threads(world())
 
 
 def _die_with_parent() -> None:
@@ -96,11 +89,40 @@ def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -
     return {"plan": planned.to_json(), "infeasible": infeasible}
 
 
+def _train_together(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
+    """Train with the other processes of a launch: its gateway trains, and the others serve it."""
+    from snugfit.training.launch import share_of_threads
+
+    with api.together(_device(job)) as others:
+        api.prepare_process(share_of_threads(None if others is None else others.here, job["threads"]))
+        if others is not None and not others.here.is_gateway:
+            return api.serve(others)
+        return api.with_others(others, lambda: _train_at_gateway(api, job, subscribers, others))
+
+
+def _device(job: dict[str, Any]) -> str | None:
+    device: str | None = None if job["resume"] else Request.from_json(job["request"]).machine.device
+    return device
+
+
 def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     if job["resume"]:
         return api.resume(job["resume"], subscribers=subscribers).to_json()
     plan = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
     return plan.run(subscribers=subscribers).to_json()
+
+
+def _train_at_gateway(api: Any, job: dict[str, Any], subscribers: Subscribers, others: Any) -> Any:
+    """Train; after a restart, go on with the run that the same launch has begun."""
+    if others is None or job["resume"]:
+        return _train(api, job, subscribers, _unsent)
+    request = api.for_launch(Request.from_json(job["request"]), others.here)
+    again = request.machine.out if others.here.restarts and api.can_resume(request.machine.out) else None
+    return _train(api, {**job, "request": request.to_json(), "resume": again}, subscribers, _unsent)
+
+
+def _unsent(**message: Any) -> None:
+    """For what has nothing to send."""
 
 
 def _profile(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:

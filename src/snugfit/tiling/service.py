@@ -6,8 +6,9 @@ sums over all tiles; whoever calls it need not know of other processes. :func:`s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from snugfit.errors import ModelError
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Tiling
-from snugfit.tiling.messages import receive_tensors, send_tensors
+from snugfit.tiling.messages import Line, receive_tensors, send_tensors
 from snugfit.tiling.operators import Stem
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.reductions import in_one
@@ -29,7 +30,6 @@ from snugfit.tiling.transport import Transport
 
 WeightUpdate = Literal["all-reduce", "gateway"]
 """Where weights are updated: by every process, from sums that all have; or by the gateway, which sends them out."""
-KINDS = ("stop", "step", "evaluate")
 NOTHING, WEIGHTS, ALL = range(3)
 
 
@@ -76,18 +76,14 @@ class Order:
     fresh: int = NOTHING
     lr_factor: float = 1.0
 
-    def give(self, transport: Transport) -> None:
-        """Tell all others."""
-        numbers = (KINDS.index(self.kind), self.images, self.update, self.fresh, self.lr_factor)
-        transport.order(torch.tensor(numbers, dtype=torch.float64))
+    def __str__(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
 
     @classmethod
-    def take(cls, transport: Transport) -> Order:
-        """Wait for the gateway's next one."""
-        flat = torch.zeros(5, dtype=torch.float64)
-        transport.order(flat)
-        kind, images, update, fresh, factor = flat.tolist()
-        return cls(KINDS[int(kind)], int(images), bool(update), int(fresh), factor)  # type: ignore[arg-type]
+    def parse(cls, text: str) -> Order:
+        """Read an order as it prints; one that says nothing means the end."""
+        return cls(**(json.loads(text) or {"kind": "stop"}))
 
 
 class Tiles:
@@ -147,6 +143,7 @@ class GatewayForward:
 
     Args:
         tiles: the tiled part on this process.
+        line: to the others.
         state: the state of the optimizers of tiled layers, by names that the others know.
 
     Attributes:
@@ -154,8 +151,8 @@ class GatewayForward:
         lr_factor: share of the peak learning rate that the others update at.
     """
 
-    def __init__(self, tiles: Tiles, state: Callable[[], dict[str, Tensor]] = dict) -> None:
-        self.tiles, self.rest, self._state = tiles, rest_of(tiles.module, tiles.stem), state
+    def __init__(self, tiles: Tiles, line: Line, state: Callable[[], dict[str, Tensor]] = dict) -> None:
+        self.tiles, self.rest, self._line, self._state = tiles, rest_of(tiles.module, tiles.stem), line, state
         self.update, self.lr_factor = True, 1.0
         self._fresh = ALL
         self._partial: list[Tensor | None] = []
@@ -173,7 +170,7 @@ class GatewayForward:
 
     def _order(self, kind: Literal["step", "evaluate"], images: int) -> None:
         tiles = self.tiles
-        Order(kind, images, self.update, self._fresh, self.lr_factor).give(tiles.transport)
+        self._line.give(str(Order(kind, images, self.update, self._fresh, self.lr_factor)))
         if self._fresh != NOTHING:
             tiles.share_weights()
         if self._fresh == ALL:
@@ -242,14 +239,15 @@ class Follower:
     tick: Callable[[], None]
 
 
-def serve(tiles: Tiles, follower: Follower) -> None:
+def serve(tiles: Tiles, line: Line, follower: Follower) -> None:
     """Follow the gateway's orders until it tells to end.
 
     Args:
         tiles: the tiled part on this process.
+        line: from the gateway.
         follower: what is done with its weights.
     """
-    while (order := Order.take(tiles.transport)).kind != "stop":
+    while (order := Order.parse(line.take())).kind != "stop":
         if order.fresh != NOTHING:
             tiles.share_weights()
         if order.fresh == ALL:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import lru_cache
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-PATIENCE = timedelta(days=7)
-"""How long a process waits for orders; whether the gateway is alive is watched apart from that."""
 
 
 class Waiting(Protocol):
@@ -54,9 +49,6 @@ class Transport(Protocol):
     def from_gateway(self, flat: Tensor) -> None:
         """Fill a tensor with the gateway's."""
 
-    def order(self, flat: Tensor) -> None:
-        """Fill a tensor with the gateway's, for which others may wait as long as it takes."""
-
 
 GATEWAY = 0
 """Rank of the process that has images, labels and the rest of the network."""
@@ -64,15 +56,9 @@ GATEWAY = 0
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a group of ``torch.distributed``.
-
-    Attributes:
-        group: all by default; its time limit is that of one exchange.
-        orders: the same processes, with a time limit that suffices between two orders; ``group`` by default.
-    """
+    """The processes of a group of ``torch.distributed``; all by default."""
 
     group: dist.ProcessGroup | None = None
-    orders: dist.ProcessGroup | None = None
 
     @property
     def rank(self) -> int:
@@ -109,10 +95,6 @@ class Processes:
         """A broadcast."""
         dist.broadcast(flat, group_src=GATEWAY, group=self.group)
 
-    def order(self, flat: Tensor) -> None:
-        """A broadcast, in the group whose members wait for each other as long as it takes."""
-        dist.broadcast(flat, group_src=GATEWAY, group=self.orders or self.group)
-
 
 @dataclass(frozen=True)
 class Alone:
@@ -139,15 +121,6 @@ class Alone:
 
     def from_gateway(self, flat: Tensor) -> None:
         """This is the gateway."""
-
-    def order(self, flat: Tensor) -> None:
-        """Nobody listens."""
-
-
-@lru_cache(maxsize=1)
-def connected() -> Processes:
-    """All processes, once ``torch.distributed`` has been started; all have to call it, and early."""
-    return Processes(orders=dist.new_group(timeout=PATIENCE, backend="gloo"))
 
 
 def processes() -> int:

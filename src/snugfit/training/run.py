@@ -24,6 +24,7 @@ from snugfit.memory import MemoryLimit, PeakMeter, release_memory, trim_heap
 from snugfit.training.checkpoint import Checkpoint, CheckpointStore
 from snugfit.training.energy import EnergyMeter
 from snugfit.training.events import Event, PhaseDone, PhaseStarted, Subscriber
+from snugfit.training.launch import Commands
 from snugfit.training.metrics import MetricsWriter
 from snugfit.training.stopping import StopFlag
 from snugfit.training.tensorfile import Deferred
@@ -97,10 +98,12 @@ class Run:
         limit: MemoryLimit,
         stop: StopFlag | None = None,
         cache_dir: Path | None = None,
+        commands: Commands | None = None,
     ) -> None:
         self.folder, self.workload, self.budget, self.predicted = folder, workload, budget, predicted
         self.profile, self.meter, self.device, self.stop = profile, meter, device, stop or StopFlag()
         self.hardware, self.limit, self.enforced = hardware, limit, limit.enforced
+        self.commands = commands
         self.weights = UnitStore(folder / "weights")
         self.exits = UnitStore(folder / "exits")
         self.cache_dir = cache_dir or folder / "cache"

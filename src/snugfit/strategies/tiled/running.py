@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -15,11 +14,12 @@ from snugfit.chain import Chain
 from snugfit.core.record import Record
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.workload import Workload
+from snugfit.errors import UsageError
 from snugfit.strategies.tiled.trainer import over_processes, tiled_names
 from snugfit.strategies.whole import fit_whole
-from snugfit.tiling.messages import receive_text, send_text
+from snugfit.tiling.messages import Line
 from snugfit.tiling.service import Follower, Order, TilePlan, Tiles, serve
-from snugfit.tiling.transport import Transport, connected
+from snugfit.tiling.transport import Processes, Transport
 from snugfit.training.optimizers import ParameterOptimizers
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
@@ -29,22 +29,24 @@ def fit_over_processes(
     chain: Chain, data: TrainingData, run: Run, *, settings: dict[str, Any], plan: TilePlan, micro_batches: int
 ) -> Record:
     """Train with the others' help, who are told what to do first, and to end last."""
-    transport = connected()
+    transport, line = Processes(), run.commands
+    if line is None:
+        raise UsageError("several processes take `snugfit cluster launch`; without it, start one.")
     said = {"workload": to_data(run.workload), "plan": asdict(plan), "memory_bytes": run.budget.memory_bytes}
-    send_text(json.dumps(said), transport)
+    line.give(json.dumps(said))
+    make_trainer = over_processes(plan, transport, line)
     record = fit_whole(
         chain, data, run,
-        strategy="tiled", settings=settings, make_trainer=over_processes(plan, transport), micro_batches=micro_batches,
+        strategy="tiled", settings=settings, make_trainer=make_trainer, micro_batches=micro_batches,
     )  # fmt: skip
-    Order("stop").give(transport)
+    line.give(str(Order("stop")))
     peaks = peaks_of_all(float(record.measured["peak_bytes"]), transport)
     return replace(record, measured={**record.measured, "process_peak_bytes": [int(peak) for peak in peaks]})
 
 
-def dismiss(transport: Transport) -> None:
-    """Tell the others that nothing will be trained, before they were told what."""
-    with suppress(RuntimeError):
-        send_text("{}", transport)
+def dismiss(line: Line) -> None:
+    """Tell the others that nothing will be trained."""
+    line.give("{}")
 
 
 def peaks_of_all(own: float, transport: Transport) -> list[float]:
@@ -52,9 +54,9 @@ def peaks_of_all(own: float, transport: Transport) -> list[float]:
     return [float(each) for each in transport.all_gather(torch.tensor([own], dtype=torch.float64))]
 
 
-def told(transport: Transport) -> tuple[Workload, TilePlan, int | None] | None:
-    """Wait for what the gateway trains; None where it trains nothing."""
-    said = json.loads(receive_text(transport))
+def told(line: Line) -> tuple[Workload, TilePlan, int | None] | None:
+    """Wait for what the gateway trains: workload, plan and memory budget in bytes; None where it trains nothing."""
+    said = json.loads(line.take())
     if not said:
         return None
     plan = said["plan"]
@@ -64,8 +66,8 @@ def told(transport: Transport) -> tuple[Workload, TilePlan, int | None] | None:
 
 
 def follow(
-    chain: Chain, workload: Workload, plan: TilePlan, transport: Transport, device: torch.device,
-    tick: Callable[[], None],
+    chain: Chain, workload: Workload, plan: TilePlan, transport: Transport, line: Line,
+    device: torch.device, tick: Callable[[], None],
 ) -> None:  # fmt: skip
     """Serve the gateway until it tells to end.
 
@@ -74,6 +76,7 @@ def follow(
         workload: what is trained.
         plan: how it is cut.
         transport: to the other processes.
+        line: from the gateway.
         device: where to compute.
         tick: called after every order.
     """
@@ -94,4 +97,4 @@ def follow(
         optimizers[0].set_lr_factor(factor)
         optimizers[0].step()
 
-    serve(tiles, Follower(update, load, tick))
+    serve(tiles, line, Follower(update, load, tick))

@@ -29,8 +29,10 @@ from snugfit.strategies.whole import (
     whole_probe,
     whole_reasons,
 )
+from snugfit.tiling.messages import Silence
 from snugfit.tiling.service import TilePlan, WeightUpdate
 from snugfit.tiling.transport import Alone, processes
+from snugfit.training.events import Notice
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 
@@ -85,7 +87,9 @@ class Tiled:
 
     def make_trainer(self, plan: TilePlan, rank: int = 0) -> MakeTrainer:
         """What trains this process's share, as if the others were there."""
-        return on_one_device(plan) if self.processes == 1 else over_processes(plan, Alone(rank, self.processes))
+        return (
+            on_one_device(plan) if self.processes == 1 else over_processes(plan, Alone(rank, self.processes), Silence())
+        )
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """A step in each way that is worth considering: slower ones only where those before do not fit."""
@@ -95,7 +99,8 @@ class Tiled:
             needed = _unless_fitting(tuple(faster), limit)
             for hold in (False, True) if self.accumulate else (False,):
                 make = self.make_trainer(plan)
-                found.append(whole_probe(key, chain, workload, hardware.device, make, hold=hold, needed=needed))
+                probe = whole_probe(key, chain, workload, hardware.device, make, hold=hold, needed=needed)
+                found.append(probe)
             faster.append(key)
         return found
 
@@ -117,6 +122,8 @@ class Tiled:
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train; over several processes, the others have to be serving."""
+        if processes() != self.processes:
+            return self._for_fewer(chain, run).fit(chain, data, run)
         plan, settings = chosen(self), asdict(self)
         if self.processes > 1:
             return fit_over_processes(chain, data, run, settings=settings, plan=plan, micro_batches=self.micro_batches)
@@ -125,6 +132,15 @@ class Tiled:
             strategy=self.name, settings=settings, make_trainer=on_one_device(plan), micro_batches=self.micro_batches,
         )  # fmt: skip
 
+    def _for_fewer(self, chain: Chain, run: Run) -> Tiled:
+        """The same for as many processes as there are now: a run that is taken up may have lost some."""
+        free = {"tiles": "auto", "forward_groups": "auto", "backward_groups": "auto"}
+        key = next(iter(plans_for(chain, replace(self, **free, processes=processes(), replicas=1))))  # type: ignore[arg-type]
+        changed = replace(self, **settings_of(key), processes=processes())
+        tiles = f"{self.tiles} tiles become {changed.tiles}"
+        run.emit(Notice(f"{self.processes} processes are {changed.processes} now: {tiles}"))
+        return changed
+
 
 def _keys(profile: Profile) -> list[str]:
     """The names of the probes of plans, without those that hold gradients."""
@@ -132,9 +148,7 @@ def _keys(profile: Profile) -> list[str]:
     return sorted(keys, key=lambda key: list(profile.floors).index(key))
 
 
-def _unless_fitting(
-    names: tuple[str, ...], limit: int
-) -> Callable[[Mapping[str, ProbeLine], float], bool]:  # fmt: skip
+def _unless_fitting(names: tuple[str, ...], limit: int) -> Callable[[Mapping[str, ProbeLine], float], bool]:
     """Whether none of these probes was found to fit the whole batch."""
 
     def needed(lines: Mapping[str, ProbeLine], available: float) -> bool:

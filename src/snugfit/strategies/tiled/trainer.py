@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from snugfit.chain import Chain
 from snugfit.core.workload import Workload
 from snugfit.strategies.whole import MakeTrainer
+from snugfit.tiling.messages import Line
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.service import GatewayForward, TilePlan, Tiles
@@ -51,18 +52,19 @@ class GatewayTrainer(NetworkTrainer):
         micro_batches: batches accumulated to one step.
         plan: grid, groups, and where weights are updated.
         transport: to the other processes.
+        line: to the other processes, for orders.
     """
 
     forward: GatewayForward
 
     def __init__(
         self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan,
-        transport: Transport,
+        transport: Transport, line: Line,
     ) -> None:  # fmt: skip
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
         tiles = Tiles(module, chain.input_shape, plan, transport)
-        self.forward = GatewayForward(tiles, partial(self._state_of, set(tiled_names(tiles))))
+        self.forward = GatewayForward(tiles, line, partial(self._state_of, set(tiled_names(tiles))))
 
     def _state_of(self, names: set[str]) -> dict[str, Tensor]:
         """The state of the optimizers of tiled layers."""
@@ -99,10 +101,10 @@ def on_one_device(plan: TilePlan) -> MakeTrainer:
     return make
 
 
-def over_processes(plan: TilePlan, transport: Transport) -> MakeTrainer:
+def over_processes(plan: TilePlan, transport: Transport, line: Line) -> MakeTrainer:
     """What trains a network on the gateway."""
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
-        return GatewayTrainer(chain, module, workload, micro_batches, plan, transport)
+        return GatewayTrainer(chain, module, workload, micro_batches, plan, transport, line)
 
     return make

@@ -14,7 +14,7 @@ from snugfit.training.launch.naming import lost_error
 from snugfit.training.launch.store import Store, connect
 
 _POLL_SECONDS = 0.2
-_SLICE = timedelta(seconds=0.5)
+_SLICE = timedelta(hours=1)  # torch writes a warning whenever a shorter one ends
 
 
 class Commands:
@@ -48,10 +48,8 @@ class Commands:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening."""
+        """Stop listening, once the store answers; the thread does not outlive the process."""
         self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(4 * _SLICE.total_seconds())
 
     def give(self, command: str) -> None:
         """Send a command to all others; on the gateway."""
