@@ -54,14 +54,23 @@ def all_moments(
     for part in parts:
         size = part.numel() // len(like)
         if size:
-            variance, mean = torch.var_mean(part, (0, 2, 3), correction=0)
-            own, count = _combined(own, count, torch.stack([mean, variance * size]), size), count + size
+            own, count = _combined(own, count, _sums_of(part, size), size), count + size
     total, count = own, counts[transport.rank] if transport.size == 1 else 0
     if transport.size > 1:
         for other, size in zip(transport.all_gather(own), counts, strict=True):
             if size:
                 total, count = (_combined(total, count, other, size) if count else other), count + size
     return total[0], total[1] / count
+
+
+def _sums_of(part: Tensor, size: int) -> Tensor:
+    """Mean and sum of squared differences, (2, C), of a part (B, C, h, w) of so many values per channel.
+
+    By the operator of BatchNorm, which is some twenty times as fast as ``var_mean`` on maps in ``channels_last``.
+    """
+    _, mean, inverse = torch.native_batch_norm(part, None, None, None, None, True, 0.0, 0.0)
+    squares = size / inverse.square()  # the operator tells 0 where nothing differs
+    return torch.stack([mean, torch.where(inverse > 0, squares, 0.0)])
 
 
 def _combined(first: Tensor, count: int, second: Tensor, more: int) -> Tensor:
