@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from datetime import timedelta
 from types import TracebackType
 
-import torch.distributed as dist
-
 from snugfit.training.launch.heartbeat import Heartbeat
 from snugfit.training.launch.naming import lost_error
-from snugfit.training.launch.store import Store, connect
+from snugfit.training.launch.store import connect
 
 _POLL_SECONDS = 0.2
-_SLICE = timedelta(hours=1)  # torch writes a warning whenever a shorter one ends
+_WAKING_SECONDS = 2.0
+_WAIT = timedelta(days=1)
+"""Longer than any silence between two commands: torch writes a warning whenever a wait ends without success."""
 
 
 class Commands:
@@ -29,7 +30,7 @@ class Commands:
     """
 
     def __init__(self, heartbeat: Heartbeat, resume: str | None = None) -> None:
-        self.heartbeat, self.resume, self._given = heartbeat, resume, 0
+        self.heartbeat, self.resume, self._given, self._taken = heartbeat, resume, 0, 0
         self._came: queue.Queue[str | RuntimeError] = queue.Queue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="snugfit-commands", daemon=True)
@@ -48,12 +49,17 @@ class Commands:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening, once the store answers; the thread does not outlive the process."""
+        """Stop listening: a word of its own wakes the thread, which must not be in torch's hands when Python ends."""
         self._stop.set()
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                connect(self.heartbeat.here, _WAKING_SECONDS).set(self._key(self._taken), "")
+            self._thread.join(_WAKING_SECONDS)
 
     def give(self, command: str) -> None:
         """Send a command to all others; on the gateway."""
-        self._store.set(f"command/{self._given}", command)
+        for rank in range(1, self.heartbeat.here.size):
+            self._store.set(f"command/{rank}/{self._given}", command)
         self._given += 1
 
     def take(self) -> str:
@@ -75,23 +81,14 @@ class Commands:
 
     def _listen(self) -> None:
         """Fetch commands as they come, off the main thread: a store that stops answering blocks for good."""
-        number = 0
         try:
             while not self._stop.is_set():
-                if self._fetch(self._store, number):
-                    number += 1
+                self._store.wait([self._key(self._taken)], _WAIT)
+                self._came.put(self._store.get(self._key(self._taken)).decode())
+                self._store.delete_key(self._key(self._taken))
+                self._taken += 1
         except RuntimeError as error:
             self._came.put(error)
 
-    def _fetch(self, store: Store, number: int) -> bool:
-        """Whether the command came; whoever is the last to have it removes it."""
-        key, taken = f"command/{number}", f"taken/{number}"
-        try:
-            store.wait([key], _SLICE)
-        except dist.DistStoreError:
-            return False
-        self._came.put(store.get(key).decode())
-        if store.add(taken, 1) == self.heartbeat.here.size - 1:
-            store.delete_key(key)
-            store.delete_key(taken)
-        return True
+    def _key(self, number: int) -> str:
+        return f"command/{self.heartbeat.here.rank}/{number}"
