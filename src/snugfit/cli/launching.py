@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
@@ -24,6 +25,7 @@ SSH = (
     "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
 )  # fmt: skip
 SSH_FAILED = 255
+_GRACE_SECONDS = 15.0
 _PASSED_ON = (
     "GLOO_DEVICE_TRANSPORT", "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT",
     "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_FILE", "OMP_NUM_THREADS", "SNUGFIT_DATA",
@@ -149,13 +151,27 @@ def run_all(commands: Sequence[Start], on_line: Callable[[str], None] | None = N
     with _signals_to(running):
         for reader in readers:
             reader.start()
-        codes = [process.wait() for process in running]
+        codes = _wait(running)
         for reader in readers:
             reader.join()
     for start, code in zip(commands, codes, strict=True):
         if code == SSH_FAILED:
             print(f"host {start.host}: ssh failed, or the connection broke.", file=sys.stderr)
     return _verdict(codes)
+
+
+def _wait(running: Sequence[subprocess.Popen[str]]) -> list[int]:
+    """Wait for the first host, which alone has the results; then not much longer for hosts that were cut off."""
+    first, *others = running
+    codes = [first.wait()]
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in others:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        codes.append(process.wait())
+    return codes
 
 
 def _verdict(codes: Sequence[int]) -> int:

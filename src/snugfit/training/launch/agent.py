@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -22,6 +23,7 @@ from snugfit.training.launch.world import cores
 
 WORTHWHILE = frozenset({1, WorkerLostError.exit_code})
 """Exit codes of ranks after which a restart may help; usage errors and impossible budgets stay what they are."""
+_LAST_SECONDS = 40.0
 _ORDERS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}
 
 
@@ -93,6 +95,8 @@ def _obey(orders: Iterable[str]) -> None:
     for line in orders:
         os.kill(os.getpid(), _ORDERS.get(line.strip(), signal.SIGTERM))
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_LAST_SECONDS)
+    os._exit(WorkerLostError.exit_code)  # stuck in native code, on a connection that was cut
 
 
 def _unmet(error: BaseException) -> SnugfitError:
