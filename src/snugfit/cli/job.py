@@ -13,7 +13,7 @@ from typing import Any
 
 from snugfit.cli.failures import FailedError
 from snugfit.cli.options import OutputOptions
-from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError
+from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, WorkerLostError
 
 WORKER_MODULE = "snugfit.cli.worker"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -125,6 +125,8 @@ def death_error(code: int, job: dict[str, Any], run_dir: str | None) -> SnugfitE
         return InterruptedRunError(f"interrupted by {name}.{hint}")
     what = f"the {job['command']} process was killed by {name}"
     capped = bool(job.get("resume") or (job.get("request") or {}).get("budget", {}).get("memory"))
+    if number == signal.SIGKILL and "WORLD_SIZE" in os.environ:
+        return WorkerLostError(f"{what}: by somebody, or because memory ran out.{hint}")
     if number == signal.SIGKILL or (number == signal.SIGABRT and capped):
         return BudgetExceededError(f"{what}, most likely because memory ran out.{hint}")
     return SnugfitError(f"{what}, which is a fault in native code.{hint}")

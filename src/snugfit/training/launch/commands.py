@@ -8,6 +8,7 @@ import threading
 from datetime import timedelta
 from types import TracebackType
 
+from snugfit.errors import WorkerLostError
 from snugfit.training.launch.heartbeat import Heartbeat
 from snugfit.training.launch.naming import lost_error
 from snugfit.training.launch.store import connect
@@ -52,7 +53,7 @@ class Commands:
         """Stop listening: a word of its own wakes the thread, which must not be in torch's hands when Python ends."""
         self._stop.set()
         if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError, WorkerLostError):
                 connect(self.heartbeat.here, _WAKING_SECONDS).set(self._key(self._taken), "")
             self._thread.join(_WAKING_SECONDS)
 

@@ -1,0 +1,112 @@
+"""Whole runs over several processes: the same weights as one process ends with, also after some were lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+NETS = str(Path(__file__).parents[1] / "conformance")
+TRAIN = (
+    "train", "--model", "tiny_nets:cnn", "--data", "digits", "--image-size", "16", "--max-train", "96", "--max-val",
+    "40", "--batch-size", "32", "--seed", "3", "--threads", "1",
+)  # fmt: skip
+LAUNCH = ("cluster", "launch", "--timeout", "5s")
+TILED = ("--strategy", "tiled")
+
+
+def started(folder, *arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([NETS, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "snugfit", *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process, code=0):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == code, out + err
+    return err
+
+
+def trained(folder, *arguments):
+    ended(started(folder, *arguments))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Two epochs of plain backpropagation."""
+    folder = tmp_path_factory.mktemp("alone")
+    trained(folder, *TRAIN, "--epochs", "2", "--strategy", "backprop", "--out", "run")
+    return load_file(folder / "run" / "model.safetensors")
+
+
+def assert_near(found, wanted, tolerance=1e-4):
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(
+            found[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("processes", "options"),
+    [
+        (2, ("--weight-update", "all-reduce")),
+        (3, ("--weight-update", "gateway", "--recompute", "on", "--tiles", "2x2")),
+        (2, ("--replicas", "2", "--forward-groups", "every", "--backward-groups", "one")),
+    ],
+)
+def test_processes_end_with_the_weights_of_one(tmp_path, alone, processes, options):
+    launch = (*LAUNCH, "--processes", str(processes), "--max-restarts", "0", "--")
+    trained(tmp_path, *launch, *TRAIN, *TILED, "--epochs", "2", "--out", "run", *options)
+    assert_near(load_file(tmp_path / "run" / "model.safetensors"), alone)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["strategy"] == "tiled" and record["settings"]["processes"] == processes
+    assert record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"]
+    assert len(record["measured"]["process_peak_bytes"]) == processes
+
+
+def lose(launch, rank, number, run, epoch):
+    """Send a signal to the process of a rank once an epoch is over; what remains of the launch goes on."""
+    deadline = time.monotonic() + 200
+    while not (run / "metrics.csv").exists() or f",{epoch}," not in (run / "metrics.csv").read_text():
+        assert launch.poll() is None and time.monotonic() < deadline, launch.communicate()
+        time.sleep(0.05)
+    for child in psutil.Process(launch.pid).children(recursive=True):
+        if "snugfit.cli.worker" in " ".join(child.cmdline()) and child.environ().get("RANK") == str(rank):
+            child.send_signal(number)
+            return
+    raise AssertionError("there is no such process")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("rank", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_a_launch_that_loses_a_process_starts_again_and_goes_on(tmp_path, alone, rank, number):
+    """From the last checkpoint, with the weights in the end of a run that lost nobody."""
+    launch = (*LAUNCH, "--processes", "2", "--max-restarts", "2", "--")
+    process = started(tmp_path, *launch, *TRAIN, *TILED, "--epochs", "2", "--out", "run")
+    lose(process, rank, number, tmp_path / "run", 0)
+    ended(process)
+    assert_near(load_file(tmp_path / "run" / "model.safetensors"), alone)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_lost_a_process_for_good_goes_on_with_those_that_are_left(tmp_path, alone):
+    """The lost one is named; whoever takes the run up cuts it anew for as many as there are, or one."""
+    launch = (*LAUNCH, "--processes", "3", "--max-restarts", "0", "--")
+    process = started(tmp_path, *launch, *TRAIN, *TILED, "--epochs", "2", "--out", "run")
+    lose(process, 2, signal.SIGKILL, tmp_path / "run", 0)
+    told = ended(process, 8)
+    assert "lost rank 2 (process" in told
+    again = started(tmp_path, *LAUNCH, "--processes", "2", "--max-restarts", "0", "--", "train", "--resume", "run")
+    assert "3 processes are 2 now" in ended(again)
+    assert_near(load_file(tmp_path / "run" / "model.safetensors"), alone)
