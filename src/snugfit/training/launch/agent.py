@@ -32,7 +32,8 @@ class Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group):  # type: ignore[no-untyped-def]
         result = super()._monitor_workers(worker_group)
-        if any(not _restartable(failure.exitcode) for failure in result.failures.values()):
+        codes = [failure.exitcode for failure in result.failures.values()]
+        if codes and exit_code(codes) not in WORTHWHILE:  # others were told to end: they say that they were interrupted
             self._remaining_restarts = 0
         return result
 
@@ -77,10 +78,6 @@ def exit_code(codes: Iterable[int]) -> int:
     found = [WorkerLostError.exit_code if code < 0 else code for code in codes]
     lesser = (WorkerLostError.exit_code, InterruptedRunError.exit_code)
     return next((code for code in found if code not in lesser), min(found, default=1))
-
-
-def _restartable(code: int) -> bool:
-    return code < 0 or code in WORTHWHILE
 
 
 def _serve(endpoint: str) -> TCPStore:
