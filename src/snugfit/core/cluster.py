@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import math
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 from snugfit.core.serial import from_data, to_data
@@ -105,3 +109,59 @@ class Cluster:
         """Inverse of :meth:`to_json`."""
         links = [{**link, "source": link["from"], "target": link["to"]} for link in data["links"]]
         return from_data(cls, {"ranks": data["ranks"], "links": links})
+
+
+def read_cluster(path: str, processes: int | None = None) -> Cluster:
+    """Read what ``snugfit cluster doctor --out`` wrote.
+
+    Args:
+        path: the file.
+        processes: how many there must be; any number by default.
+
+    Raises:
+        UsageError: the file cannot be read, holds something else, or describes another number of processes.
+    """
+    again = "write one with `snugfit cluster doctor --out`"
+    try:
+        cluster = Cluster.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"cannot read the cluster file {path}: {error.strerror or error}; {again}.") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} holds no measurements of a cluster; {again}.") from error
+    _check(cluster, path, again)
+    if processes is not None and cluster.size != processes:
+        raise UsageError(
+            f"{path} describes {cluster.size} process{'es' * (cluster.size != 1)}, but there "
+            f"{'is 1' if processes == 1 else f'are {processes}'} here;\n"
+            "measure these with `snugfit cluster doctor --out`."
+        )
+    return cluster
+
+
+def _check(cluster: Cluster, path: str, again: str) -> None:
+    """Refuse measurements that no time can be computed from."""
+    if not cluster.ranks or [each.rank for each in cluster.ranks] != list(range(cluster.size)):
+        raise UsageError(f"{path} holds no processes in the order of their ranks; {again}.")
+    speeds = [each.macs_per_second for each in cluster.ranks] + [each.bytes_per_second for each in cluster.links]
+    waits = [each.latency_seconds for each in cluster.links]
+    try:
+        sound = all(math.isfinite(each) and each > 0 for each in speeds) and all(each >= 0 for each in waits)
+    except TypeError:
+        sound = False
+    if not sound:
+        raise UsageError(f"{path} holds a speed that is not above 0; {again}.")
+    for source, target in permutations(range(cluster.size), 2):
+        cluster.link(source, target)
+
+
+def made_up(processes: int, rank: Rank, link: Link) -> Cluster:
+    """A cluster of equal processes, each on a host of its own, with equal links: for devices that are not at hand.
+
+    Args:
+        processes: how many.
+        rank: one of them.
+        link: between any two.
+    """
+    ranks = tuple(replace(rank, rank=each, host=f"{rank.host}-{each}") for each in range(processes))
+    pairs = permutations(range(processes), 2)
+    return Cluster(ranks, tuple(replace(link, source=source, target=target) for source, target in pairs))

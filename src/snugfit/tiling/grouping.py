@@ -24,7 +24,7 @@ class Work:
     Attributes:
         macs: multiply-accumulates, of what its neighbours compute too as well.
         elements: values of the halo that it is sent.
-        syncs: times that it waits for others: for its halo, and for sums over whole maps.
+        syncs: times that it waits for others: for its halo, where it has one, and for sums over whole maps.
     """
 
     macs: int = 0
@@ -79,7 +79,7 @@ def group_work(
             macs += regions[layer.reads[0]].area * layer.macs // layer.strides
         sums += layer.sums > 0
     elements = layers.maps[exchanged].channels * (regions[exchanged].area - (own & regions[exchanged]).area)
-    return Work(macs, elements, 1 + sums)
+    return Work(macs, elements, (elements > 0) + sums)
 
 
 @dataclass(frozen=True)

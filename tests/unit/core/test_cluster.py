@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snugfit.core.cluster import Cluster, Link, Rank
+from snugfit.core.cluster import Cluster, Link, Rank, made_up, read_cluster
 from snugfit.errors import UsageError
 
 RANKS = (
@@ -32,3 +32,42 @@ def test_what_a_cost_model_asks():
 
 def test_versions_that_differ():
     assert TWO.differing_versions() == {"torch": ("2.13", "2.12")}
+
+
+def written(path, data):
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return str(path)
+
+
+def test_files_are_read_back(tmp_path):
+    cluster = made_up(2, Rank(0, "pi", 4, 1e9, 10**9), Link(0, 1, 1e7, 1e-3))
+    path = written(tmp_path / "cluster.json", cluster.to_json())
+    assert read_cluster(path) == read_cluster(path, 2) == cluster
+
+
+def changed(**values):
+    data = made_up(2, Rank(0, "pi", 4, 1e9, 10**9), Link(0, 1, 1e7, 1e-3)).to_json()
+    for name, value in values.items():
+        group, key = name.split("_", 1)
+        data[group][0][key] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ("{", "no measurements"), ("[]", "no measurements"), ("{}", "no measurements"),
+        ({"ranks": []}, "no measurements"),
+        ({"ranks": [], "links": []}, "no processes"), (changed(ranks_rank=1), "order of their ranks"),
+        (changed(ranks_macs_per_second=0), "not above 0"), (changed(links_bytes_per_second="fast"), "not above 0"),
+        ({**changed(), "links": []}, "was not measured"), (changed(), "describes 2 processes, but there are 3"),
+    ],
+)  # fmt: skip
+def test_files_that_hold_something_else(tmp_path, data, why):
+    with pytest.raises(UsageError, match=why):
+        read_cluster(written(tmp_path / "cluster.json", data), 3)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot read the cluster file .*No such file.*cluster doctor"):
+        read_cluster(str(tmp_path / "none.json"))

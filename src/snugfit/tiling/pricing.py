@@ -1,0 +1,143 @@
+"""Seconds that measured devices and links take for the work of tiles, from what ``snugfit cluster doctor`` wrote."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from snugfit.core.cluster import Cluster, Link
+from snugfit.tiling.geometry import weighted
+from snugfit.tiling.grouping import Prices
+from snugfit.tiling.layers import Layers, Tiling
+from snugfit.tiling.tally import FLOAT, Kind, Pass, Stage, Tally
+
+
+def prices_of(cluster: Cluster, owners: Sequence[int]) -> list[Prices]:
+    """Prices of every tile for :class:`CostModel`: tiles of one process run one after another.
+
+    A value travels over the slowest link to another process that has tiles; processes of one host share its way out.
+
+    Args:
+        cluster: the processes.
+        owners: of every tile, the rank that runs it.
+
+    Raises:
+        UsageError: a link between two of them was not measured.
+    """
+    tiles, known = Counter(owners), dict[int, Prices]()
+    for rank, count in tiles.items():
+        others = [other for other in tiles if other != rank]
+        links = [cluster.link(*pair) for other in others for pair in ((rank, other), (other, rank))]
+        element = max((FLOAT * _sharing(cluster, link, tiles) / link.bytes_per_second for link in links), default=0.0)
+        sync = max((link.latency_seconds for link in links), default=0.0)
+        known[rank] = Prices(count / cluster.ranks[rank].macs_per_second, count * element, sync)
+    return [known[rank] for rank in owners]
+
+
+def _sharing(cluster: Cluster, link: Link, tiles: Counter[int]) -> int:
+    """Processes with tiles that share the source's way to other hosts."""
+    host = cluster.ranks[link.source].host
+    if cluster.ranks[link.target].host == host:
+        return 1
+    return sum(cluster.ranks[rank].host == host for rank in tiles)
+
+
+def tiling_by_speed(layers: Layers, grid: tuple[int, int], speeds: Sequence[float]) -> Tiling:
+    """Tiles in proportion to the speeds of their devices, as far as rows and columns of a grid can be.
+
+    Args:
+        layers: the network.
+        grid: tiles down and across.
+        speeds: of every tile's device, row by row.
+    """
+    down, across = grid
+    rows = tuple(sum(speeds[row * across : (row + 1) * across]) for row in range(down))
+    columns = tuple(sum(speeds[column::across]) for column in range(across))
+    last = layers.maps[-1]
+    return Tiling.of(layers, weighted(last.height, rows), weighted(last.width, columns))
+
+
+@dataclass(frozen=True)
+class Span:
+    """Seconds of a stage.
+
+    Attributes:
+        stage: the stage.
+        sending: until all messages have come.
+        computing: of the slowest process.
+    """
+
+    stage: Stage
+    sending: float
+    computing: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How long a step takes, stage after stage: all wait for the slowest at the end of each.
+
+    Attributes:
+        tally: the step.
+        cluster: the processes.
+    """
+
+    tally: Tally
+    cluster: Cluster
+    _links: dict[tuple[int, int], Link] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._links.update({(link.source, link.target): link for link in self.cluster.links})
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Seconds of every stage.
+
+        Raises:
+            UsageError: a link was not measured.
+        """
+        return tuple(Span(stage, self._sending(stage), self._computing(stage)) for stage in self.tally.stages)
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.computing() + self.sending()
+
+    def part(self, part: Pass) -> float:
+        """Seconds of a part of the step, without the sums of weights."""
+        return sum(
+            span.sending + span.computing
+            for span in self.spans
+            if span.stage.part == part and span.stage.kind != "weights"
+        )
+
+    def computing(self) -> float:
+        """Seconds in which the slowest process computes."""
+        return sum(span.computing for span in self.spans)
+
+    def sending(self, *kinds: Kind) -> float:
+        """Seconds that messages take, in all or of some kinds."""
+        return sum(span.sending for span in self.spans if not kinds or span.stage.kind in kinds)
+
+    def _computing(self, stage: Stage) -> float:
+        speeds = (rank.macs_per_second for rank in self.cluster.ranks)
+        return max(macs / speed for macs, speed in zip(stage.macs, speeds, strict=False))
+
+    def _sending(self, stage: Stage) -> float:
+        """Until the busiest way in or out has passed everything on, and as many latencies as there are rounds."""
+        ways, latency = defaultdict[object, float](float), 0.0
+        for (source, target), floats in stage.messages.items():
+            if not floats:
+                continue
+            link = self._links.get((source, target)) or self.cluster.link(source, target)
+            seconds, latency = FLOAT * floats / link.bytes_per_second, max(latency, link.latency_seconds)
+            out, into = self._ports(source, target)
+            ways["out", out] += seconds
+            ways["in", into] += seconds
+        return max(ways.values(), default=0.0) + stage.rounds * latency
+
+    def _ports(self, source: int, target: int) -> tuple[int | str, int | str]:
+        """What a message leaves and enters by: hosts have one network interface each, processes on one host do not."""
+        hosts = self.cluster.ranks[source].host, self.cluster.ranks[target].host
+        return (source, target) if hosts[0] == hosts[1] else hosts
