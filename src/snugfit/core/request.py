@@ -20,6 +20,7 @@ PruneImportance = Literal["reconstruction", "activation", "filter"]
 Choice = Literal["auto", "on", "off"]
 WeightStorage = Literal["auto", "float32", "int8"]
 WeightUpdate = Literal["all-reduce", "gateway"]
+TileSizes = Literal["equal", "speed"]
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,10 @@ class StrategyOptions:
             for each half of the batch.
         weight_update: where ``tiled`` updates weights: by all processes (all-reduce), or by the gateway, which sends
             them out: the others then have no optimizer.
+        cluster: file that ``snugfit cluster doctor --out`` wrote; ``tiled`` chooses groups by these speeds and links,
+            and adds the seconds that the network takes. Typical ones otherwise, and no seconds.
+        tile_sizes: tiles of ``tiled`` of equal size, or in proportion to the speeds of their devices (speed), as far
+            as rows and columns can be; takes --cluster.
     """
 
     strategy: str = "auto"
@@ -213,6 +218,8 @@ class StrategyOptions:
     recompute: Choice = "auto"
     replicas: int = 1
     weight_update: WeightUpdate = "all-reduce"
+    cluster: str | None = None
+    tile_sizes: TileSizes = "equal"
 
     def __post_init__(self) -> None:
         self._check_elastic()

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from snugfit.core.cluster import Cluster, Link
-from snugfit.tiling.geometry import weighted
 from snugfit.tiling.grouping import Prices
-from snugfit.tiling.layers import Layers, Tiling
 from snugfit.tiling.tally import FLOAT, Kind, Pass, Stage, Tally
 
 
@@ -44,19 +42,21 @@ def _sharing(cluster: Cluster, link: Link, tiles: Counter[int]) -> int:
     return sum(cluster.ranks[rank].host == host for rank in tiles)
 
 
-def tiling_by_speed(layers: Layers, grid: tuple[int, int], speeds: Sequence[float]) -> Tiling:
-    """Tiles in proportion to the speeds of their devices, as far as rows and columns of a grid can be.
+def shares_by_speed(
+    grid: tuple[int, int], speeds: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:  # fmt: skip
+    """Weights of a grid's rows and of its columns, so that tiles are in proportion to the speeds of their devices.
+
+    That is as near as rows and columns can come: a device alone in its row and column gets its share.
 
     Args:
-        layers: the network.
         grid: tiles down and across.
         speeds: of every tile's device, row by row.
     """
     down, across = grid
     rows = tuple(sum(speeds[row * across : (row + 1) * across]) for row in range(down))
     columns = tuple(sum(speeds[column::across]) for column in range(across))
-    last = layers.maps[-1]
-    return Tiling.of(layers, weighted(last.height, rows), weighted(last.width, columns))
+    return rows, columns
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from snugfit.errors import ModelError
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
-from snugfit.tiling.geometry import balanced
-from snugfit.tiling.layers import Tiling
+from snugfit.tiling.geometry import weighted
+from snugfit.tiling.layers import Layers, Tiling
 from snugfit.tiling.messages import Line, receive_tensors, send_tensors
 from snugfit.tiling.operators import Stem
 from snugfit.tiling.profile import named_profile
@@ -28,6 +28,8 @@ from snugfit.tiling.sequential import rest_of
 from snugfit.tiling.stem import stem_of
 from snugfit.tiling.transport import Transport
 
+Shares = tuple[tuple[float, ...], tuple[float, ...]]
+"""Weights of a grid's rows and of its columns."""
 WeightUpdate = Literal["all-reduce", "gateway"]
 """Where weights are updated: by every process, from sums that all have; or by the gateway, which sends them out."""
 NOTHING, WEIGHTS, ALL = range(3)
@@ -43,6 +45,7 @@ class TilePlan:
         forward, backward: grouping profiles, as they print; or ``one`` or ``every``.
         recompute: whether the backward pass computes anew the maps that it reads.
         update: where weights are updated.
+        shares: of rows and of columns, in proportion; equal ones by default.
     """
 
     grid: tuple[int, int]
@@ -51,6 +54,7 @@ class TilePlan:
     backward: str = "every"
     recompute: bool = False
     update: WeightUpdate = "all-reduce"
+    shares: Shares | None = None
 
     @property
     def cells(self) -> int:
@@ -110,7 +114,7 @@ class Tiles:
     def _network(self, stem: Stem, *, backward: bool) -> TiledNetwork:
         plan, last, cuts = self.plan, stem.layers.maps[-1], stem.layers.cuts
         require_grid(plan.grid, last.height, last.width)
-        tiling = Tiling.of(stem.layers, balanced(last.height, plan.grid[0]), balanced(last.width, plan.grid[1]))
+        tiling = tiling_of(stem.layers, plan.grid, plan.shares)
         back = named_profile(plan.backward, cuts) if backward else None
         schedule = schedule_of(stem, tiling, named_profile(plan.forward, cuts), back, recompute=plan.recompute)
         busy = min(self.transport.size, plan.cells)
@@ -126,6 +130,18 @@ class Tiles:
         """Give all processes the gateway's weights and buffers."""
         with in_one([each.detach() for each in self.tensors()]) as flat:
             self.transport.from_gateway(flat)
+
+
+def tiling_of(layers: Layers, grid: tuple[int, int], shares: Shares | None = None) -> Tiling:
+    """Tiles of a grid, all alike or in proportion to weights.
+
+    Args:
+        layers: the network.
+        grid: tiles down and across.
+        shares: weights of rows and of columns.
+    """
+    last, (rows, columns) = layers.maps[-1], shares or ((1.0,) * grid[0], (1.0,) * grid[1])
+    return Tiling.of(layers, weighted(last.height, rows), weighted(last.width, columns))
 
 
 def require_grid(grid: tuple[int, int], height: int, width: int) -> None:

@@ -8,7 +8,8 @@ from snugfit.errors import UsageError
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.grouping import CostModel, Prices, group_work
 from snugfit.tiling.layers import Tiling
-from snugfit.tiling.pricing import Prediction, prices_of, tiling_by_speed
+from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
+from snugfit.tiling.service import tiling_of
 from snugfit.tiling.tally import Stage, Tally, all_gathered, all_reduced
 
 
@@ -65,12 +66,13 @@ def test_rings():
 
 
 def test_tiles_by_the_speed_of_their_devices():
-    found = tiling_by_speed(figure_4_4(), (2, 2), (3.0, 3.0, 1.0, 1.0))
+    shares = shares_by_speed((2, 2), (3.0, 3.0, 1.0, 1.0))
+    found = tiling_of(figure_4_4(), (2, 2), shares)
     assert [len(each) for each in found.rows[-1]] == [3, 1] and [len(each) for each in found.columns[-1]] == [2, 2]
-    layers = yolo()
-    slow_first = [Prices(1 / speed, 0.0) for speed in (1.0, 2.0)]
-    even = CostModel(Tiling.of(layers, balanced(38, 1), balanced(38, 2)), slow_first)
-    fitted = CostModel(tiling_by_speed(layers, (1, 2), (1.0, 2.0)), slow_first)
+    layers, speeds = yolo(), (1.0, 2.0)
+    prices = [Prices(1 / speed, 0.0) for speed in speeds]
+    even = CostModel(tiling_of(layers, (1, 2)), prices)
+    fitted = CostModel(tiling_of(layers, (1, 2), shares_by_speed((1, 2), speeds)), prices)
     assert fitted.group(0, 1, "forward") < 0.7 * even.group(0, 1, "forward")
 
 

@@ -10,13 +10,16 @@ from typing import Any, Protocol, cast
 from torch import fx
 
 from snugfit.chain import Chain
-from snugfit.core.request import Choice
+from snugfit.core.cluster import Cluster
+from snugfit.core.request import Choice, TileSizes
 from snugfit.errors import UsageError
-from snugfit.tiling.geometry import balanced
+from snugfit.strategies.tiled.network import network_of
 from snugfit.tiling.grouping import CostModel, Direction, Prices
-from snugfit.tiling.layers import Layers, Tiling
+from snugfit.tiling.layers import Layers
+from snugfit.tiling.pricing import prices_of, shares_by_speed
 from snugfit.tiling.profile import named_profile
-from snugfit.tiling.service import TilePlan, WeightUpdate, require_grid
+from snugfit.tiling.routes import cells_of
+from snugfit.tiling.service import Shares, TilePlan, WeightUpdate, require_grid, tiling_of
 from snugfit.tiling.stem import stem_of
 from snugfit.tiling.ways import FLOAT, meeting_points, squarest, thinned, ways_on_one_device
 
@@ -58,6 +61,14 @@ class Wishes(Protocol):
     def processes(self) -> int:
         """How many there are."""
 
+    @property
+    def tile_sizes(self) -> TileSizes:
+        """What tiles are in proportion to."""
+
+    @property
+    def shares(self) -> str:
+        """Of rows and columns of tiles, as :func:`text_of` prints them; filled in with the rest."""
+
 
 def meant_grid(tiles: str) -> tuple[int, int] | None:
     """Tiles down and across of text like ``2x3``; None for ``auto``.
@@ -71,24 +82,26 @@ def meant_grid(tiles: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def plans_for(chain: Chain, wishes: Wishes, prices: Sequence[Prices] = (TYPICAL,)) -> dict[str, TilePlan]:
+def plans_for(chain: Chain, wishes: Wishes, cluster: Cluster | None = None) -> dict[str, TilePlan]:
     """What is worth measuring, the fastest first, by the names of their probes.
 
     Args:
         chain: the network.
         wishes: the strategy's settings.
-        prices: of the devices, one for all or one per tile.
+        cluster: the processes, where they were measured.
 
     Raises:
         ModelError: no leading layer can be tiled, or the grid that is asked for is too fine.
         UsageError: the groups that are asked for are none of this network's.
     """
-    module = cast(fx.GraphModule, copy.deepcopy(chain).to_module())
-    layers = stem_of(module.train(), chain.input_shape).layers
+    stem = stem_of(cast(fx.GraphModule, copy.deepcopy(chain).to_module()).train(), chain.input_shape)
     for text in {wishes.forward_groups, wishes.backward_groups} - {"auto"}:
-        named_profile(text, layers.cuts)
-    plans = _on_one(layers, wishes) if wishes.processes == 1 else _over_several(layers, wishes, prices)
-    return {key_of(plan): plan for plan in plans}
+        named_profile(text, stem.layers.cuts)
+    if wishes.processes == 1:
+        return {key_of(plan): plan for plan in _on_one(stem.layers, wishes)}
+    plans = _over_several(stem.layers, wishes, cluster)
+    networks = ["" if cluster is None else str(network_of(stem, plan, cluster)) for plan in plans]
+    return {key_of(plan, network): plan for plan, network in zip(plans, networks, strict=True)}
 
 
 def _on_one(layers: Layers, wishes: Wishes) -> list[TilePlan]:
@@ -107,12 +120,15 @@ def _on_one(layers: Layers, wishes: Wishes) -> list[TilePlan]:
     return [TilePlan(each.grid, forward=str(each.profile), backward=str(each.profile), recompute=True) for each in ways]
 
 
-def _over_several(layers: Layers, wishes: Wishes, prices: Sequence[Prices]) -> list[TilePlan]:
+def _over_several(layers: Layers, wishes: Wishes, cluster: Cluster | None) -> list[TilePlan]:
     last = layers.maps[-1]
     grid = meant_grid(wishes.tiles) or squarest(max(wishes.processes // wishes.replicas, 1), last.height, last.width)
     require_grid(grid, last.height, last.width)
-    tiling = Tiling.of(layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
-    model, cuts = CostModel(tiling, prices), meeting_points(layers)
+    busy = min(wishes.processes, grid[0] * grid[1] * wishes.replicas)
+    owners = owners_of(grid, wishes.replicas, busy)
+    shares = by_speed(cluster, grid, owners[0]) if cluster and wishes.tile_sizes == "speed" else None
+    prices = _dearest([prices_of(cluster, each) for each in owners]) if cluster else [TYPICAL]
+    model, cuts = CostModel(tiling_of(layers, grid, shares), prices), meeting_points(layers)
 
     def groups(wish: str, direction: Direction) -> str:
         return str(model.cheapest(direction, cuts)) if wish == "auto" else wish
@@ -120,24 +136,63 @@ def _over_several(layers: Layers, wishes: Wishes, prices: Sequence[Prices]) -> l
     forward, backward = groups(wishes.forward_groups, "forward"), groups(wishes.backward_groups, "backward")
     again = {"auto": (False, True), "on": (True,), "off": (False,)}[wishes.recompute]
     return [
-        TilePlan(grid, wishes.replicas, forward, backward, recompute, wishes.weight_update) for recompute in again
-    ]  # fmt: skip
+        TilePlan(grid, wishes.replicas, forward, backward, recompute, wishes.weight_update, shares)
+        for recompute in again
+    ]
 
 
-def key_of(plan: TilePlan) -> str:
-    """The name of the probe of a plan."""
+def owners_of(grid: tuple[int, int], replicas: int, processes: int) -> list[list[int]]:
+    """Of every replica, the rank of each tile, row by row."""
+    tiles = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
+    ranks = [cell.rank for cell in cells_of(tiles, replicas, processes)]
+    return [ranks[start : start + len(tiles)] for start in range(0, len(ranks), len(tiles))]
+
+
+def by_speed(cluster: Cluster, grid: tuple[int, int], owners: Sequence[int]) -> Shares:
+    """Shares of rows and columns, so that tiles are in proportion to the speeds of the devices of one replica."""
+    speeds = [cluster.ranks[rank].macs_per_second / owners.count(rank) for rank in owners]
+    return shares_by_speed(grid, speeds)
+
+
+def _dearest(prices: Sequence[Sequence[Prices]]) -> list[Prices]:
+    """Of every tile, the prices of the slowest of the devices that run it for a replica each."""
+    return [max(each, key=lambda price: price.mac) for each in zip(*prices, strict=True)]
+
+
+def key_of(plan: TilePlan, network: str = "") -> str:
+    """The name of the probe of a plan.
+
+    Args:
+        plan: the plan.
+        network: what the network adds, as :class:`Network` prints.
+    """
     again = "again" if plan.recompute else "kept"
     grid = f"{plan.grid[0]}x{plan.grid[1]}"
-    return ":".join((PREFIX, grid, str(plan.replicas), plan.forward, plan.backward, again, plan.update))
+    parts = (PREFIX, grid, str(plan.replicas), plan.forward, plan.backward, again, plan.update, text_of(plan.shares))
+    return ":".join((*parts, network))
 
 
 def settings_of(key: str) -> dict[str, Any]:
     """The strategy's settings that a probe was measured with."""
-    _, tiles, replicas, forward, backward, again, update = key.split(":")
+    _, tiles, replicas, forward, backward, again, update, shares, network = key.split(":")
     return {
         "tiles": tiles, "replicas": int(replicas), "forward_groups": forward, "backward_groups": backward,
-        "recompute": "on" if again == "again" else "off", "weight_update": update,
+        "recompute": "on" if again == "again" else "off", "weight_update": update, "shares": shares,
+        "network": network,
     }  # fmt: skip
+
+
+def text_of(shares: Shares | None) -> str:
+    """Like ``3,1x1,1``; nothing for equal ones."""
+    return "x".join(",".join(f"{each:.6g}" for each in part) for part in shares or ())
+
+
+def shares_of(text: str) -> Shares | None:
+    """Read shares as they print."""
+    if not text:
+        return None
+    rows, columns = (tuple(map(float, part.split(","))) for part in text.split("x"))
+    return rows, columns
 
 
 def chosen(wishes: Wishes) -> TilePlan:
@@ -145,4 +200,5 @@ def chosen(wishes: Wishes) -> TilePlan:
     grid = meant_grid(wishes.tiles)
     assert grid is not None and wishes.recompute != "auto"
     groups = (wishes.forward_groups, wishes.backward_groups)
-    return TilePlan(grid, wishes.replicas, *groups, wishes.recompute == "on", wishes.weight_update)
+    again, shares = wishes.recompute == "on", shares_of(wishes.shares)
+    return TilePlan(grid, wishes.replicas, *groups, again, wishes.weight_update, shares)

@@ -59,10 +59,9 @@ def told(line: Line) -> tuple[Workload, TilePlan, int | None] | None:
     said = json.loads(line.take())
     if not said:
         return None
-    plan = said["plan"]
-    return (
-        from_data(Workload, said["workload"]), TilePlan(**{**plan, "grid": tuple(plan["grid"])}), said["memory_bytes"]
-    )  # fmt: skip
+    plan, shares = said["plan"], said["plan"]["shares"]
+    cut = {**plan, "grid": tuple(plan["grid"]), "shares": shares and tuple(map(tuple, shares))}
+    return from_data(Workload, said["workload"]), TilePlan(**cut), said["memory_bytes"]
 
 
 def follow(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 from snugfit.chain import Chain
 from snugfit.core.budget import Budget
+from snugfit.core.cluster import read_cluster
 from snugfit.core.cost import Cost, Shortfall
 from snugfit.core.hardware import Hardware
 from snugfit.core.profile import ProbeLine, Profile
 from snugfit.core.record import Record
-from snugfit.core.request import Choice
+from snugfit.core.request import Choice, TileSizes
 from snugfit.core.workload import Workload
-from snugfit.errors import ModelError, UsageError
+from snugfit.errors import ModelError, UnknownNameError, UsageError
 from snugfit.profiling import Probe
 from snugfit.strategies.prediction import room_in
 from snugfit.strategies.tiled.choices import PREFIX, chosen, key_of, meant_grid, plans_for, settings_of
+from snugfit.strategies.tiled.network import Network
 from snugfit.strategies.tiled.running import fit_over_processes
 from snugfit.strategies.tiled.trainer import on_one_device, over_processes
 from snugfit.strategies.whole import (
@@ -50,6 +52,9 @@ class Tiled:
         replicas: shares of the batch, each of which has tiles of its own.
         weight_update: where weights are updated.
         processes: how many there are.
+        cluster: file with what ``snugfit cluster doctor`` measured; typical devices and links otherwise.
+        tile_sizes: whether tiles are of equal size, or in proportion to the speeds of the cluster's devices.
+        shares, network: of rows and columns of tiles, and what the cluster adds to steps; filled in by :meth:`propose`.
         micro_batch, micro_batches, accumulate: as in ``backprop``.
     """
 
@@ -63,6 +68,10 @@ class Tiled:
     replicas: int = 1
     weight_update: WeightUpdate = "all-reduce"
     processes: int = field(default_factory=processes)
+    cluster: str | None = None
+    tile_sizes: TileSizes = "equal"
+    shares: str = ""
+    network: str = ""
     micro_batch: int = 0
     micro_batches: int = 1
     accumulate: bool = True
@@ -71,6 +80,10 @@ class Tiled:
         meant_grid(self.tiles)
         if self.replicas < 1 or (self.processes == 1 and self.replicas > 1):
             raise UsageError(f"--replicas is at least 1, and 1 on a single process, not {self.replicas}.")
+        if self.tile_sizes not in get_args(TileSizes):
+            raise UnknownNameError("way of sizing tiles", self.tile_sizes, get_args(TileSizes))
+        if self.tile_sizes == "speed" and self.cluster is None:
+            raise UsageError("--tile-sizes speed needs the devices' speeds: add --cluster with a file of them.")
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot serve this model."""
@@ -80,10 +93,18 @@ class Tiled:
         if self.processes > 1 and workload.precision != "float32":
             reasons.append("tiles of several processes train in --precision float32")
         try:
-            plans_for(chain, self)
+            self._plans(chain)
         except ModelError as error:
             reasons.append(str(error).rstrip("."))
         return reasons
+
+    def _plans(self, chain: Chain) -> dict[str, TilePlan]:
+        """What is worth measuring, by names of probes.
+
+        Raises:
+            UsageError: the cluster's file cannot be read, or describes another number of processes.
+        """
+        return plans_for(chain, self, read_cluster(self.cluster, self.processes) if self.cluster else None)
 
     def make_trainer(self, plan: TilePlan, rank: int = 0) -> MakeTrainer:
         """What trains this process's share, as if the others were there."""
@@ -95,7 +116,7 @@ class Tiled:
         """A step in each way that is worth considering: slower ones only where those before do not fit."""
         limit = min(workload.batch_size, workload.train_count)
         found, faster = list[Probe](), list[str]()
-        for key, plan in plans_for(chain, self).items():
+        for key, plan in self._plans(chain).items():
             needed = _unless_fitting(tuple(faster), limit)
             for hold in (False, True) if self.accumulate else (False,):
                 make = self.make_trainer(plan)
@@ -112,8 +133,10 @@ class Tiled:
                 yield replace(self, **settings_of(key), **settings)
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
-        """Cost from the measured lines; what the network between processes takes is not in it."""
-        return whole_cost(profile, key_of(chosen(self)), workload, self.micro_batch, self.micro_batches)
+        """Cost from the measured lines, and where the cluster was measured, of the network between processes."""
+        key, batches = key_of(chosen(self), self.network), (self.micro_batch, self.micro_batches)
+        cost = whole_cost(profile, key, workload, *batches)
+        return Network.parse(self.network).added_to(cost, workload, *batches) if self.network else cost
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
@@ -134,9 +157,10 @@ class Tiled:
 
     def _for_fewer(self, chain: Chain, run: Run) -> Tiled:
         """The same for as many processes as there are now: a run that is taken up may have lost some."""
-        free = {"tiles": "auto", "forward_groups": "auto", "backward_groups": "auto"}
-        key = next(iter(plans_for(chain, replace(self, **free, processes=processes(), replicas=1))))  # type: ignore[arg-type]
-        changed = replace(self, **settings_of(key), processes=processes())
+        free: dict[str, Any] = {"tiles": "auto", "forward_groups": "auto", "backward_groups": "auto"}
+        free |= {"cluster": None, "tile_sizes": "equal", "shares": "", "network": ""}
+        key = next(iter(plans_for(chain, replace(self, **free, processes=processes(), replicas=1))))
+        changed = replace(self, **{**free, **settings_of(key)}, processes=processes())
         tiles = f"{self.tiles} tiles become {changed.tiles}"
         run.emit(Notice(f"{self.processes} processes are {changed.processes} now: {tiles}"))
         return changed

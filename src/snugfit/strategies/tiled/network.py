@@ -1,0 +1,109 @@
+"""What the network between processes adds to the steps that one process was measured at."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, replace
+
+from snugfit.core.cluster import Cluster
+from snugfit.core.cost import Cost
+from snugfit.core.workload import Workload
+from snugfit.strategies.whole import VALIDATION_SHARE
+from snugfit.tiling.counting import tally
+from snugfit.tiling.distributed import schedule_of
+from snugfit.tiling.operators import Stem
+from snugfit.tiling.pricing import Prediction
+from snugfit.tiling.profile import named_profile
+from snugfit.tiling.routes import cells_of
+from snugfit.tiling.service import TilePlan, tiling_of
+from snugfit.tiling.tally import FLOAT, Tally
+
+GATEWAY = 0
+
+
+@dataclass(frozen=True)
+class Network:
+    """What others and the way to them take beside the gateway's own work: seconds, and bytes that all send.
+
+    Attributes:
+        step_seconds, image_seconds, update_seconds: per micro-batch, per image of it, and per update of weights.
+        step_bytes, image_bytes, update_bytes: the same.
+    """
+
+    step_seconds: float
+    image_seconds: float
+    update_seconds: float
+    step_bytes: float
+    image_bytes: float
+    update_bytes: float
+
+    def __str__(self) -> str:
+        """As text of a probe's name."""
+        return "/".join(f"{value:.6g}" for value in astuple(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Network:
+        """Read what prints so."""
+        return cls(*map(float, text.split("/")))
+
+    def added_to(self, cost: Cost, workload: Workload, batch: int, micro_batches: int) -> Cost:
+        """A run's cost with this.
+
+        Args:
+            cost: of the gateway's own work.
+            workload: what is trained.
+            batch: images of a micro-batch.
+            micro_batches: of a step.
+        """
+        steps = max(workload.train_count // (batch * micro_batches), 1)
+        images = steps * micro_batches * batch + VALIDATION_SHARE * workload.val_count
+        epoch = steps * (micro_batches * self.step_seconds + self.update_seconds) + images * self.image_seconds
+        sent = steps * (micro_batches * self.step_bytes + self.update_bytes) + images * self.image_bytes
+        phases = tuple(replace(phase, seconds=phase.seconds + epoch * workload.epochs) for phase in cost.phases)
+        return replace(
+            cost, seconds_per_epoch=cost.seconds_per_epoch + epoch, seconds=cost.seconds + epoch * workload.epochs,
+            sent_bytes=cost.sent_bytes + int(sent * workload.epochs), phases=phases,
+        )  # fmt: skip
+
+
+def network_of(stem: Stem, plan: TilePlan, cluster: Cluster) -> Network:
+    """What a cluster takes beside the gateway: a line through steps of one image per replica, and of two.
+
+    Args:
+        stem: the layers, in training mode.
+        plan: how they are cut.
+        cluster: the processes.
+    """
+    few, more = (_tally(stem, plan, cluster, images * plan.replicas) for images in (1, 2))
+    seconds = _line(_seconds(few, cluster), _seconds(more, cluster), plan.replicas)
+    sent = _line(_bytes(few), _bytes(more), plan.replicas)
+    return Network(
+        *seconds, Prediction(few, cluster).sending("weights"), *sent, update_bytes=FLOAT * few.total("weights")
+    )
+
+
+def _line(few: float, more: float, images: int) -> tuple[float, float]:
+    """What there is without images, and per image, from ``images`` and twice as many."""
+    slope = max((more - few) / images, 0.0)
+    return max(few - images * slope, 0.0), slope
+
+
+def _seconds(step: Tally, cluster: Cluster) -> float:
+    """Of a micro-batch, without those in which the gateway computes."""
+    found = Prediction(step, cluster)
+    own = step.macs(GATEWAY) / cluster.ranks[GATEWAY].macs_per_second
+    return found.seconds - found.sending("weights") - own
+
+
+def _bytes(step: Tally) -> float:
+    """That all send in a micro-batch."""
+    return FLOAT * (step.total() - step.total("weights"))
+
+
+def _tally(stem: Stem, plan: TilePlan, cluster: Cluster, images: int) -> Tally:
+    layers, count = stem.layers, len(stem.operators)
+    forward, backward = (named_profile(text, layers.cuts) for text in (plan.forward, plan.backward))
+    tiling = tiling_of(layers, plan.grid, plan.shares)
+    schedule = schedule_of(stem, tiling, forward, backward, recompute=plan.recompute)
+    cells = cells_of(tiling.tiles, plan.replicas, min(cluster.size, plan.cells))
+    weights = sum(each.numel() for each in stem.parameters(0, count) if each.requires_grad)
+    return tally(schedule, cells, images, processes=cluster.size, weights=weights, update=plan.update)
