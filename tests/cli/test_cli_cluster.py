@@ -131,6 +131,64 @@ def test_doctor_measures_two_processes(snug, tmp_path):
     assert not cluster.differing_versions() and "Mbit/s" in err
 
 
+TINY = ("plan", "--model", "smallconv", "--image-size", "32")
+
+
+def two(**changes):
+    ranks = [{"rank": n, "host": f"host{n}", "threads": 1, "macs_per_second": 1e9, "free_bytes": 10**9} for n in (0, 1)]
+    links = [{"from": s, "to": 1 - s, "bytes_per_second": 1e6, "latency_seconds": 1e-3} for s in (0, 1)]
+    return json.dumps({"ranks": ranks, "links": links} | changes)
+
+
+def test_plan_tells_groups_seconds_and_what_devices_do(snug, tmp_path):
+    (tmp_path / "cluster.json").write_text(two())
+    code, out, err = snug(*TINY, "--cluster", "cluster.json", "--batch-size", "4", "--tiles", "2x1", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    predicted, (first, second) = found["predicted"], found["devices"]
+    parts = sum(predicted[f"{part}_seconds"] for part in ("forward", "backward", "weight"))
+    assert predicted["seconds"] == pytest.approx(parts)
+    assert predicted["seconds"] == pytest.approx(predicted["computing_seconds"] + predicted["sending_seconds"])
+    assert first["sent_bytes"] == second["received_bytes"] and (first["tiles"], second["host"]) == (1, "host1")
+    chosen, one, every = found["compared"]
+    assert (one["halo_bytes"], one["forward_groups"]) == (0, f"0-{len(found['tiled_layers'])}")
+    assert chosen["seconds"] <= min(one["seconds"], every["seconds"]) and every["halo_bytes"] > 0
+    assert every["macs"] < one["macs"] and "Groups compared" in err and found["forward_groups"] in err
+    assert found["measured"] and found["tiles"] == "2x1"
+
+
+def test_plan_for_typical_processes(snug):
+    code, out, err = snug(*TINY, "--processes", "4", "--forward-groups", "one", "--json", "--quiet")
+    found = json.loads(out)
+    assert code == 0 and not found["measured"] and len(found["devices"]) == 4 and found["tiles"] == "2x2" and not err
+    assert found["compared"][0]["forward_groups"] == found["compared"][1]["forward_groups"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "code", "words"),
+    [
+        ((), 2, "tell which processes"),
+        (("--processes", "1"), 2, "tell which processes"),
+        (("--cluster", "none.json"), 2, "cannot read the cluster file"),
+        (("--cluster", "cluster.yaml"), 2, "holds no measurements"),
+        (("--cluster", "two.json", "--processes", "3"), 2, "describes 2 processes, but there are 3"),
+        (("--processes", "2", "--tile-sizes", "speed"), 2, "needs the devices' speeds"),
+        (("--processes", "4", "--replicas", "2"), 2, "2 replicas need a batch"),
+        (("--processes", "2", "--tiles", "99x1"), 4, "use a smaller grid"),
+        (("--processes", "2", "--forward-groups", "0-1"), 2, "grouping profile"),
+    ],
+)
+def test_plans_that_are_refused(snug, tmp_path, tokens, code, words):
+    (tmp_path / "two.json").write_text(two())
+    found, _, err = snug(*TINY, *tokens)
+    assert found == code and words in err and len(err.strip().splitlines()) <= 2
+
+
+def test_the_help_of_plan_teaches(snug):
+    code, out, _ = snug("plan", "--help")
+    assert code == 0 and all(word in out for word in ("halo", "cluster doctor", "--batch-size", "--tile-sizes"))
+
+
 SLOW = """
 import time
 

@@ -5,29 +5,36 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Protocol, cast
 
 from torch import fx
 
 from snugfit.chain import Chain
-from snugfit.core.cluster import Cluster
+from snugfit.core.cluster import Cluster, Link, Rank, made_up
 from snugfit.core.request import Choice, TileSizes
 from snugfit.errors import UsageError
-from snugfit.strategies.tiled.network import network_of
+from snugfit.strategies.tiled.network import network_of, step_of
 from snugfit.tiling.grouping import CostModel, Direction, Prices
 from snugfit.tiling.layers import Layers
-from snugfit.tiling.pricing import prices_of, shares_by_speed
-from snugfit.tiling.profile import named_profile
+from snugfit.tiling.operators import Stem
+from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
+from snugfit.tiling.profile import every_cut, named_profile, one_group
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.service import Shares, TilePlan, WeightUpdate, require_grid, tiling_of
 from snugfit.tiling.stem import stem_of
-from snugfit.tiling.ways import FLOAT, meeting_points, squarest, thinned, ways_on_one_device
+from snugfit.tiling.ways import meeting_points, squarest, thinned, ways_on_one_device
 
 GRIDS = ((1, 1), (2, 2), (3, 3), (4, 4), (6, 6), (8, 8))
 """That one device considers."""
-TYPICAL = Prices(mac=1 / 20e9, element=FLOAT / 1e8, sync=5e-4)
-"""Seconds of a device and a link that nobody has measured: 20 GMAC/s, 100 MB/s, half a millisecond."""
+TYPICAL_SPEED, TYPICAL_LINK = 20e9, Link(0, 1, 1e8, 5e-4)
+"""A device and a link that nobody has measured: 20 GMAC/s, 100 MB/s, half a millisecond."""
 PREFIX = "tiled"
+
+
+def typical_cluster(processes: int) -> Cluster:
+    """So many of them, where nothing was measured."""
+    return made_up(processes, Rank(0, "typical", 1, TYPICAL_SPEED, 0), TYPICAL_LINK)
 
 
 class Wishes(Protocol):
@@ -82,13 +89,16 @@ def meant_grid(tiles: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def plans_for(chain: Chain, wishes: Wishes, cluster: Cluster | None = None) -> dict[str, TilePlan]:
+def plans_for(
+    chain: Chain, wishes: Wishes, cluster: Cluster | None = None, images: int = 1
+) -> dict[str, TilePlan]:  # fmt: skip
     """What is worth measuring, the fastest first, by the names of their probes.
 
     Args:
         chain: the network.
         wishes: the strategy's settings.
         cluster: the processes, where they were measured.
+        images: of a tile at once, for which several processes choose groups; a step's, over replicas.
 
     Raises:
         ModelError: no leading layer can be tiled, or the grid that is asked for is too fine.
@@ -99,7 +109,7 @@ def plans_for(chain: Chain, wishes: Wishes, cluster: Cluster | None = None) -> d
         named_profile(text, stem.layers.cuts)
     if wishes.processes == 1:
         return {key_of(plan): plan for plan in _on_one(stem.layers, wishes)}
-    plans = _over_several(stem.layers, wishes, cluster)
+    plans = _over_several(stem, wishes, cluster or typical_cluster(wishes.processes), images)
     networks = ["" if cluster is None else str(network_of(stem, plan, cluster)) for plan in plans]
     return {key_of(plan, network): plan for plan, network in zip(plans, networks, strict=True)}
 
@@ -120,25 +130,38 @@ def _on_one(layers: Layers, wishes: Wishes) -> list[TilePlan]:
     return [TilePlan(each.grid, forward=str(each.profile), backward=str(each.profile), recompute=True) for each in ways]
 
 
-def _over_several(layers: Layers, wishes: Wishes, cluster: Cluster | None) -> list[TilePlan]:
-    last = layers.maps[-1]
+def _over_several(stem: Stem, wishes: Wishes, cluster: Cluster, images: int) -> list[TilePlan]:
+    last = stem.layers.maps[-1]
     grid = meant_grid(wishes.tiles) or squarest(max(wishes.processes // wishes.replicas, 1), last.height, last.width)
     require_grid(grid, last.height, last.width)
-    busy = min(wishes.processes, grid[0] * grid[1] * wishes.replicas)
-    owners = owners_of(grid, wishes.replicas, busy)
-    shares = by_speed(cluster, grid, owners[0]) if cluster and wishes.tile_sizes == "speed" else None
-    prices = _dearest([prices_of(cluster, each) for each in owners]) if cluster else [TYPICAL]
-    model, cuts = CostModel(tiling_of(layers, grid, shares), prices), meeting_points(layers)
+    owners = owners_of(grid, wishes.replicas, min(wishes.processes, grid[0] * grid[1] * wishes.replicas))
+    shares = by_speed(cluster, grid, owners[0]) if wishes.tile_sizes == "speed" else None
+    prices = _dearest([prices_of(cluster, each) for each in owners])
+    model, cuts = CostModel(tiling_of(stem.layers, grid, shares), prices, images), meeting_points(stem.layers)
 
-    def groups(wish: str, direction: Direction) -> str:
-        return str(model.cheapest(direction, cuts)) if wish == "auto" else wish
+    def groups(wish: str, direction: Direction) -> list[str]:
+        found = (model.cheapest(direction, cuts), every_cut(cuts), one_group(cuts))
+        return [str(each) for each in found] if wish == "auto" else [wish]
 
-    forward, backward = groups(wishes.forward_groups, "forward"), groups(wishes.backward_groups, "backward")
+    pairs = list(product(groups(wishes.forward_groups, "forward"), groups(wishes.backward_groups, "backward")))
     again = {"auto": (False, True), "on": (True,), "off": (False,)}[wishes.recompute]
     return [
-        TilePlan(grid, wishes.replicas, forward, backward, recompute, wishes.weight_update, shares)
+        _fastest(
+            stem, cluster, images * wishes.replicas,
+            [TilePlan(grid, wishes.replicas, *pair, recompute, wishes.weight_update, shares) for pair in pairs],
+        )
         for recompute in again
-    ]
+    ]  # fmt: skip
+
+
+def _fastest(stem: Stem, cluster: Cluster, images: int, plans: Sequence[TilePlan]) -> TilePlan:
+    """The plan with the quickest step: what both profiles together cost, a profile by itself does not tell.
+
+    A forward pass that keeps its maps covers what the backward pass reads of them, by the groups of that.
+    """
+    if len(plans) == 1:
+        return plans[0]
+    return min(plans, key=lambda plan: Prediction(step_of(stem, plan, cluster, images), cluster).seconds)
 
 
 def owners_of(grid: tuple[int, int], replicas: int, processes: int) -> list[list[int]]:

@@ -73,7 +73,7 @@ def network_of(stem: Stem, plan: TilePlan, cluster: Cluster) -> Network:
         plan: how they are cut.
         cluster: the processes.
     """
-    few, more = (_tally(stem, plan, cluster, images * plan.replicas) for images in (1, 2))
+    few, more = (step_of(stem, plan, cluster, images * plan.replicas) for images in (1, 2))
     seconds = _line(_seconds(few, cluster), _seconds(more, cluster), plan.replicas)
     sent = _line(_bytes(few), _bytes(more), plan.replicas)
     return Network(
@@ -99,7 +99,15 @@ def _bytes(step: Tally) -> float:
     return FLOAT * (step.total() - step.total("weights"))
 
 
-def _tally(stem: Stem, plan: TilePlan, cluster: Cluster, images: int) -> Tally:
+def step_of(stem: Stem, plan: TilePlan, cluster: Cluster, images: int) -> Tally:
+    """What every process of a cluster does in a training step.
+
+    Args:
+        stem: the layers, in training mode.
+        plan: how they are cut.
+        cluster: the processes.
+        images: of the batch.
+    """
     layers, count = stem.layers, len(stem.operators)
     forward, backward = (named_profile(text, layers.cuts) for text in (plan.forward, plan.backward))
     tiling = tiling_of(layers, plan.grid, plan.shares)
