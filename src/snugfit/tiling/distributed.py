@@ -7,7 +7,10 @@ images and the gradient of the last map, and has the last map; weights' gradient
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -15,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from snugfit.tiling.adjoint import Held, Norm, Part, zeros
+from snugfit.tiling.adjoint import Adjoint, Held, Norm, Part, zeros
 from snugfit.tiling.exchange import Pending
 from snugfit.tiling.layers import Region, Tiling
 from snugfit.tiling.operators import Stem
@@ -72,6 +75,10 @@ class TiledNetwork:
         schedule: what every tile holds, fetches and computes.
         cells: tiles of all processes.
         transport: to the other processes.
+
+    Attributes:
+        waited: seconds spent in waiting, by what for: ``halos``, the ``gateway``, or ``sums`` over whole maps and of
+            gradients. What a step takes beside that is computation.
     """
 
     def __init__(self, stem: Stem, schedule: Schedule, cells: Sequence[Cell], transport: Transport) -> None:
@@ -79,6 +86,8 @@ class TiledNetwork:
         self.routes = Routes(schedule, self.cells)
         self.mine = [number for number, cell in enumerate(self.cells) if cell.rank == transport.rank]
         self._state = _State(0)
+        self._later: tuple[Adjoint, tuple[Part, ...]] | None = None
+        self.waited: dict[str, float] = defaultdict(float)
 
     @cached_property
     def like(self) -> Tensor:
@@ -108,7 +117,8 @@ class TiledNetwork:
         for index, (start, stop) in enumerate(self.schedule.forward.groups):
             regions = {cell: self.schedule.forward_groups[self.cells[cell].tile][index] for cell in self.mine}
             source: Source = "gateway" if index == 0 else "cores"
-            held = self._held(self._begin(start, source, values, Wanted("forward", index)))
+            pending = self._begin(start, source, values, Wanted("forward", index))
+            held = self._held(pending, "halos" if index else "gateway")
             entries = {cell: {start: held[cell]} for cell in self.mine}
             made = self._run(start, stop, regions, entries, keep=True)
             values = {cell: made[cell][stop].part(self._core(stop, cell)) for cell in self.mine}
@@ -133,15 +143,18 @@ class TiledNetwork:
             start, stop = self._span(index)
             source: Source = "gateway" if index == 0 else "cores"
             pending = self._begin(stop, source, values, Wanted("backward", index))
+            self._train_later()
             self._recompute(index, here)
-            values = self._back(start, stop, here, self._held(pending))
+            values = self._back(start, stop, here, self._held(pending, "halos" if index else "gateway"))
+        self._train_later()
         found = self._gather(0, values) if self.schedule.network.flows[0] else None
         self._state = _State(0)
         return found
 
     def sum_gradients(self) -> None:
         """Add up the gradients of weights over processes, in place; all have the sums then (NOTES 5)."""
-        all_sum(self.gradients(), self.transport)
+        with self._waiting("sums"):
+            all_sum(self.gradients(), self.transport)
 
     def parameters(self) -> list[nn.Parameter]:
         """Of the layers, those that train."""
@@ -214,7 +227,8 @@ class TiledNetwork:
         parts = [held[cell][read].part(self._core(read, cell)) for cell in self.mine]
         counts = self.routes.pixels(read, self._state.images, self.transport.size)
         like = self.like.new_empty(norm.num_features)
-        mean, variance = all_moments(parts, counts, like, self.transport)
+        with self._waiting("sums"):
+            mean, variance = all_moments(parts, counts, like, self.transport)
         pixels = self._pixels(read)
         if pixels < 2:
             raise ValueError(f"Expected more than 1 value per channel when training, got {pixels}")
@@ -267,15 +281,23 @@ class TiledNetwork:
         if isinstance(operator.adjoint, Norm) and number in self.by_batch:
             back = self._norm_back(operator.adjoint, number, parts)
         elif operator.adjoint.trains():
-            for part in parts.values():
-                if part.core.area and len(part.gradient.values):
-                    operator.adjoint.train(part)
+            self._train_later()
+            self._later = (operator.adjoint, tuple(parts.values()))
         for cell, part in parts.items():
             if any(part.wanted):
                 passed = back(part) if part.gradient.values.numel() else zeros(part)
                 for read, region, found in zip(operator.layer.reads, part.wanted, passed, strict=True):
                     if found is not None and region is not None:
                         _add(gradients[cell], read, Held(found, region))
+
+    def _train_later(self) -> None:
+        """Gradients of the weights of the layer before: the last ones of a group while its halo is on its way."""
+        if self._later is not None:
+            adjoint, parts = self._later
+            self._later = None
+            for part in parts:
+                if part.core.area and len(part.gradient.values):
+                    adjoint.train(part)
 
     def _norm_back(
         self, norm: Norm, number: int, parts: Mapping[int, Part]
@@ -286,7 +308,8 @@ class TiledNetwork:
             plain, products = norm.sums(part)
             norm.add(plain, products)
             sums += torch.stack([plain, products])
-        all_sum([sums], self.transport)
+        with self._waiting("sums"):
+            all_sum([sums], self.transport)
         pixels = self._pixels(self.stem.layers.layers[number].reads[0])
         return lambda part: norm.back_by_batch(part, sums[0], sums[1], pixels)
 
@@ -313,15 +336,22 @@ class TiledNetwork:
         exchange = self.routes.exchange(number, source, wanted, self._state.images)
         return exchange.start(values, self.transport, self.like)
 
-    @staticmethod
-    def _held(pending: Pending) -> dict[int, Held]:
+    def _held(self, pending: Pending, what: str = "halos") -> dict[int, Held]:
         """What each of this process's cells wanted."""
         wanted = pending.exchange.wanted
-        return {cell: Held(values, wanted[cell].region) for cell, values in pending.wait().items()}
+        with self._waiting(what):
+            return {cell: Held(values, wanted[cell].region) for cell, values in pending.wait().items()}
 
     def _gather(self, number: int, values: Mapping[int, Tensor]) -> Tensor | None:
         """The whole map on the gateway, from cores."""
-        return self._begin(number, "cores", values, Wanted("gateway")).wait().get(0)
+        with self._waiting("gateway"):
+            return self._begin(number, "cores", values, Wanted("gateway")).wait().get(0)
+
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.waited[what] += time.perf_counter() - started
 
 
 def _add(gradients: dict[int, Held], number: int, found: Held) -> None:
