@@ -9,7 +9,18 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import ablations, accuracy, budgets, elastic_tables, lls, memory, overhead, sidenet_tables, speed_tables
+from benchmarks import (
+    ablations,
+    accuracy,
+    budgets,
+    elastic_tables,
+    lls,
+    memory,
+    overhead,
+    sidenet_tables,
+    speed_tables,
+    tiled_tables,
+)
 from benchmarks.common import ROOT, Cell, program
 from benchmarks.store import RESULTS, load, note
 
@@ -23,6 +34,7 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "memory": memory.render,
     "elastic": elastic_tables.render,
     "sidenet": sidenet_tables.render,
+    "tiled": tiled_tables.render,
 }
 _NAME = re.compile(r"(?P<claim>[a-z]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
 

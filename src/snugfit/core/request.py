@@ -169,9 +169,10 @@ class StrategyOptions:
             or auto (int8 only where the budget asks for it).
         tiles: how many tiles ``tiled`` cuts maps into, down and across, like 2x3; by default as many as there are
             processes, or on one process what the memory budget asks for.
-        forward_groups, backward_groups: groups of layers of ``tiled`` between which tiles exchange halos, like
+        forward_groups: groups of layers of ``tiled`` between which tiles exchange halos in the forward pass, like
             ``0-4 | 4-11 | 11-16``, or one, every (layer), or auto (what costs least). On one process, between which
             whole maps are kept.
+        backward_groups: the same in the backward pass.
         recompute: whether ``tiled`` over several processes computes anew, group by group, the maps that the backward
             pass reads: on, off, or auto (where the budget asks for it). One process always does.
         replicas: shares of the batch in ``tiled``, each of which has tiles of its own: 2 on 8 processes means 4 tiles
