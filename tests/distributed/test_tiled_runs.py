@@ -106,7 +106,7 @@ def test_a_run_that_lost_a_process_for_good_goes_on_with_those_that_are_left(tmp
     process = started(tmp_path, *launch, *TRAIN, *TILED, "--epochs", "2", "--out", "run")
     lose(process, 2, signal.SIGKILL, tmp_path / "run", 0)
     told = ended(process, 8)
-    assert "lost rank 2 (process" in told
+    assert "rank 2: the train process was killed by SIGKILL" in told
     again = started(tmp_path, *LAUNCH, "--processes", "2", "--max-restarts", "0", "--", "train", "--resume", "run")
     assert "3 processes are 2 now" in ended(again)
     assert_near(load_file(tmp_path / "run" / "model.safetensors"), alone)

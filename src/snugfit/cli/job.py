@@ -126,7 +126,7 @@ def death_error(code: int, job: dict[str, Any], run_dir: str | None) -> SnugfitE
     what = f"the {job['command']} process was killed by {name}"
     capped = bool(job.get("resume") or (job.get("request") or {}).get("budget", {}).get("memory"))
     if number == signal.SIGKILL and "WORLD_SIZE" in os.environ:
-        return WorkerLostError(f"{what}: by somebody, or because memory ran out.{hint}")
+        return WorkerLostError(f"rank {os.environ.get('RANK')}: {what}, by somebody or because memory ran out.{hint}")
     if number == signal.SIGKILL or (number == signal.SIGABRT and capped):
         return BudgetExceededError(f"{what}, most likely because memory ran out.{hint}")
     return SnugfitError(f"{what}, which is a fault in native code.{hint}")

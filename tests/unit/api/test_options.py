@@ -81,7 +81,7 @@ def test_strategies_get_the_options_that_they_know():
 def test_auto_never_takes_what_is_there_to_compare_with():
     """However much faster its steps are: the planner is not even told of it."""
     names = {strategy.name for strategy in make_strategies(Request())}
-    assert set(STRATEGIES) - names == {"feedback", "elastic", "sidenet"} == NAMED_ONLY | TIMED | TRANSFER
+    assert set(STRATEGIES) - names == {"feedback", "tiled", "elastic", "sidenet"} == NAMED_ONLY | TIMED | TRANSFER
     plan = snugfit.plan(small_net, "digits", image_size=8, max_train=64, epochs=1).plan
     assert {candidate.strategy for candidate in plan.candidates} == names
 

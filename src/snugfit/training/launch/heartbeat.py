@@ -70,7 +70,7 @@ class Heartbeat:
         """
         self._peace, self._fault = error is None, not isinstance(error, (WorkerLostError, type(None)))
         self._stop.set()
-        self._thread.join(2 * self.interval + (self.limit if self._peace else 0))
+        self._thread.join(2 * self.interval + (self.limit if self._peace else 2 * _OVERDUE * self.interval))
 
     def lost(self) -> list[int]:
         """Ranks that have been silent for longer than the limit, or left because of an error.
@@ -118,6 +118,8 @@ class Heartbeat:
     def _leave(self, store: Store) -> None:
         if self._fault:
             store.add(f"beat/{self.here.rank}", _FAILED)
+        if self.here.is_gateway and not self._peace:
+            time.sleep(_OVERDUE * self.interval)  # so that others see who was lost before the store is gone
         left, deadline = store.add("left", int(self._peace)), time.monotonic() + self.limit
         while self._peace and self.here.is_gateway and left < self.here.size and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
