@@ -171,7 +171,7 @@ def needs_classes(workload: Workload) -> list[str]:
     """Why a strategy that needs one class for each image cannot serve a workload; empty where it can."""
     if workload.task == "classify":
         return []
-    return ["its losses need one class for each image; boxes train with backprop or checkpoint"]
+    return ["its losses need one class for each image; boxes train with backprop, checkpoint or tiled"]
 
 
 @torch.no_grad()

@@ -78,7 +78,7 @@ def test_workloads_name_their_task_and_survive_json():
 
 def test_strategies_that_need_classes_say_so():
     assert needs_classes(make_workload()) == []
-    assert "boxes train with backprop or checkpoint" in needs_classes(make_workload(**BOXES))[0]
+    assert "boxes train with backprop, checkpoint or tiled" in needs_classes(make_workload(**BOXES))[0]
 
 
 def test_accuracy_by_hand():
