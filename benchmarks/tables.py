@@ -19,7 +19,9 @@ from benchmarks import (
     overhead,
     sidenet_tables,
     speed_tables,
+    tilecosts,
     tiled_tables,
+    tilescaling,
 )
 from benchmarks.common import ROOT, Cell, program
 from benchmarks.store import RESULTS, load, note
@@ -35,6 +37,8 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "elastic": elastic_tables.render,
     "sidenet": sidenet_tables.render,
     "tiled": tiled_tables.render,
+    "tilecosts": tilecosts.render,
+    "tilescaling": tilescaling.render,
 }
 _NAME = re.compile(r"(?P<claim>[a-z]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
 

@@ -154,3 +154,33 @@ def test_speed_sets_lls_beside_the_others() -> None:
     for cell, training in zip(cells, (18.0, 6.0), strict=True):
         cell["training_seconds"] = training
     assert "blockwise / lls-mxm per epoch at 100 MB: 3.00 (target: at least 1.8)" in speed_tables.render(cells)
+
+
+def test_figure_5_2_is_as_the_paper_describes_it(tmp_path: Path) -> None:
+    from benchmarks import tilecosts
+    from benchmarks.tilecosts_figure import draw
+
+    cell = tilecosts.count()
+    macs, halos = cell["macs"], cell["halo_floats"]
+    assert all(macs[each]["every"] < macs[each]["best"] < macs[each]["one"] for each in ("forward", "backward"))
+    assert len(cell["profiles"]["forward"]["best"].split("|")) == 5
+    assert halos["forward"]["best"] < halos["forward"]["every"] < halos["forward"]["one"]
+    assert halos["backward"]["one"] < halos["backward"]["every"]
+    assert all(each["one"] > each["every"] >= 1 for each in cell["ratios"]["forward"])
+    assert cell["ratios"]["backward"][0]["one"] > 1.4 and cell["ratios"]["backward"][-1]["every"] > 3
+    assert row_of(tilecosts.render([cell]), "| forward", "1 group ")[3] == "2.209"
+    for name in ("a.svg", "b.svg"):
+        draw(cell, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_weights_are_what_stops_larger_clusters() -> None:
+    from benchmarks import tilescaling
+    from benchmarks.yolo_tiles import layers
+
+    few, many = (tilescaling.simulate(layers(), tilescaling.PI, count)["batches"][0] for count in (2, 16))
+    assert few["baseline_seconds"] == pytest.approx(tilescaling.PAPER_STEP_SECONDS, rel=0.001)
+    assert 2 < few["speedup"] < 8 and many["weights"] == pytest.approx(15 * few["weights"], rel=0.01)
+    assert many["computing"] < few["computing"] / 7 and many["speedup_all_reduce"] > 3 * many["speedup"]
+    cells = [{"device": {"name": "pi3", "cores": 4, "source": "made up"}, "count": 2, "grid": [2, 4], "batches": [few]}]
+    assert "made up" in tilescaling.render(cells) and row_of(tilescaling.render(cells), "2x4")[2] == "7.6"
