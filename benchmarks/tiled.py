@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.common import DEFAULTS, Cell, Options, program
 from benchmarks.netns import hosts, why_not
 from benchmarks.store import ResultFile, finish
-from benchmarks.tiled_choices import sequential_ways, ways_over_a_link
+from benchmarks.tiled_choices import fast_profiles, sequential_ways, ways_over_a_link
 from benchmarks.tiled_steps import Job, run_jobs
 from benchmarks.tiled_tables import render
 
@@ -21,7 +21,8 @@ GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2), 6: (2, 3), 12: (3, 4), 24: (4, 6)}
 RATES = ("0.05mbit", "0.2mbit", "1mbit", "2mbit", "10mbit", "100mbit")
 SLOW = RATES[:2]
 EVERY = {"forward": "every", "backward": "every", "recompute": False}
-PIPELINE_CUT = 16
+FEW = "0-4 | 4-14 | 14-28 | 28-44"
+PIPELINE_CUT = 17
 """Layers of the first of two stages: about half of the seconds."""
 
 app = program("tiled")
@@ -39,8 +40,8 @@ def memory(*, size: int = SIZE, tiles: tuple[int, ...] = tuple(GRIDS), options: 
     results = ResultFile("tiled", options)
     for count in tiles:
         job: Job = {"kind": "memory", "size": size, "batch": options.batch_size, "grid": GRIDS[count], **EVERY}
-        for again in (False, True):
-            _once(results, "memory", [{**job, "recompute": again, "backward": "every"}], count)
+        _once(results, "memory", [job], count)
+        _once(results, "memory", [{**job, "recompute": True, "forward": FEW, "backward": FEW}], count)
     finish(results, render)
 
 
@@ -58,12 +59,14 @@ def speed(
         repeats: steps of a turn, of which the median counts.
         options: what every benchmark takes.
     """
-    results = ResultFile("tiled", options)
+    results, profiles = ResultFile("tiled", options), fast_profiles(size)
     for batch in batches:
         common: Job = {"size": size, "batch": batch, "repeats": repeats}
         turns: dict[str, Job] = {
             "one process": {"kind": "alone", **common},
-            "tiled": {"kind": "tiled", **common, "grid": (1, 2), **EVERY},
+            "tiled": {"kind": "tiled", **common, "grid": (1, 2), **profiles},
+            "tiled, frozen norms": {"kind": "tiled", **common, "grid": (1, 2), **profiles, "frozen": True},
+            "one process, frozen norms": {"kind": "alone", **common, "frozen": True},
             "two threads": {"kind": "alone", **common, "threads": 2},
             "DDP": {"kind": "ddp", **common},
         }

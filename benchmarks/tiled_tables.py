@@ -51,6 +51,7 @@ def _speed(cells: list[Cell]) -> str:
         rows.append((
             batch, number(one, 3), *(number(found.get(n), 3) for n in ("tiled", "two threads", "DDP", "pipeline")),
             *(number(one / found[n] / 2, 2) for n in ("tiled", "two threads", "DDP")),
+            number(found["one process, frozen norms"] / found["tiled, frozen norms"] / 2, 2),
         ))  # fmt: skip
         split = {key: medians(cell, key).get("tiled", 0.0) for key in _SPLIT}
         waits = sum(split[key] for key in _SPLIT[3:])
@@ -62,7 +63,7 @@ def _speed(cells: list[Cell]) -> str:
     header = (
         "batch", "one process, one thread (s)", "tiled, two processes of one thread (s)",
         "one process, two threads (s)", "DDP, two processes (s)", "pipeline, two processes (s)",
-        "efficiency of tiles", "of threads", "of DDP",
+        "efficiency of tiles", "of threads", "of DDP", "of tiles with frozen norms",
     )  # fmt: skip
     title = "**A step of YOLOv2's first 16 layers, median seconds, in turns; efficiency is speed-up over two.** " + (
         "DDP cannot split one image: at batch 1 both of its processes do all of it.\n\n"

@@ -60,11 +60,13 @@ class _State:
         images: of the batch.
         maps: what is kept for the backward pass, by number of the map.
         moments: mean and variance of norms that normalise by their batch, by number of the layer.
+        sums: what such a norm needs for its backward pass, where that is there before its turn.
     """
 
     images: int
     maps: dict[int, dict[int, Held]] = field(default_factory=dict)
     moments: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    sums: dict[int, Tensor] = field(default_factory=dict)
 
 
 class TiledNetwork:
@@ -118,6 +120,8 @@ class TiledNetwork:
             regions = {cell: self.schedule.forward_groups[self.cells[cell].tile][index] for cell in self.mine}
             source: Source = "gateway" if index == 0 else "cores"
             pending = self._begin(start, source, values, Wanted("forward", index))
+            if index and start in self.by_batch:  # its sums travel beside the halo
+                self._state.moments[start] = self._moments(start, values)
             held = self._held(pending, "halos" if index else "gateway")
             entries = {cell: {start: held[cell]} for cell in self.mine}
             made = self._run(start, stop, regions, entries, keep=True)
@@ -145,6 +149,8 @@ class TiledNetwork:
             pending = self._begin(stop, source, values, Wanted("backward", index))
             self._train_later()
             self._recompute(index, here)
+            if index and stop - 1 in self.by_batch:  # its sums travel beside the halo
+                self._state.sums[stop - 1] = self._sums_of_cores(stop, here, values)
             values = self._back(start, stop, here, self._held(pending, "halos" if index else "gateway"))
         self._train_later()
         found = self._gather(0, values) if self.schedule.network.flows[0] else None
@@ -194,8 +200,10 @@ class TiledNetwork:
         for first, end in pairwise(stops):
             moments = {}
             if first in self.by_batch:
-                if keep:
-                    state.moments[first] = self._moments(first, held)
+                if first not in state.moments:
+                    read = self.stem.layers.layers[first].reads[0]
+                    cores = {cell: held[cell][read].part(self._core(read, cell)) for cell in self.mine}
+                    state.moments[first] = self._moments(first, cores)
                 moments = {first: state.moments[first]}
             for cell in self.mine:
                 held[cell] = self._run_cell(cell, first, end, regions[cell], held[cell], moments, keep=keep)
@@ -219,12 +227,12 @@ class TiledNetwork:
     def _kept(self, cell: int) -> dict[int, Region]:
         return self.schedule.kept.get(self.cells[cell].tile, {})
 
-    def _moments(self, number: int, held: Mapping[int, Mapping[int, Held]]) -> tuple[Tensor, Tensor]:
+    def _moments(self, number: int, cores: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and variance of the map that a norm reads, over all cells, and its running statistics renewed."""
         norm = self.stem.operators[number].module
         assert isinstance(norm, nn.BatchNorm2d)
         read = self.stem.layers.layers[number].reads[0]
-        parts = [held[cell][read].part(self._core(read, cell)) for cell in self.mine]
+        parts = [cores[cell] for cell in self.mine]
         counts = self.routes.pixels(read, self._state.images, self.transport.size)
         like = self.like.new_empty(norm.num_features)
         with self._waiting("sums"):
@@ -302,7 +310,15 @@ class TiledNetwork:
     def _norm_back(
         self, norm: Norm, number: int, parts: Mapping[int, Part]
     ) -> Callable[[Part], Sequence[Tensor | None]]:  # fmt: skip
-        """How a norm by its batch passes gradients back: by sums over all cells; weights get their share of them."""
+        """How a norm by its batch passes gradients back: by sums over all cells."""
+        sums = self._state.sums.pop(number, None)
+        if sums is None:
+            sums = self._sums(norm, parts)
+        pixels = self._pixels(self.stem.layers.layers[number].reads[0])
+        return lambda part: norm.back_by_batch(part, sums[0], sums[1], pixels)
+
+    def _sums(self, norm: Norm, parts: Mapping[int, Part]) -> Tensor:
+        """What a norm by its batch needs to pass gradients back, (2, C); its weights get their share of that."""
         sums = torch.zeros(2, norm.layer.num_features, dtype=self.like.dtype, device=self.like.device)
         for part in parts.values():
             plain, products = norm.sums(part)
@@ -310,8 +326,14 @@ class TiledNetwork:
             sums += torch.stack([plain, products])
         with self._waiting("sums"):
             all_sum([sums], self.transport)
-        pixels = self._pixels(self.stem.layers.layers[number].reads[0])
-        return lambda part: norm.back_by_batch(part, sums[0], sums[1], pixels)
+        return sums
+
+    def _sums_of_cores(self, stop: int, groups: Mapping[int, BackwardGroup], values: Mapping[int, Tensor]) -> Tensor:
+        """The same of the norm that ends a group, of whose output's gradient no more than cores is there yet."""
+        norm = self.stem.operators[stop - 1].adjoint
+        assert isinstance(norm, Norm)
+        held = {cell: {stop: Held(values[cell], self._core(stop, cell))} for cell in self.mine}
+        return self._sums(norm, {cell: self._part(stop - 1, cell, groups[cell], held[cell]) for cell in self.mine})
 
     def _part(self, number: int, cell: int, group: BackwardGroup, gradients: Mapping[int, Held]) -> Part:
         layer, maps, layers = self.stem.layers.layers[number], self._state.maps[cell], self.stem.layers

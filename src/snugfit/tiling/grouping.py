@@ -79,7 +79,8 @@ def group_work(
             macs += regions[layer.reads[0]].area * layer.macs // layer.strides
         sums += layer.sums > 0
     elements = layers.maps[exchanged].channels * (regions[exchanged].area - (own & regions[exchanged]).area)
-    return Work(macs, elements, (elements > 0) + sums)
+    beside = layers.layers[start if direction == "forward" else stop - 1].sums > 0  # its sums travel beside the halo
+    return Work(macs, elements, max(sums, 1) if elements and beside else (elements > 0) + sums)
 
 
 @dataclass(frozen=True)

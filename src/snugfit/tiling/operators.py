@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from snugfit.tiling.adjoint import Adjoint, Held
+from snugfit.tiling.adjoint import Addition, Adjoint, Convolution, Held, Norm
 from snugfit.tiling.layers import Layer, Layers, Region
 
 Statistics = Mapping[int, tuple[Tensor, Tensor]]
@@ -27,6 +27,7 @@ class Operator:
         layer: its geometry.
         call: makes an output of inputs, (B, C, h, w), that hold exactly what the output needs, padding included.
         adjoint: its backward pass.
+        overwrite: makes the output in the memory of its input, which nothing else may read; where it can.
         fill: what padding is filled with.
         module: the layer, where it is one.
     """
@@ -34,6 +35,7 @@ class Operator:
     layer: Layer
     call: Callable[..., Tensor]
     adjoint: Adjoint
+    overwrite: Callable[[Tensor], Tensor] | None = None
     fill: float = 0.0
     module: nn.Module | None = None
 
@@ -88,7 +90,8 @@ class Stem:
             each, made = self.operators[number], regions[number + 1]
             inputs = [Held(values[read], regions[read]) for read in each.layer.reads]
             moments = statistics.get(number) if statistics else None
-            values[number + 1] = self._made(number, made, inputs, moments)
+            spare = self._is_spare(number, start, {*alive, *(n for n in regions if n in keep)})
+            values[number + 1] = self._made(number, made, inputs, moments, spare=spare)
             del inputs
             for read in each.layer.reads:
                 if last[read] == number and read not in alive and read not in keep:
@@ -96,14 +99,24 @@ class Stem:
         wanted = [number for number in values if number > start and (number in alive or number in keep)]
         return {number: values[number] for number in wanted}
 
+    def _is_spare(self, number: int, start: int, kept: Container[int]) -> bool:
+        """Whether an operator may overwrite what it reads: made here in memory of its own, and for it alone."""
+        reads = self.operators[number].layer.reads
+        if self.operators[number].overwrite is None or reads[0] <= start or reads[0] in kept:
+            return False
+        readers = sum(read == reads[0] for layer in self.layers.layers for read in layer.reads)
+        return readers == 1 and isinstance(self.operators[reads[0] - 1].adjoint, (Addition, Convolution, Norm))
+
     def _made(
-        self, number: int, made: Region, inputs: Sequence[Held], moments: tuple[Tensor, Tensor] | None
+        self, number: int, made: Region, inputs: Sequence[Held], moments: tuple[Tensor, Tensor] | None, *, spare: bool
     ) -> Tensor:  # fmt: skip
         """What an operator makes of parts of maps."""
         each, batch = self.operators[number], len(inputs[0].values)
         if not made.area or not batch:
             shape = (batch, self.layers.maps[number + 1].channels, len(made.rows), len(made.columns))
             return inputs[0].values.new_empty(shape)
+        if spare and each.overwrite is not None and inputs[0].region == made:
+            return each.overwrite(inputs[0].values)
         needs, sizes = each.layer.needs(made), [self.layers.maps[read] for read in each.layer.reads]
         framed = [held.framed(needs, size, each.fill) for held, size in zip(inputs, sizes, strict=True)]
         return each.call(*framed) if moments is None else normalised(each.module, framed[0], *moments)

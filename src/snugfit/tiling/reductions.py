@@ -10,12 +10,29 @@ from torch import Tensor
 
 from snugfit.tiling.transport import Transport
 
+BUCKET_BYTES = 2_000_000
+
 
 def all_sum(tensors: Sequence[Tensor], transport: Transport) -> None:
-    """Add up tensors over processes, in place, in one message."""
-    if tensors and transport.size > 1:
-        with in_one(tensors) as flat:
-            transport.all_sum(flat)
+    """Add up tensors over processes, in place, in few messages."""
+    if transport.size > 1:
+        for some in buckets(tensors):
+            with in_one(some) as flat:
+                transport.all_sum(flat)
+
+
+def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors in the same order, as many together as make a message of some megabytes, so that copies stay small."""
+    found: list[list[Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if not found or size > room:
+            found.append([])
+            room = BUCKET_BYTES
+        found[-1].append(tensor)
+        room -= size
+    return found
 
 
 @contextmanager

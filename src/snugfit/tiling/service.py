@@ -22,7 +22,7 @@ from snugfit.tiling.layers import Layers, Tiling
 from snugfit.tiling.messages import Line, receive_tensors, send_tensors
 from snugfit.tiling.operators import Stem
 from snugfit.tiling.profile import named_profile
-from snugfit.tiling.reductions import in_one
+from snugfit.tiling.reductions import buckets, in_one
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import rest_of
 from snugfit.tiling.stem import stem_of
@@ -128,8 +128,9 @@ class Tiles:
 
     def share_weights(self) -> None:
         """Give all processes the gateway's weights and buffers."""
-        with in_one([each.detach() for each in self.tensors()]) as flat:
-            self.transport.from_gateway(flat)
+        for some in buckets([each.detach() for each in self.tensors()]):
+            with in_one(some) as flat:
+                self.transport.from_gateway(flat)
 
 
 def tiling_of(layers: Layers, grid: tuple[int, int], shares: Shares | None = None) -> Tiling:
@@ -236,8 +237,9 @@ def sum_gradients(tiles: Tiles) -> None:
     if tiles.plan.update == "all-reduce":
         tiles.training.sum_gradients()
         return
-    with in_one(tiles.training.gradients()) as flat:
-        tiles.transport.sum_at_gateway(flat)
+    for some in buckets(tiles.training.gradients()):
+        with in_one(some) as flat:
+            tiles.transport.sum_at_gateway(flat)
 
 
 @dataclass(frozen=True)

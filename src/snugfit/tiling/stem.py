@@ -142,7 +142,7 @@ def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...], shapes: tupl
     if isinstance(layer, _PIXELWISE):
         quiet = _keeping_input(layer)
         back = adjoint.activation(layer) or adjoint.Adjoint(quiet)
-        return Operator(Layer(name, reads), quiet, back, module=layer)
+        return Operator(Layer(name, reads), quiet, back, _overwriting(layer), module=layer)
     return None
 
 
@@ -164,7 +164,7 @@ def _pool(name: str, layer: Any, reads: tuple[int, ...], shapes: tuple[Any, Any]
     call = partial(_pooled, function, layer.kernel_size, layer.stride, options)
     fill = -torch.inf if maximum else 0.0
     back = adjoint.Adjoint(call, fill) if maximum else adjoint.Linear(call)
-    return Operator(Layer(name, reads, rows, columns), call, back, fill, layer)
+    return Operator(Layer(name, reads, rows, columns), call, back, None, fill, layer)
 
 
 def _reaching(window: Window, read: int, made: int) -> Window:
@@ -179,6 +179,16 @@ def _keeping_input(layer: nn.Module) -> nn.Module:
     quiet = copy.copy(layer)
     quiet.inplace = False  # type: ignore[assignment]
     return quiet
+
+
+def _overwriting(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """The same activation in the memory of its input, for those whose slope follows from what they make."""
+    if type(layer) is nn.LeakyReLU and layer.negative_slope > 0:
+        return partial(F.leaky_relu_, negative_slope=layer.negative_slope)
+    known: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+        nn.ReLU: F.relu_, nn.ReLU6: partial(F.hardtanh_, min_val=0.0, max_val=6.0)
+    }  # fmt: skip
+    return known.get(type(layer))
 
 
 def _pooled(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from snugfit.tiling.geometry import SAME, balanced
-from snugfit.tiling.grouping import cheapest
+from snugfit.tiling.grouping import Direction, cheapest
 from snugfit.tiling.layers import Layers, Tiling
 from snugfit.tiling.profile import Profile
 
@@ -34,11 +34,19 @@ class Way:
     work: float
 
 
-def meeting_points(layers: Layers) -> tuple[int, ...]:
-    """Cuts in front of convolutions and pools: elsewhere nothing is gained by a halo or a map of its own."""
-    numbered = enumerate(layers.layers)
-    reading = {number for number, each in numbered if each.macs or (each.rows, each.columns) != (SAME, SAME)}
-    return tuple(cut for cut in layers.cuts if cut in reading or cut in (0, len(layers.layers)))
+def meeting_points(layers: Layers, direction: Direction = "forward") -> tuple[int, ...]:
+    """Cuts at which groups may gain by meeting: elsewhere nothing is gained by a halo or a map of its own.
+
+    They are in front of convolutions and pools; and at norms by their batch, which wait for sums there anyway: in front
+    of them forward, behind them backward.
+    """
+    found = {0, len(layers.layers)}
+    for number, each in enumerate(layers.layers):
+        if each.macs or (each.rows, each.columns) != (SAME, SAME):
+            found.add(number)
+        if each.sums:
+            found.add(number if direction == "forward" else number + 1)
+    return tuple(cut for cut in layers.cuts if cut in found)
 
 
 def squarest(tiles: int, height: int, width: int) -> tuple[int, int]:

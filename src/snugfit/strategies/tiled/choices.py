@@ -137,9 +137,10 @@ def _over_several(stem: Stem, wishes: Wishes, cluster: Cluster, images: int) -> 
     owners = owners_of(grid, wishes.replicas, min(wishes.processes, grid[0] * grid[1] * wishes.replicas))
     shares = by_speed(cluster, grid, owners[0]) if wishes.tile_sizes == "speed" else None
     prices = _dearest([prices_of(cluster, each) for each in owners])
-    model, cuts = CostModel(tiling_of(stem.layers, grid, shares), prices, images), meeting_points(stem.layers)
+    model = CostModel(tiling_of(stem.layers, grid, shares), prices, images)
 
     def groups(wish: str, direction: Direction) -> list[str]:
+        cuts = meeting_points(stem.layers, direction)
         found = (model.cheapest(direction, cuts), every_cut(cuts), one_group(cuts))
         return [str(each) for each in found] if wish == "auto" else [wish]
 
