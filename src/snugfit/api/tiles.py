@@ -17,6 +17,7 @@ from snugfit.errors import UsageError
 from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.choices import plans_for, typical_cluster
 from snugfit.strategies.tiled.network import step_of
+from snugfit.tiling.grouping import Direction
 from snugfit.tiling.operators import Stem
 from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import every_cut, named_profile, one_group
@@ -24,6 +25,8 @@ from snugfit.tiling.service import TilePlan
 from snugfit.tiling.stem import stem_of
 from snugfit.tiling.tally import FLOAT, Tally
 from snugfit.tiling.ways import meeting_points
+
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,11 @@ def _plans(chain: Chain, stem: Stem, wishes: TileWishes, cluster: Cluster) -> di
     )  # fmt: skip
     chosen = next(iter(plans_for(chain, strategy, cluster, wishes.batch_size // wishes.replicas).values()))
     forward, backward = (str(named_profile(each, stem.layers.cuts)) for each in (chosen.forward, chosen.backward))
-    cuts = meeting_points(stem.layers)
-    corners = {name: replace(chosen, forward=str(each), backward=str(each)) for name, each in
-               (("one", one_group(cuts)), ("every", every_cut(cuts)))}  # fmt: skip
-    return {"chosen": replace(chosen, forward=forward, backward=backward), **corners}
+    before, behind = (meeting_points(stem.layers, each, apart=each == "backward") for each in DIRECTIONS)
+    one, every = (
+        replace(chosen, forward=str(corner(before)), backward=str(corner(behind))) for corner in (one_group, every_cut)
+    )
+    return {"chosen": replace(chosen, forward=forward, backward=backward), "one": one, "every": every}
 
 
 def _layers(stem: Stem) -> list[str]:

@@ -22,8 +22,9 @@ class TileOptions:
 
     Attributes:
         tiles: tiles down and across, like 2x3; by default as many as there are processes.
-        forward_groups, backward_groups: groups of layers between which tiles exchange halos, like
-            ``0-4 | 4-11 | 11-16``, or one, every (layer), or auto (what costs least).
+        forward_groups: groups of layers between which tiles exchange halos, like `0-4 | 4-11 | 11-16`, or one, every
+            (layer), or auto (what costs least).
+        backward_groups: the same of the backward pass.
         replicas: shares of the batch, each of which has tiles of its own.
         recompute: whether the maps that the backward pass reads are computed anew (on) or kept (off).
         weight_update: all-reduce, or through the gateway.

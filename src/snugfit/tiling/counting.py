@@ -73,7 +73,7 @@ class _Counter:
             messages = self._scattered(start, wanted) if index == 0 else self._halos(start, wanted)
             macs = self._per_process({tile: self._run(start, stop, regions) for tile, regions in held.items()})
             stages.append(Stage("images" if index == 0 else "forward halo", "forward", messages, macs))
-            stages += self._norms(start, stop, "forward")
+            stages += self._norms(start, stop, "forward", halo=bool(index and any(messages.values())))
         return [*stages, self._idle("last map", "forward", self._gathered(self.schedule.forward.cuts[-1]))]
 
     def backward(self) -> list[Stage]:
@@ -89,7 +89,11 @@ class _Counter:
             stage = self._idle("gradient" if index == 0 else "backward halo", "backward", messages)
             anew = [self._anew(start, stop, groups)] if any(group.entries for group in groups.values()) else []
             macs = self._per_process({tile: self._back(tile, group) for tile, group in groups.items()})
-            stages += [*anew, replace(stage, macs=macs), *self._norms(start, stop, "backward")]
+            stages += [
+                *anew,
+                replace(stage, macs=macs),
+                *self._norms(start, stop, "backward", halo=bool(index and any(messages.values()))),
+            ]
         if network.flows[0]:
             stages.append(self._idle("last map", "backward", self._gathered(0)))
         return stages
@@ -141,16 +145,23 @@ class _Counter:
         macs = self._per_process({tile: self._run(start, stop, regions) for tile, regions in made.items()})
         return Stage("maps anew", "recompute", self._halos(start, wanted), macs)
 
-    def _norms(self, start: int, stop: int, part: Pass) -> list[Stage]:
-        """Sums over the whole map: means and squares gathered forward, two sums added up backward."""
+    def _norms(self, start: int, stop: int, part: Pass, *, halo: bool) -> list[Stage]:
+        """Sums over the whole map: means and squares gathered forward, two sums added up backward.
+
+        Those of a norm at which a group begins travel beside its halo, and wait one message less.
+        """
         network, layers = self.schedule.network, self.schedule.tiling.layers.layers
         numbers = [each for each in range(start, stop) if layers[each].sums]
         if part == "backward":
             numbers = [each for each in reversed(numbers) if network is None or network.flows[each + 1]]
+        beside = (start if part == "forward" else stop - 1) if halo else None
         ring = all_gathered if part == "forward" else all_reduced
         rounds = (self.processes - 1) * (1 if part == "forward" else 2)
         return [
-            replace(self._idle("norms", part, ring(2 * layers[each].sums, self.processes)), rounds=rounds)
+            replace(
+                self._idle("norms", part, ring(2 * layers[each].sums, self.processes)),
+                rounds=max(rounds - (each == beside), 0),
+            )
             for each in numbers
         ]
 

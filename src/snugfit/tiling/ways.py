@@ -34,16 +34,22 @@ class Way:
     work: float
 
 
-def meeting_points(layers: Layers, direction: Direction = "forward") -> tuple[int, ...]:
+def meeting_points(layers: Layers, direction: Direction = "forward", *, apart: bool = False) -> tuple[int, ...]:
     """Cuts at which groups may gain by meeting: elsewhere nothing is gained by a halo or a map of its own.
 
     They are in front of convolutions and pools; and at norms by their batch, which wait for sums there anyway: in front
     of them forward, behind them backward.
+
+    Args:
+        layers: the network.
+        direction: which pass.
+        apart: also behind convolutions and pools. Backward, norms then run on no halo, and less is kept and sent; but
+            their sums do not travel beside halos.
     """
     found = {0, len(layers.layers)}
     for number, each in enumerate(layers.layers):
         if each.macs or (each.rows, each.columns) != (SAME, SAME):
-            found.add(number)
+            found |= {number, number + 1} if apart else {number}
         if each.sums:
             found.add(number if direction == "forward" else number + 1)
     return tuple(cut for cut in layers.cuts if cut in found)

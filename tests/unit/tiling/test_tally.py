@@ -20,6 +20,7 @@ from snugfit.tiling.routes import Routes, Wanted, cells_of
 from snugfit.tiling.schedule import Backward, Schedule
 from snugfit.tiling.stem import stem_of
 from snugfit.tiling.transport import Alone
+from snugfit.tiling.ways import meeting_points
 
 PROFILES = st.sampled_from((one_group, every_cut))
 
@@ -247,3 +248,20 @@ def test_a_process_without_a_tile_waits():
     plan = schedule(layers, (1, 2), every_cut(layers.cuts), Profile((0, len(layers.layers))))
     found = tally(plan, cells_of(plan.tiling.tiles, 1, 2), 1, processes=3)
     assert found.tiles == (1, 1, 0) and found.macs(2) == 0 == found.kept_bytes[2]
+
+
+def test_backward_groups_that_meet_behind_convolutions_keep_less():
+    """In front of them norms and activations run on the halo, and their maps are kept with it."""
+    module = network([("norm", True), ("activation", 2), ("conv", 3, 1, 1, 1, 1, False), ("norm", True)]).train()
+    stem = stem_of(module, (3, 16, 16))
+    forward, beside, apart = (
+        every_cut(meeting_points(stem.layers, direction, apart=each))
+        for direction, each in (("forward", False), ("backward", False), ("backward", True))
+    )
+    assert [str(each) for each in (forward, beside, apart)] == [
+        "0-1 | 1-3 | 3-4 | 4-5", "0-2 | 2-3 | 3-5", "0-1 | 1-2 | 2-3 | 3-4 | 4-5"
+    ]  # fmt: skip
+    tiling = Tiling.of(stem.layers, balanced(16, 2), balanced(16, 2))
+    cells = cells_of(tiling.tiles, 1, 4)
+    more, less = (tally(schedule_of(stem, tiling, forward, each), cells, 1) for each in (beside, apart))
+    assert less.kept_bytes[0] < more.kept_bytes[0] and less.macs(0) <= more.macs(0)

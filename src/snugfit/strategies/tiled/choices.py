@@ -140,9 +140,11 @@ def _over_several(stem: Stem, wishes: Wishes, cluster: Cluster, images: int) -> 
     model = CostModel(tiling_of(stem.layers, grid, shares), prices, images)
 
     def groups(wish: str, direction: Direction) -> list[str]:
-        cuts = meeting_points(stem.layers, direction)
-        found = (model.cheapest(direction, cuts), every_cut(cuts), one_group(cuts))
-        return [str(each) for each in found] if wish == "auto" else [wish]
+        if wish != "auto":
+            return [wish]
+        ways = [meeting_points(stem.layers, direction, apart=apart) for apart in (False, direction == "backward")]
+        found = [profile for cuts in ways for profile in (model.cheapest(direction, cuts), every_cut(cuts))]
+        return list(dict.fromkeys(map(str, (*found, one_group(stem.layers.cuts)))))
 
     pairs = list(product(groups(wishes.forward_groups, "forward"), groups(wishes.backward_groups, "backward")))
     again = {"auto": (False, True), "on": (True,), "off": (False,)}[wishes.recompute]
