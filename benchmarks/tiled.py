@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.common import DEFAULTS, Cell, Options, program
 from benchmarks.netns import hosts, why_not
 from benchmarks.store import ResultFile, finish
-from benchmarks.tiled_choices import fast_profiles, sequential_ways, ways_over_a_link
+from benchmarks.tiled_choices import sequential_ways, ways_over_a_link
 from benchmarks.tiled_steps import Job, run_jobs
 from benchmarks.tiled_tables import render
 
@@ -59,13 +59,13 @@ def speed(
         repeats: steps of a turn, of which the median counts.
         options: what every benchmark takes.
     """
-    results, profiles = ResultFile("tiled", options), fast_profiles(size)
+    results = ResultFile("tiled", options)
     for batch in batches:
         common: Job = {"size": size, "batch": batch, "repeats": repeats}
         turns: dict[str, Job] = {
             "one process": {"kind": "alone", **common},
-            "tiled": {"kind": "tiled", **common, "grid": (1, 2), **profiles},
-            "tiled, frozen norms": {"kind": "tiled", **common, "grid": (1, 2), **profiles, "frozen": True},
+            "tiled": {"kind": "tiled", **common, "grid": (1, 2), **EVERY},
+            "tiled, frozen norms": {"kind": "tiled", **common, "grid": (1, 2), **EVERY, "frozen": True},
             "one process, frozen norms": {"kind": "alone", **common, "frozen": True},
             "two threads": {"kind": "alone", **common, "threads": 2},
             "DDP": {"kind": "ddp", **common},

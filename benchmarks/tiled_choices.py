@@ -48,15 +48,6 @@ def ways_over_a_link(size: int, batch: int, rate: str) -> dict[str, LinkWay]:
     }
 
 
-def fast_profiles(size: int) -> dict[str, Any]:
-    """A group between any two norms by their batch, whose sums then travel beside halos, in both directions."""
-    layers = stem_of(network(size), (3, size, size)).layers
-    norms = [number for number, each in enumerate(layers.layers) if each.sums]
-    last = len(layers.layers)
-    forward, backward = Profile((0, *norms, last)), Profile((0, *(number + 1 for number in norms), last))
-    return {"forward": str(forward), "backward": str(backward), "recompute": False}
-
-
 def sequential_ways(size: int, *, frozen: bool) -> list[dict[str, Any]]:
     """Grids and groups to run tile after tile, from the fastest to the leanest."""
     layers = stem_of(network(size, frozen=frozen), (3, size, size)).layers
