@@ -1,0 +1,80 @@
+"""What ``tiled`` measures, proposes and refuses."""
+
+import pytest
+import torch
+from torch import nn
+
+from snugfit.chain import Chain
+from snugfit.core.hardware import Hardware
+from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit.errors import UsageError
+from snugfit.strategies.tiled import Tiled
+from snugfit.strategies.tiled.choices import chosen, key_of, meant_grid, plans_for, settings_of
+
+
+def chain(size=16):
+    with torch.device("meta"):
+        layers = [
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 6, 3, padding=1),
+        ]
+        head = [nn.ReLU(), nn.Flatten(), nn.Linear(6 * (size // 2) ** 2, 3)]
+        return Chain.from_module(nn.Sequential(*layers, *head), (1, size, size), "small")
+
+
+def workload(**changes):
+    return Workload("small", "digits", (1, 16, 16), 3, 64, 16, 0, **changes)
+
+
+HARDWARE = Hardware("cpu", "a processor", 1, 10**9, "Linux", "2.13", True)
+
+
+@pytest.mark.parametrize("text", ["2", "0x2", "2x", "axb", "2x2x2", ""])
+def test_tiles_that_are_none(text):
+    with pytest.raises(UsageError, match="--tiles is how many tiles down and across"):
+        Tiled(tiles=text)
+
+
+def test_tiles_in_words():
+    assert meant_grid("2x3") == (2, 3) and meant_grid("auto") is None
+
+
+def test_replicas_take_processes():
+    with pytest.raises(UsageError, match="--replicas"):
+        Tiled(replicas=2, processes=1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "words"),
+    [
+        (Tiled(tiles="9x1"), {}, "cannot be cut into 9x1 tiles"),
+        (Tiled(), {"optimizer": OptimizerSettings("schedulefree", schedule="constant")}, "--optimizer sgd or adamw"),
+        (Tiled(processes=2), {"precision": "bfloat16"}, "--precision float32"),
+    ],
+)
+def test_what_it_cannot_serve(strategy, changes, words):
+    assert any(words in reason for reason in strategy.validate(workload(**changes), chain(), HARDWARE))
+
+
+def test_groups_that_are_none_of_the_network():
+    with pytest.raises(UsageError, match="grouping profile"):
+        Tiled(forward_groups="0-2 | 3-6").validate(workload(), chain(), HARDWARE)
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_settings_lead_back_to_the_plan_that_was_measured(processes):
+    strategy = Tiled(processes=processes)
+    plans = plans_for(chain(), strategy)
+    assert plans and all(key == key_of(plan) for key, plan in plans.items())
+    for key, plan in plans.items():
+        assert chosen(Tiled(**settings_of(key), processes=processes)) == plan
+
+
+def test_several_processes_have_a_tile_each():
+    plan = next(iter(plans_for(chain(), Tiled(processes=4)).values()))
+    assert plan.grid == (2, 2) and not plan.recompute
+    assert {plan.recompute for plan in plans_for(chain(), Tiled(processes=4)).values()} == {False, True}
+    assert next(iter(plans_for(chain(), Tiled(processes=4, replicas=2)).values())).cells == 4

@@ -1,0 +1,69 @@
+"""Sums and moments over processes, with made-up others."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from snugfit.tiling.reductions import BUCKET_BYTES, all_moments, all_sum, buckets, in_one
+from snugfit.tiling.transport import Alone
+
+
+def test_moments_of_parts_are_those_of_the_whole():
+    whole = torch.randn(3, 4, 6, 10, dtype=torch.float64) * 3 + 100
+    parts = [whole[..., :3], whole[..., 3:9], whole[..., 9:], whole[..., :0]]
+    mean, variance = all_moments(parts, [whole.numel() // 4], torch.empty(4, dtype=torch.float64), Alone())
+    torch.testing.assert_close(mean, whole.mean((0, 2, 3)))
+    torch.testing.assert_close(variance, whole.var((0, 2, 3), correction=0), rtol=1e-9, atol=1e-9)
+
+
+def test_a_channel_that_never_differs_has_no_variance():
+    same = torch.full((2, 1, 3, 3), 7.0)
+    mean, variance = all_moments([same], [18], torch.empty(1), Alone())
+    assert mean.item() == 7 and variance.item() == 0
+
+
+def test_moments_of_other_processes_count_by_their_pixels():
+    own, other = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.randn(1, 2, 4, 7, dtype=torch.float64)
+    like = torch.empty(2, dtype=torch.float64)
+
+    @dataclass(frozen=True)
+    class Two(Alone):
+        size: int = 2
+        seen: list = field(default_factory=list)
+
+        def all_gather(self, flat):
+            theirs = torch.stack([other.mean((0, 2, 3)), other.var((0, 2, 3), correction=0) * 28])
+            return [flat, theirs]
+
+    mean, variance = all_moments([own], [16, 28], like, Two())
+    both = torch.cat([own, other], 3)
+    torch.testing.assert_close(mean, both.mean((0, 2, 3)))
+    torch.testing.assert_close(variance, both.var((0, 2, 3), correction=0))
+
+
+def test_many_tensors_travel_in_few_messages():
+    tensors = [torch.zeros(n) for n in (10, 10, BUCKET_BYTES // 4, 1, BUCKET_BYTES, 5)]
+    assert [len(some) for some in buckets(tensors)] == [2, 1, 1, 1, 1]
+    assert buckets([]) == []
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_tensors_get_what_their_message_holds(layout):
+    first, second = torch.ones(2, 3, 4, 4).contiguous(memory_format=layout), torch.ones(3, dtype=torch.int64)
+    with in_one([first, second]) as flat:
+        flat.mul_(5)
+    assert (first == 5).all() and (second == 5).all() and first.is_contiguous(memory_format=layout)
+
+
+def test_sums_of_other_processes():
+    @dataclass(frozen=True)
+    class Doubling(Alone):
+        size: int = 2
+
+        def all_sum(self, flat):
+            flat.mul_(2)
+
+    tensors = [torch.arange(4.0), torch.ones(2, 2)]
+    all_sum(tensors, Doubling())
+    assert tensors[0].tolist() == [0, 2, 4, 6] and tensors[1].tolist() == [[2, 2], [2, 2]]
