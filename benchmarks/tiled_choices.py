@@ -18,6 +18,8 @@ MACS_PER_SECOND = 30e9
 """Of one thread here, about."""
 SYNC_SECONDS = 1e-3
 GRIDS = ((1, 1), (2, 2), (3, 3), (4, 4), (6, 6))
+LEAN, LEAN_GRIDS = "0-8 | 8-28 | 28-44", ((2, 3), (3, 2), (3, 3), (2, 4), (3, 4), (4, 4))
+"""Groups that meet behind the second and the fourth pool, and grids to try them with."""
 
 
 @dataclass(frozen=True)
@@ -51,5 +53,6 @@ def ways_over_a_link(size: int, batch: int, rate: str) -> dict[str, LinkWay]:
 def sequential_ways(size: int, *, frozen: bool) -> list[dict[str, Any]]:
     """Grids and groups to run tile after tile, from the fastest to the leanest."""
     layers = stem_of(network(size, frozen=frozen), (3, size, size)).layers
-    ways = [*thinned(ways_on_one_device(layers, GRIDS)), *ways_on_one_device(layers, ((4, 4),))]
-    return [{"grid": way.grid, "forward": str(way.profile)} for way in ways]
+    ways = thinned(ways_on_one_device(layers, GRIDS))
+    lean = [{"grid": grid, "forward": LEAN} for grid in LEAN_GRIDS]
+    return [*lean, *({"grid": way.grid, "forward": str(way.profile)} for way in ways)]
