@@ -81,7 +81,7 @@ def ways_on_one_device(layers: Layers, grids: Iterable[tuple[int, int]]) -> list
     return unbeaten
 
 
-def thinned(ways: Sequence[Way], step: float = 0.7, most: int = 5) -> list[Way]:
+def thinned(ways: Sequence[Way], step: float = 0.93, most: int = 7) -> list[Way]:
     """Ways in order of work, each of which takes at most a share of the bytes of the one before, and the leanest."""
     kept: list[Way] = []
     for way in ways:
