@@ -81,8 +81,7 @@ def links(
 ) -> None:  # fmt: skip
     """Forward and backward over a slow link: one group, a group per layer, and what the cost model chooses.
 
-    Two hosts in network namespaces. What the gateway sends and gets, and sums of gradients, are the same for all
-    profiles and do not count.
+    Two hosts in network namespaces. Sums of gradients are the same for all profiles, and left out.
 
     Args:
         size: side of the images in pixels; small, since all of it crosses the slowest link.

@@ -80,6 +80,8 @@ def tiled_step(
             with torch.enable_grad():
                 (upper,) = torch.autograd.grad(last.square().mean(), last)
         net.backward(upper)
+        if not sums:
+            dist.barrier()  # nothing else tells when the others are done
         backward = time.perf_counter()
         later = {key: net.waited[key] - waited.get(key, 0.0) for key in net.waited}
         if sums:
