@@ -14,7 +14,7 @@ from snugfit.training.launch.naming import lost_error
 from snugfit.training.launch.store import connect
 
 _POLL_SECONDS = 0.2
-_WAKING_SECONDS = 2.0
+_WAKING_SECONDS = 0.5
 _WAIT = timedelta(days=1)
 """Longer than any silence between two commands: torch writes a warning whenever a wait ends without success."""
 
