@@ -94,7 +94,7 @@ def _links(cells: list[Cell]) -> str:
             rows.append((
                 cell["rate"], direction, *(number(value, 2) for value in seconds.values()),
                 number(seconds["chosen"] / better, 2), *(number(value, 2) for value in told.values()),
-                cell["ways"]["chosen"][direction],
+                _groups(cell["ways"]["chosen"][direction]),
             ))  # fmt: skip
     header = (
         "link", "pass", "one group (s)", "a group per layer (s)", "chosen (s)", "chosen over the better",
@@ -118,13 +118,19 @@ def _sequential(cells: list[Cell]) -> str:
             grid = f"{job['grid'][0]}x{job['grid'][1]}" if "grid" in job else "whole"
             rows.append((
                 "frozen" if job["frozen"] else "of the batch", grid,
-                job.get("forward", "-"), mb(activations), number(base / activations, 1), number(found["seconds"], 3),
+                _groups(job.get("forward", "-")),
+                mb(activations), number(base / activations, 1), number(found["seconds"], 3),
                 number(found["seconds"] / whole["seconds"], 2),
             ))  # fmt: skip
     header = ("statistics", "tiles", "groups", "activations (MB)", "whole over these", "seconds", "over whole")
     size, batch = cells[0]["jobs"][0]["size"], cells[0]["jobs"][0]["batch"]
     title = f"**Tile after tile on one device, {size} pixels, batch {batch}, one thread.**\n\n"
     return title + markdown(header, rows)
+
+
+def _groups(profile: str) -> str:
+    """A profile without the character that ends a cell."""
+    return profile.replace(" | ", ", ")
 
 
 def medians(cell: Cell, key: str = "seconds") -> dict[str, float]:
