@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from array import array
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from snugfit.data.entries import entries
+from snugfit.data.entries import take_coco
 from snugfit.data.folder import FileNames
 from snugfit.errors import DataError
 
@@ -39,13 +38,7 @@ def label_images(
     """
     table = _Table(path, folder, files)
     add = {"images": table.add_image, "annotations": table.add_annotation, "categories": table.add_category}
-    for name, entry in entries(path):
-        if name in add:
-            try:
-                add[name](entry)
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
-                shown = reprlib.repr(entry)
-                raise DataError(f"{path}: '{name}' holds {shown}, which is no entry of COCO. Get it anew.") from error
+    take_coco(path, add)
     return table.labels(category, share)
 
 

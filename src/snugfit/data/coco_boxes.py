@@ -6,7 +6,6 @@ ids.
 
 from __future__ import annotations
 
-import reprlib
 from array import array
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from snugfit.data.box_checks import BoxChecks
 from snugfit.data.boxes import BoxedImages, BoxTable
 from snugfit.data.coco import check_ids
 from snugfit.data.decode import Decoder
-from snugfit.data.entries import entries
+from snugfit.data.entries import take_coco
 from snugfit.data.folder import FileNames
 from snugfit.errors import DataError
 
@@ -79,13 +78,7 @@ class _Listing:
         self._ids, self._sizes = array("q"), array("d")
         self._image_ids, self._category_ids, self._boxes = array("q"), array("q"), array("d")
         add = {"images": self._add_image, "annotations": self._add_box, "categories": self._add_category}
-        for name, entry in entries(path):
-            if name in add:
-                try:
-                    add[name](entry)
-                except (KeyError, TypeError, ValueError, OverflowError) as error:
-                    shown = reprlib.repr(entry)
-                    raise DataError(f"{path}: '{name}' holds {shown}, which is no entry of COCO.") from error
+        take_coco(path, add)
         if not len(self.files) or not self._categories:
             raise DataError(f"{path} has no {'categories' if len(self.files) else 'images'}: not COCO's instances.")
         check_ids(np.array(self._ids, dtype=np.int64), path)

@@ -6,7 +6,8 @@ The standard library decodes only whole texts, so this finds where the entries l
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,6 +33,21 @@ def entries(path: Path) -> Iterator[tuple[str, Any]]:
             yield from _Scanner(file).lists()
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}. Get it anew.") from error
+
+
+def take_coco(path: Path, add: Mapping[str, Callable[[Any], None]]) -> None:
+    """Hand the entries of COCO's lists to what takes those of each list.
+
+    Raises:
+        DataError: the file cannot be read, or an entry is not as COCO has them.
+    """
+    for name, entry in entries(path):
+        if name in add:
+            try:
+                add[name](entry)
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                shown = reprlib.repr(entry)
+                raise DataError(f"{path}: '{name}' holds {shown}, which is no entry of COCO. Get it anew.") from error
 
 
 class _Scanner:

@@ -83,11 +83,15 @@ class Exchange:
 
     def between(self, sender: int, receiver: int) -> list[Piece]:
         """What one process sends another."""
-        return [
-            piece
-            for piece in self.pieces
-            if self.held[piece.source].rank == sender and self.wanted[piece.target].rank == receiver
-        ]
+        return self._by_pair.get((sender, receiver), [])
+
+    @cached_property
+    def _by_pair(self) -> dict[tuple[int, int], list[Piece]]:
+        found: dict[tuple[int, int], list[Piece]] = {}
+        for piece in self.pieces:
+            pair = (self.held[piece.source].rank, self.wanted[piece.target].rank)
+            found.setdefault(pair, []).append(piece)
+        return found
 
     def sent(self, rank: int) -> int:
         """Values that a process sends others."""

@@ -155,6 +155,15 @@ class Layers:
                 found.append(number)
         return tuple(found)
 
+    @cached_property
+    def readers(self) -> tuple[int, ...]:
+        """How many layers read each map; one that reads it twice counts twice."""
+        found = [0] * len(self.maps)
+        for layer in self.layers:
+            for read in layer.reads:
+                found[read] += 1
+        return tuple(found)
+
     def alive(self, number: int) -> tuple[int, ...]:
         """The maps up to this one that are read by layers behind it: one of them at a cut."""
         if number == len(self.layers):

@@ -83,6 +83,7 @@ class Stem:
             The parts of the maps that are alive behind the last layer.
         """
         values, alive = dict(entries), {*self.layers.alive(stop)}
+        kept = {*alive, *(number for number in regions if number in keep)}
         last = {read: number for number in range(start, stop) for read in self.layers.layers[number].reads}
         for number in range(start, stop):
             if number + 1 not in regions:
@@ -90,11 +91,11 @@ class Stem:
             each, made = self.operators[number], regions[number + 1]
             inputs = [Held(values[read], regions[read]) for read in each.layer.reads]
             moments = statistics.get(number) if statistics else None
-            spare = self._is_spare(number, start, {*alive, *(n for n in regions if n in keep)})
+            spare = self._is_spare(number, start, kept)
             values[number + 1] = self._made(number, made, inputs, moments, spare=spare)
             del inputs
             for read in each.layer.reads:
-                if last[read] == number and read not in alive and read not in keep:
+                if last[read] == number and read not in kept:
                     values.pop(read, None)
         wanted = [number for number in values if number > start and (number in alive or number in keep)]
         return {number: values[number] for number in wanted}
@@ -104,8 +105,8 @@ class Stem:
         reads = self.operators[number].layer.reads
         if self.operators[number].overwrite is None or reads[0] <= start or reads[0] in kept:
             return False
-        readers = sum(read == reads[0] for layer in self.layers.layers for read in layer.reads)
-        return readers == 1 and isinstance(self.operators[reads[0] - 1].adjoint, (Addition, Convolution, Norm))
+        alone = self.layers.readers[reads[0]] == 1
+        return alone and isinstance(self.operators[reads[0] - 1].adjoint, (Addition, Convolution, Norm))
 
     def _made(
         self, number: int, made: Region, inputs: Sequence[Held], moments: tuple[Tensor, Tensor] | None, *, spare: bool

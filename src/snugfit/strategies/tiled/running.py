@@ -84,7 +84,6 @@ def follow(
     for each in tiles.stem.operators:
         if each.module is not None:
             each.module.to_empty(device=device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    tiles = Tiles(module, chain.input_shape, plan, transport)
     optimizers = [ParameterOptimizers({}.items(), workload.optimizer)]
 
     def load(state: dict[str, Tensor]) -> None:
