@@ -12,6 +12,7 @@ from snugfit.errors import WorkerLostError
 from snugfit.training.launch.heartbeat import Heartbeat
 from snugfit.training.launch.naming import lost_error
 from snugfit.training.launch.store import connect
+from snugfit.training.launch.world import GATEWAY
 
 _POLL_SECONDS = 0.2
 _WAKING_SECONDS = 0.5
@@ -52,7 +53,7 @@ class Commands:
     ) -> None:
         """Stop listening: a word of its own wakes the thread, which must not be in torch's hands when Python ends."""
         self._stop.set()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and GATEWAY not in self.heartbeat.lost():
             with contextlib.suppress(RuntimeError, WorkerLostError):
                 connect(self.heartbeat.here, _WAKING_SECONDS).set(self._key(self._taken), "")
             self._thread.join(_WAKING_SECONDS)
