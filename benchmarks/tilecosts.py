@@ -16,8 +16,8 @@ from benchmarks.store import ResultFile, finish, markdown, note
 from benchmarks.yolo_tiles import layers
 from snugfit.tiling.grouping import CostModel, Direction, Prices, cheapest
 from snugfit.tiling.layers import Tiling
+from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.profile import Profile, every_cut, one_group
-from snugfit.tiling.service import tiling_of
 from snugfit.tiling.tally import FLOAT
 
 GRID = (3, 3)

@@ -18,10 +18,10 @@ from snugfit.core.request import WeightUpdate
 from snugfit.tiling.counting import tally
 from snugfit.tiling.grouping import CostModel
 from snugfit.tiling.layers import Layers
+from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.service import tiling_of
 from snugfit.tiling.tally import Tally
 from snugfit.tiling.ways import squarest
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from snugfit.models.yolo import LAYERS
 from snugfit.tiling.geometry import Window
 from snugfit.tiling.layers import Layer, Layers, MapSize
+from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.profile import Profile
 from snugfit.tiling.schedule import Backward, Schedule
-from snugfit.tiling.service import tiling_of
 
 SIDE = 608
 _POOL = Window(2, 2)

@@ -164,6 +164,20 @@ def test_plan_for_typical_processes(snug):
     assert found["compared"][0]["forward_groups"] == found["compared"][1]["forward_groups"]
 
 
+def test_plan_compares_who_computes_the_rest(snug):
+    found = {}
+    for rest in ("gateway", "replicated"):
+        code, out, err = snug(*TINY, "--processes", "4", "--rest", rest, "--json", "--quiet")
+        assert code == 0, err
+        found[rest] = json.loads(out)
+    gateway, everywhere = found["gateway"], found["replicated"]
+    assert (gateway["rest"], everywhere["rest"]) == ("gateway", "replicated")
+    rest = everywhere["predicted"]["rest_seconds"]
+    assert gateway["predicted"]["rest_seconds"] == rest > 0  # typical processes are alike
+    assert everywhere["devices"][3]["macs"] > gateway["devices"][3]["macs"]
+    assert everywhere["predicted"]["last_map_seconds"] < gateway["predicted"]["last_map_seconds"]
+
+
 @pytest.mark.parametrize(
     ("tokens", "code", "words"),
     [

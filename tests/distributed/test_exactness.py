@@ -27,15 +27,15 @@ FEW = settings(
 )
 
 
-def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, replicas, processes):
-    """On every process: what the gateway has, and the buffers of this process."""
+def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, replicas, rest, processes):
+    """On every process: what who computes the rest has, and the buffers of this process."""
     module = network(plans).train(training)
     stem = stem_of(module, (3, *size))
     last = stem.layers.maps[-1]
     tiling = Tiling.of(stem.layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
     forward, backward = (Profile(cuts) for cuts in profiles)
     schedule = schedule_of(stem, tiling, forward, backward, recompute=recompute, image=True)
-    net = TiledNetwork(stem, schedule, cells_of(tiling.tiles, replicas, processes), Processes(group))
+    net = TiledNetwork(stem, schedule, cells_of(tiling.tiles, replicas, processes), Processes(group), rest)
     given_images = images(*size, batch) if rank == 0 else None
     made = net.forward(given_images, batch)
     upper = None
@@ -48,7 +48,7 @@ def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, 
     net.sum_gradients()
     own = [parameter.grad for parameter in module.parameters()]
     buffers = [buffer.numpy() for buffer in module.buffers()]
-    outputs = None if made is None else [made.detach().numpy(), found.numpy()]
+    outputs = None if made is None else [made.detach().numpy(), None if found is None else found.numpy()]
     return outputs, [None if each is None else each.numpy() for each in own], buffers
 
 
@@ -61,9 +61,10 @@ def subset(draw, cuts):
 @given(
     st.data(), st.lists(LAYERS, max_size=6), st.integers(9, 20), st.integers(9, 20), st.booleans(), st.booleans(),
     st.integers(1, 4), st.integers(1, 6), st.integers(1, 6), st.integers(1, 2),
+    st.sampled_from(("gateway", "replicated")),
 )  # fmt: skip
 def test_any_grid_any_groups_any_processes(
-    processes, data, plans, height, width, training, recompute, down, across, count, replicas
+    processes, data, plans, height, width, training, recompute, down, across, count, replicas, rest
 ):
     module = network(plans).train(training)
     try:
@@ -80,12 +81,15 @@ def test_any_grid_any_groups_any_processes(
     profiles = subset(data.draw, stem.layers.cuts), subset(data.draw, stem.layers.cuts)
     count = min(count, down * across * replicas)
     found = processes.run(
-        tiled, plans, (height, width), 3, training, (down, across), profiles, recompute, replicas, count,
+        tiled, plans, (height, width), 3, training, (down, across), profiles, recompute, replicas, rest, count,
         processes=count,
     )  # fmt: skip
     for number, (outputs, weights, buffers) in enumerate(found):
         if number == 0:
             assert_same([torch.from_numpy(each) for each in outputs], want[:2])
+        elif rest == "replicated":
+            assert outputs[1] is None
+            assert_same([torch.from_numpy(outputs[0])], want[:1])
         else:
             assert outputs is None
         assert_same([None if each is None else torch.from_numpy(each) for each in weights], want[2:])

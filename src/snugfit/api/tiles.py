@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -12,16 +12,16 @@ from snugfit import models
 from snugfit.chain import Chain
 from snugfit.core.cluster import Cluster, read_cluster
 from snugfit.core.record import SCHEMA
-from snugfit.core.request import Choice, TileSizes, WeightUpdate
+from snugfit.core.request import TileOptions
 from snugfit.errors import UsageError
 from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.choices import plans_for, typical_cluster
-from snugfit.strategies.tiled.network import step_of
+from snugfit.strategies.tiled.network import macs_behind, step_of
 from snugfit.tiling.grouping import Direction
 from snugfit.tiling.operators import Stem
+from snugfit.tiling.plan import TilePlan
 from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import every_cut, named_profile, one_group
-from snugfit.tiling.service import TilePlan
 from snugfit.tiling.stem import stem_of
 from snugfit.tiling.tally import FLOAT, Tally
 from snugfit.tiling.ways import meeting_points
@@ -40,7 +40,7 @@ class TileWishes:
         classes: of the model.
         cluster: file that ``snugfit cluster doctor --out`` wrote.
         processes: number of typical ones, where there is no such file.
-        tiles, forward_groups, backward_groups, replicas, recompute, weight_update, tile_sizes: as ``tiled`` takes them.
+        cut: how maps are cut.
     """
 
     model: str
@@ -49,13 +49,7 @@ class TileWishes:
     classes: int = 20
     cluster: str | None = None
     processes: int | None = None
-    tiles: str = "auto"
-    forward_groups: str = "auto"
-    backward_groups: str = "auto"
-    replicas: int = 1
-    recompute: Choice = "off"
-    weight_update: WeightUpdate = "all-reduce"
-    tile_sizes: TileSizes = "equal"
+    cut: TileOptions = field(default_factory=TileOptions)
 
 
 def plan_tiles(wishes: TileWishes) -> dict[str, Any]:
@@ -67,18 +61,20 @@ def plan_tiles(wishes: TileWishes) -> dict[str, Any]:
         UnknownNameError: there is no such model.
     """
     cluster = cluster_of(wishes)
-    if wishes.batch_size < wishes.replicas:
-        raise UsageError(f"{wishes.replicas} replicas need a batch of as many images, not of {wishes.batch_size}.")
+    if wishes.batch_size < wishes.cut.replicas:
+        raise UsageError(f"{wishes.cut.replicas} replicas need a batch of as many images, not of {wishes.batch_size}.")
     with torch.device("meta"):
         module = models.build(wishes.model, wishes.classes, wishes.image_size)
     chain = Chain.from_module(module, (3, wishes.image_size, wishes.image_size), wishes.model)
-    stem = stem_of(cast(fx.GraphModule, chain.to_module()).train(), chain.input_shape)
+    traced = cast(fx.GraphModule, chain.to_module()).train()
+    stem = stem_of(traced, chain.input_shape)
     plans = _plans(chain, stem, wishes, cluster)
-    steps = {name: step_of(stem, plan, cluster, wishes.batch_size) for name, plan in plans.items()}
+    macs = macs_behind(traced, stem)
+    steps = {name: step_of(stem, plan, cluster, wishes.batch_size, macs) for name, plan in plans.items()}
     found = {name: Prediction(step, cluster) for name, step in steps.items()}
     plan, chosen = plans["chosen"], found["chosen"]
     return {
-        "schema": SCHEMA, **asdict(wishes), "measured": wishes.cluster is not None, "processes": cluster.size,
+        "schema": SCHEMA, **_told(wishes), "measured": wishes.cluster is not None, "processes": cluster.size,
         "tiles": f"{plan.grid[0]}x{plan.grid[1]}", "forward_groups": plan.forward, "backward_groups": plan.backward,
         "recompute": plan.recompute, "tiled_layers": _layers(stem), "predicted": _seconds(chosen),
         "devices": [_device(chosen.tally, cluster, rank) for rank in range(cluster.size)],
@@ -96,24 +92,28 @@ def cluster_of(wishes: TileWishes) -> Cluster:
         return read_cluster(wishes.cluster, wishes.processes)
     if wishes.processes is None or wishes.processes < 2:
         raise UsageError("tell which processes: --cluster with a file of `snugfit cluster doctor`, or --processes 2.")
-    if wishes.tile_sizes == "speed":
+    if wishes.cut.tile_sizes == "speed":
         raise UsageError("--tile-sizes speed needs the devices' speeds: add --cluster with a file of them.")
     return typical_cluster(wishes.processes)
 
 
 def _plans(chain: Chain, stem: Stem, wishes: TileWishes, cluster: Cluster) -> dict[str, TilePlan]:
     """As chosen, with one group, and with a group per layer that reads more than single pixels."""
-    strategy = Tiled(
-        wishes.tiles, wishes.forward_groups, wishes.backward_groups, wishes.recompute, wishes.replicas,
-        wishes.weight_update, cluster.size, cluster=wishes.cluster, tile_sizes=wishes.tile_sizes,
-    )  # fmt: skip
-    chosen = next(iter(plans_for(chain, strategy, cluster, wishes.batch_size // wishes.replicas).values()))
+    strategy = Tiled(**asdict(wishes.cut), processes=cluster.size, cluster=wishes.cluster)
+    chosen = next(iter(plans_for(chain, strategy, cluster, wishes.batch_size // strategy.replicas).values()))
     forward, backward = (str(named_profile(each, stem.layers.cuts)) for each in (chosen.forward, chosen.backward))
     before, behind = (meeting_points(stem.layers, each, apart=each == "backward") for each in DIRECTIONS)
     one, every = (
         replace(chosen, forward=str(corner(before)), backward=str(corner(behind))) for corner in (one_group, every_cut)
     )
     return {"chosen": replace(chosen, forward=forward, backward=backward), "one": one, "every": every}
+
+
+def _told(wishes: TileWishes) -> dict[str, Any]:
+    """What was asked for."""
+    asked = asdict(wishes)
+    cut = asked.pop("cut")
+    return {**asked, **cut}
 
 
 def _layers(stem: Stem) -> list[str]:
@@ -123,10 +123,11 @@ def _layers(stem: Stem) -> list[str]:
 
 def _seconds(found: Prediction) -> dict[str, float]:
     parts = {"forward": found.part("forward"), "backward": found.part("backward") + found.part("recompute")}
-    weights = found.sending("weights")
+    weights, rest = found.sending("weights"), sum(each.computing for each in found.spans if each.stage.kind == "rest")
     named = {f"{name}_seconds": seconds for name, seconds in parts.items()}
     return {
-        "seconds": found.seconds, **named, "weight_seconds": weights, "computing_seconds": found.computing(),
+        "seconds": found.seconds, **named, "weight_seconds": weights, "rest_seconds": rest,
+        "last_map_seconds": found.sending("last map", "gradient"), "computing_seconds": found.computing(),
         "sending_seconds": found.sending(),
     }  # fmt: skip
 

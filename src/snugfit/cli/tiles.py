@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import note, print_json
-from snugfit.core.request import Choice, TileSizes, WeightUpdate
+from snugfit.core.request import TileOptions
 from snugfit.quantities import format_bytes, format_seconds
 
 _GROUPS = {"chosen": "chosen", "one": "one group", "every": "a group per layer"}
-
-
-@Parameter(name="*", group=Group("Tiles", sort_key=2))
-@dataclass(frozen=True)
-class TileOptions:
-    """How maps are cut.
-
-    Attributes:
-        tiles: tiles down and across, like 2x3; by default as many as there are processes.
-        forward_groups: groups of layers between which tiles exchange halos, like `0-4 | 4-11 | 11-16`, or one, every
-            (layer), or auto (what costs least).
-        backward_groups: the same of the backward pass.
-        replicas: shares of the batch, each of which has tiles of its own.
-        recompute: whether the maps that the backward pass reads are computed anew (on) or kept (off).
-        weight_update: all-reduce, or through the gateway.
-        tile_sizes: equal, or by the speed of devices, as --cluster tells it.
-    """
-
-    tiles: str = "auto"
-    forward_groups: str = "auto"
-    backward_groups: str = "auto"
-    replicas: int = 1
-    recompute: Choice = "off"
-    weight_update: WeightUpdate = "all-reduce"
-    tile_sizes: TileSizes = "equal"
 
 
 AUTO = TileOptions()
@@ -51,7 +25,7 @@ def plan_cluster(
     classes: int = 20,
     cluster: str | None = None,
     processes: int | None = None,
-    tiles: TileOptions = AUTO,
+    tiles: Annotated[TileOptions, Parameter(name="*", group=Group("Tiles", sort_key=2))] = AUTO,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
     """Tell how a network would be cut into tiles over a cluster, and what a training step takes; nothing is run.
@@ -59,7 +33,7 @@ def plan_cluster(
     A tile of a layer's output needs a little more than a tile of its input: the halo. Groups of layers exchange halos
     once, and compute the overlap twice. Many small groups suit fast networks, few large ones slow networks or those
     with much latency; the table compares what was chosen with both ends. Seconds are predicted: all processes wait for
-    the slowest after each exchange. Layers behind the tiled ones, and weights' optimizers, are not in them.
+    the slowest after each exchange. Weights' optimizers are not in them.
 
     Measure a cluster, plan, and train with what was planned:
 
@@ -91,9 +65,7 @@ def plan_cluster(
     """
     from snugfit.api.tiles import TileWishes, plan_tiles
 
-    found = plan_tiles(
-        TileWishes(model, image_size, batch_size, classes, cluster, processes, **vars(tiles))
-    )  # fmt: skip
+    found = plan_tiles(TileWishes(model, image_size, batch_size, classes, cluster, processes, tiles))
     if not output.quiet:
         print_tiles(found)
     if output.json:

@@ -21,6 +21,8 @@ Choice = Literal["auto", "on", "off"]
 WeightStorage = Literal["auto", "float32", "int8"]
 WeightUpdate = Literal["all-reduce", "gateway"]
 TileSizes = Literal["equal", "speed"]
+Rest = Literal["gateway", "replicated"]
+"""Where the layers behind the tiled ones are computed: by rank 0, or by every process."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ class StrategyOptions:
             for each half of the batch.
         weight_update: where ``tiled`` updates weights: by all processes (all-reduce), or by the gateway, which sends
             them out: the others then have no optimizer.
+        rest: who computes the layers of ``tiled`` behind the tiles: rank 0 (gateway), or every process, each of which
+            is sent the whole last map and sends no gradient of it back (replicated).
         cluster: file that ``snugfit cluster doctor --out`` wrote; ``tiled`` chooses groups by these speeds and links,
             and adds the seconds that the network takes. Typical ones otherwise, and no seconds.
         tile_sizes: tiles of ``tiled`` of equal size, or in proportion to the speeds of their devices (speed), as far
@@ -219,6 +223,7 @@ class StrategyOptions:
     recompute: Choice = "auto"
     replicas: int = 1
     weight_update: WeightUpdate = "all-reduce"
+    rest: Rest = "gateway"
     cluster: str | None = None
     tile_sizes: TileSizes = "equal"
 
@@ -278,6 +283,32 @@ def prune_ratio(prune: str) -> float | None:
     if not 0 < ratio < 1:
         raise UsageError(f"--prune is auto, on, off or a share of channels between 0 and 1, not {prune}.")
     return ratio
+
+
+@dataclass(frozen=True)
+class TileOptions:
+    """How maps are cut over a cluster that is planned.
+
+    Attributes:
+        tiles: tiles down and across, like 2x3; by default as many as there are processes.
+        forward_groups: groups of layers between which tiles exchange halos, like `0-4 | 4-11 | 11-16`, or one, every
+            (layer), or auto (what costs least).
+        backward_groups: the same of the backward pass.
+        replicas: shares of the batch, each of which has tiles of its own.
+        recompute: whether the maps that the backward pass reads are computed anew (on) or kept (off).
+        weight_update: all-reduce, or through the gateway.
+        rest: whether the layers behind the tiled ones are computed by the gateway or by every process (replicated).
+        tile_sizes: equal, or by the speed of devices, as --cluster tells it.
+    """
+
+    tiles: str = "auto"
+    forward_groups: str = "auto"
+    backward_groups: str = "auto"
+    replicas: int = 1
+    recompute: Choice = "off"
+    weight_update: WeightUpdate = "all-reduce"
+    rest: Rest = "gateway"
+    tile_sizes: TileSizes = "equal"
 
 
 @dataclass(frozen=True)

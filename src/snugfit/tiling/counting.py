@@ -6,11 +6,11 @@ Multiply-accumulates count the region that a layer produces (NOTES, Tiled traini
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from snugfit.core.request import WeightUpdate
+from snugfit.core.request import Rest, WeightUpdate
 from snugfit.tiling.geometry import Interval, balanced
 from snugfit.tiling.layers import Region
 from snugfit.tiling.schedule import BackwardGroup, Regions, Schedule
@@ -24,9 +24,9 @@ GATEWAY = 0
 
 def tally(
     schedule: Schedule, cells: Sequence[Cell], images: int, *, processes: int | None = None,
-    weights: int | None = None, update: WeightUpdate = "all-reduce",
+    weights: int | None = None, update: WeightUpdate = "all-reduce", rest: Rest = "gateway", macs_behind: int = 0,
 ) -> Tally:  # fmt: skip
-    """Count a training step.
+    """Count a training step; orders and labels, some bytes per image, are not.
 
     Args:
         schedule: what every tile holds, fetches and computes; with a backward pass.
@@ -35,10 +35,12 @@ def tally(
         processes: how many there are, those without a tile too; as many as have one by default.
         weights: parameters that train, norms' too; those of :class:`Layer` by default.
         update: where weights are updated.
+        rest: who computes the layers behind the tiled ones.
+        macs_behind: of these layers, multiply-accumulates of an image's forward pass.
     """
     count = processes or 1 + max(cell.rank for cell in cells)
-    counter = _Counter(schedule, tuple(cells), images, count)
-    stages = [*counter.forward(), *counter.backward()]
+    counter = _Counter(schedule, tuple(cells), images, count, rest)
+    stages = [*counter.forward(), *counter.behind(macs_behind), *counter.backward()]
     stages += _of_weights(counter.weights if weights is None else weights, count, update)
     tiles = Counter(cell.rank for cell in cells)
     return Tally(tuple(stages), counter.kept(), tuple(tiles[rank] for rank in range(count)))
@@ -50,6 +52,7 @@ class _Counter:
     cells: tuple[Cell, ...]
     images: int
     processes: int
+    rest: Rest
     _owners: dict[tuple[int, tuple[int, int]], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,7 +68,7 @@ class _Counter:
         )
 
     def forward(self) -> list[Stage]:
-        """From the images to the last map at the gateway."""
+        """From the images to the last map, at the gateway or everywhere."""
         stages: list[Stage] = []
         for index, (start, stop) in enumerate(self.schedule.forward.groups):
             held = {tile: groups[index] for tile, groups in self.schedule.forward_groups.items()}
@@ -74,10 +77,19 @@ class _Counter:
             macs = self._per_process({tile: self._run(start, stop, regions) for tile, regions in held.items()})
             stages.append(Stage("images" if index == 0 else "forward halo", "forward", messages, macs))
             stages += self._norms(start, stop, "forward", halo=bool(index and any(messages.values())))
-        return [*stages, self._idle("last map", "forward", self._gathered(self.schedule.forward.cuts[-1]))]
+        targets = range(self.processes) if self.rest == "replicated" else (GATEWAY,)
+        return [*stages, self._idle("last map", "forward", self._gathered(self.schedule.forward.cuts[-1], targets))]
+
+    def behind(self, macs: int) -> list[Stage]:
+        """The layers behind the tiled ones: of gradients of maps and of weights as much again as forward, each."""
+        busy = self.processes if self.rest == "replicated" else GATEWAY + 1
+        work = [self.images * macs if rank < busy else 0 for rank in range(self.processes)]
+        forward = Stage("rest", "forward", {}, tuple(work))
+        backward = Stage("rest", "backward", {}, tuple(2 * each for each in work))
+        return [forward, backward] if macs else []
 
     def backward(self) -> list[Stage]:
-        """From the gradient of the last map at the gateway to gradients of weights on every process."""
+        """From the gradient of the last map, where the rest is computed, to gradients of weights on every process."""
         network, stages = self.schedule.network, list[Stage]()
         if network is None:
             return []
@@ -85,7 +97,7 @@ class _Counter:
         for index, (start, stop) in enumerate(spans):
             groups = {tile: found[index] for tile, found in self.schedule.backward_groups.items()}
             wanted = {tile: group.gradients[stop] for tile, group in groups.items()}
-            messages = self._scattered(stop, wanted) if index == 0 else self._halos(stop, wanted)
+            messages = self._given(stop, wanted) if index == 0 else self._halos(stop, wanted)
             stage = self._idle("gradient" if index == 0 else "backward halo", "backward", messages)
             anew = [self._anew(start, stop, groups)] if any(group.entries for group in groups.values()) else []
             macs = self._per_process({tile: self._back(tile, group) for tile, group in groups.items()})
@@ -95,7 +107,7 @@ class _Counter:
                 *self._norms(start, stop, "backward", halo=bool(index and any(messages.values()))),
             ]
         if network.flows[0]:
-            stages.append(self._idle("last map", "backward", self._gathered(0)))
+            stages.append(self._idle("last map", "backward", self._gathered(0, (GATEWAY,))))
         return stages
 
     def kept(self) -> tuple[int, ...]:
@@ -175,12 +187,16 @@ class _Counter:
                 found[GATEWAY, cell.rank] += self._values(number, wanted[cell.tile].area) * images
         return found
 
-    def _gathered(self, number: int) -> Messages:
-        """Cores of a map to the gateway."""
+    def _given(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:
+        """Parts of a gradient from the gateway; nothing where everyone has all of it."""
+        return {} if self.rest == "replicated" else self._scattered(number, wanted)
+
+    def _gathered(self, number: int, targets: Iterable[int]) -> Messages:
+        """Cores of a map to the processes that want all of it."""
         found: Counter[tuple[int, int]] = Counter()
         for cell, images in zip(self.cells, self._shares(), strict=True):
-            if cell.rank != GATEWAY:
-                found[cell.rank, GATEWAY] += self._values(number, self._core(number, cell.tile).area) * images
+            for target in {*targets} - {cell.rank}:
+                found[cell.rank, target] += self._values(number, self._core(number, cell.tile).area) * images
         return found
 
     def _halos(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:

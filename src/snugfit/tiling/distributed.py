@@ -1,8 +1,9 @@
 """A network's leading layers over several processes, each with tiles of its own: Algorithm 1 of Rama and Gerstlauer.
 
 Every process calls :meth:`TiledNetwork.forward` and then :meth:`TiledNetwork.backward`. The gateway, rank 0, gives the
-images and the gradient of the last map, and has the last map; weights' gradients are each process's own share, and
-:meth:`TiledNetwork.sum_gradients` adds them up. All of it equals the step of one process on whole maps.
+images. It has the last map and gives the gradient of that; or every process does, who then compute the same of it.
+Weights' gradients are each process's own share, and :meth:`TiledNetwork.sum_gradients` adds them up. All of it equals
+the step of one process on whole maps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from snugfit.core.request import Rest
 from snugfit.tiling.adjoint import Adjoint, Held, Norm, Part, zeros
 from snugfit.tiling.exchange import Pending
 from snugfit.tiling.layers import Region, Tiling
@@ -77,15 +79,18 @@ class TiledNetwork:
         schedule: what every tile holds, fetches and computes.
         cells: tiles of all processes.
         transport: to the other processes.
+        rest: who has the last map and gives its gradient.
 
     Attributes:
-        waited: seconds spent in waiting, by what for: ``halos``, the ``gateway``, or ``sums`` over whole maps and of
-            gradients. What a step takes beside that is computation.
+        waited: seconds spent in waiting, by what for: ``halos``, the ``gateway`` (images, the last map and its
+            gradient), or ``sums`` over whole maps and of gradients. What a step takes beside that is computation.
     """
 
-    def __init__(self, stem: Stem, schedule: Schedule, cells: Sequence[Cell], transport: Transport) -> None:
+    def __init__(
+        self, stem: Stem, schedule: Schedule, cells: Sequence[Cell], transport: Transport, rest: Rest = "gateway"
+    ) -> None:
         self.stem, self.schedule, self.cells, self.transport = stem, schedule, tuple(cells), transport
-        self.routes = Routes(schedule, self.cells)
+        self.routes, self.replicated = Routes(schedule, self.cells, transport.size), rest == "replicated"
         self.mine = [number for number, cell in enumerate(self.cells) if cell.rank == transport.rank]
         self._state = _State(0)
         self._later: tuple[Adjoint, tuple[Part, ...]] | None = None
@@ -111,7 +116,7 @@ class TiledNetwork:
             count: B, on all processes.
 
         Returns:
-            The last map, (B, C, H, W), on the gateway; None elsewhere.
+            The last map, (B, C, H, W), on who computes the rest; None elsewhere.
         """
         self._state = _State(count, {cell: {} for cell in self.mine})
         last = self.schedule.forward.cuts[-1]
@@ -126,14 +131,14 @@ class TiledNetwork:
             entries = {cell: {start: held[cell]} for cell in self.mine}
             made = self._run(start, stop, regions, entries, keep=True)
             values = {cell: made[cell][stop].part(self._core(stop, cell)) for cell in self.mine}
-        return self._gather(last, values)
+        return self._gather(last, values, everywhere=self.replicated)
 
     @torch.no_grad()
     def backward(self, gradient: Tensor | None) -> Tensor | None:
         """The gradient of the last map to gradients of weights, added to ``.grad`` on every process.
 
         Args:
-            gradient: (B, C, H, W) on the gateway; None elsewhere.
+            gradient: (B, C, H, W) on who computes the rest; None elsewhere.
 
         Returns:
             The gradient of the images on the gateway, if the schedule wants that; None elsewhere.
@@ -141,12 +146,12 @@ class TiledNetwork:
         assert self.schedule.network is not None
         groups = {cell: self.schedule.backward_groups[self.cells[cell].tile] for cell in self.mine}
         count = max((len(each) for each in self.schedule.backward_groups.values()), default=0)
-        values = {0: gradient} if gradient is not None else {}
+        values = {self.transport.rank: gradient} if gradient is not None else {}
+        first: Source = "everyone" if self.replicated else "gateway"
         for index in range(count):
             here = {cell: groups[cell][index] for cell in self.mine}
             start, stop = self._span(index)
-            source: Source = "gateway" if index == 0 else "cores"
-            pending = self._begin(stop, source, values, Wanted("backward", index))
+            pending = self._begin(stop, "cores" if index else first, values, Wanted("backward", index))
             self._train_later()
             self._recompute(index, here)
             if index and stop - 1 in self.by_batch:  # its sums travel beside the halo
@@ -364,10 +369,15 @@ class TiledNetwork:
         with self._waiting(what):
             return {cell: Held(values, wanted[cell].region) for cell, values in pending.wait().items()}
 
-    def _gather(self, number: int, values: Mapping[int, Tensor]) -> Tensor | None:
-        """The whole map on the gateway, from cores."""
+    def _gather(self, number: int, values: Mapping[int, Tensor], *, everywhere: bool = False) -> Tensor | None:
+        """The whole map from cores, on the gateway; or everywhere, and then in one order of memory.
+
+        What follows computes the same to the last bit then, whatever a process held of the map.
+        """
+        wanted = Wanted("everyone" if everywhere else "gateway")
         with self._waiting("gateway"):
-            return self._begin(number, "cores", values, Wanted("gateway")).wait().get(0)
+            found = self._begin(number, "cores", values, wanted).wait().get(self.transport.rank)
+        return found.contiguous(memory_format=torch.channels_last) if everywhere and found is not None else found
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """Parts of a map from those who hold them to those who need them, over point-to-point sends.
 
-One rule serves halos of any width, corners, tiles of one process among each other, and the way from the gateway to
-tiles and back: whatever of a wanted part somebody holds is sent. All that one process sends another is one message.
+One rule serves halos of any width, corners, tiles of one process among each other, the way from the gateway to tiles
+and back, and from tiles to everyone: whatever of a wanted part somebody else holds is sent. All that one process sends
+another is one message.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Exchange:
     """Who sends what to whom; the same on all processes.
 
     Attributes:
-        held: parts of a map that overlap nowhere.
+        held: parts of a map. Those of one process overlap nowhere; those of two do only where both have the whole map.
         wanted: parts that are needed; what nobody holds of them is left as it is.
         channels: of the map.
     """
@@ -72,13 +73,12 @@ class Exchange:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """All that has to be copied or sent, in one order on all processes."""
+        """All that has to be copied or sent, in one order on all processes; nothing is sent to who holds it all."""
         found = []
         for target, want in enumerate(self.wanted):
-            for source, have in enumerate(self.held):
-                common = have.common(want)
-                if common.pixels:
-                    found.append(Piece(source, target, common))
+            pieces = [Piece(source, target, have.common(want)) for source, have in enumerate(self.held)]
+            own = [each for each in pieces if each.part.rank == want.rank and each.part.pixels == want.pixels]
+            found += [each for each in own or pieces if each.part.pixels]
         return found
 
     def between(self, sender: int, receiver: int) -> list[Piece]:
@@ -119,11 +119,15 @@ class Exchange:
         """
         rank = transport.rank
         outgoing, incoming = dict[int, Tensor](), dict[int, Tensor]()
+        packed: dict[tuple[Place, ...], Tensor] = {}  # what several are sent alike is in memory once
         for peer in sorted({place.rank for place in (*self.held, *self.wanted)} - {rank}):
             pieces = self.between(rank, peer)
             if pieces:
-                parts = [piece.part.of(values[piece.source], self.held[piece.source]) for piece in pieces]
-                outgoing[peer] = torch.cat([part.reshape(-1) for part in parts])
+                alike = tuple(piece.part for piece in pieces)
+                if alike not in packed:
+                    parts = [piece.part.of(values[piece.source], self.held[piece.source]) for piece in pieces]
+                    packed[alike] = torch.cat([part.reshape(-1) for part in parts])
+                outgoing[peer] = packed[alike]
             size = self.channels * sum(piece.part.pixels for piece in self.between(peer, rank))
             if size:
                 incoming[peer] = like.new_empty(size)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from snugfit.tiling.transport import Transport
@@ -37,11 +38,14 @@ class Silence:
 
 
 def send_tensors(tensors: dict[str, Tensor], transport: Transport) -> None:
-    """Send tensors by name to all others."""
+    """Send tensors by name to all others: what they are, and then one after another, so that copies stay small."""
     if transport.size > 1 and not any(tensor.is_meta for tensor in tensors.values()):
-        content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        forms = [(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()]
+        content = torch.frombuffer(bytearray(json.dumps(forms).encode()), dtype=torch.uint8)
         transport.from_gateway(torch.tensor([len(content)], dtype=torch.int64))
-        transport.from_gateway(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        transport.from_gateway(content)
+        for each in tensors.values():
+            send_tensor(each, transport)
 
 
 def receive_tensors(transport: Transport) -> dict[str, Tensor]:
@@ -50,4 +54,24 @@ def receive_tensors(transport: Transport) -> dict[str, Tensor]:
     transport.from_gateway(size)
     content = torch.empty(int(size), dtype=torch.uint8)
     transport.from_gateway(content)
-    return load(bytes(content.numpy()))
+    forms = json.loads(bytes(content.numpy()))
+    return {name: receive_tensor(shape, getattr(torch, dtype), transport) for name, dtype, shape in forms}
+
+
+def send_tensor(tensor: Tensor, transport: Transport) -> None:
+    """Send a tensor to all others, who know its type and shape."""
+    if tensor.numel() and transport.size > 1 and not tensor.is_meta:
+        transport.from_gateway(_bytes(tensor.detach().cpu().contiguous()))
+
+
+def receive_tensor(shape: Sequence[int], dtype: torch.dtype, transport: Transport) -> Tensor:
+    """Wait for a tensor of the gateway; on the CPU."""
+    found = torch.empty(tuple(shape), dtype=dtype)
+    if found.numel():
+        transport.from_gateway(_bytes(found))
+    return found
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A view of a contiguous tensor: bytes travel whatever they mean."""
+    return tensor.view(-1).view(torch.uint8)

@@ -41,7 +41,8 @@ def in_one(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].view(-1)
         return
-    kind = max((tensor.dtype for tensor in tensors if tensor.is_floating_point()), key=lambda t: t.itemsize)
+    fractions = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+    kind = max(fractions or [tensor.dtype for tensor in tensors], key=lambda t: t.itemsize)
     flat = torch.cat([tensor.reshape(-1).to(kind) for tensor in tensors])
     yield flat
     start = 0

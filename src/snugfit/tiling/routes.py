@@ -42,8 +42,8 @@ def cells_of(tiles: Sequence[tuple[int, int]], replicas: int, processes: int) ->
     return tuple(Cell(rank, replica, tile) for rank, (replica, tile) in zip(owners, pairs, strict=True))
 
 
-Source = Literal["gateway", "cores"]
-"""Who has a map: the gateway all of it, or every cell its core."""
+Source = Literal["gateway", "cores", "everyone"]
+"""Who has a map: the gateway all of it, every cell its core, or every process all of it."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Wanted:
     """What cells want of a map: the halo of a forward group, of a backward group's gradient, or of its first map anew.
 
     Attributes:
-        what: which of these; or all of it, by the gateway.
+        what: which of these; or all of it, by the gateway or by everyone.
         group: which group.
     """
 
-    what: Literal["forward", "backward", "anew", "gateway"]
+    what: Literal["forward", "backward", "anew", "gateway", "everyone"]
     group: int = 0
 
 
@@ -65,10 +65,12 @@ class Routes:
     Args:
         schedule: what every tile holds, fetches and computes.
         cells: tiles of all processes.
+        processes: how many there are, those without a tile too; as many as have one by default.
     """
 
-    def __init__(self, schedule: Schedule, cells: Sequence[Cell]) -> None:
+    def __init__(self, schedule: Schedule, cells: Sequence[Cell], processes: int | None = None) -> None:
         self.schedule, self.cells = schedule, tuple(cells)
+        self.processes = processes or 1 + max(cell.rank for cell in self.cells)
         self.replicas = 1 + max(cell.replica for cell in self.cells)
         self.exchange: Callable[[int, Source, Wanted, int], Exchange] = lru_cache(maxsize=256)(self._exchange)
 
@@ -86,11 +88,10 @@ class Routes:
     def _exchange(self, number: int, source: Source, wanted: Wanted, images: int) -> Exchange:
         """Who sends what of a map, for a batch of images."""
         size = self.schedule.tiling.layers.maps[number]
-        whole = (Place(GATEWAY, Interval.whole(images), size.whole),)
-        held = whole if source == "gateway" else self._places(lambda cell: self.core(number, cell), images)
-        if wanted.what == "gateway":
-            return Exchange(held, whole, size.channels)
-        places = self._places(lambda cell: self._region(wanted, number, cell), images)
+        everyone = tuple(Place(rank, Interval.whole(images), size.whole) for rank in range(self.processes))
+        whole = {"gateway": everyone[: GATEWAY + 1], "everyone": everyone}
+        held = whole.get(source) or self._places(lambda cell: self.core(number, cell), images)
+        places = whole.get(wanted.what) or self._places(lambda cell: self._region(wanted, number, cell), images)
         return Exchange(held, places, size.channels)
 
     def _places(self, region: Callable[[int], Region], images: int) -> tuple[Place, ...]:

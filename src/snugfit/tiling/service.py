@@ -1,65 +1,37 @@
 """The gateway gives orders, the other processes follow them: so that one process alone runs the training loop.
 
 :class:`GatewayForward` stands where the network's forward pass would be called, and the gradients that it returns are
-sums over all tiles; whoever calls it need not know of other processes. :func:`serve` is what the others do meanwhile.
+sums over all tiles; whoever calls it need not know of other processes. :func:`serve` is what the others do meanwhile:
+their tiles, and where the rest of the network is replicated, the very step of the gateway through :class:`OverTiles`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from snugfit.errors import ModelError
-from snugfit.tiling.distributed import TiledNetwork, schedule_of
-from snugfit.tiling.geometry import weighted
-from snugfit.tiling.layers import Layers, Tiling
-from snugfit.tiling.messages import Line, receive_tensors, send_tensors
-from snugfit.tiling.operators import Stem
-from snugfit.tiling.profile import named_profile
-from snugfit.tiling.reductions import buckets, in_one
-from snugfit.tiling.routes import cells_of
+from snugfit.tiling.messages import Line, receive_tensor, receive_tensors, send_tensor, send_tensors
+from snugfit.tiling.plan import Tiles
 from snugfit.tiling.sequential import rest_of
-from snugfit.tiling.stem import stem_of
-from snugfit.tiling.transport import Transport
+from snugfit.tiling.transport import GATEWAY
 
-Shares = tuple[tuple[float, ...], tuple[float, ...]]
-"""Weights of a grid's rows and of its columns."""
-WeightUpdate = Literal["all-reduce", "gateway"]
-"""Where weights are updated: by every process, from sums that all have; or by the gateway, which sends them out."""
 NOTHING, WEIGHTS, ALL = range(3)
 
 
 @dataclass(frozen=True)
-class TilePlan:
-    """How a network is cut.
+class TargetForm:
+    """Type and shape of the targets of a batch, for those who are sent them."""
 
-    Attributes:
-        grid: tiles down and across.
-        replicas: shares of the batch, each of which has tiles of its own.
-        forward, backward: grouping profiles, as they print; or ``one`` or ``every``.
-        recompute: whether the backward pass computes anew the maps that it reads.
-        update: where weights are updated.
-        shares: of rows and of columns, in proportion; equal ones by default.
-    """
-
-    grid: tuple[int, int]
-    replicas: int = 1
-    forward: str = "every"
-    backward: str = "every"
-    recompute: bool = False
-    update: WeightUpdate = "all-reduce"
-    shares: Shares | None = None
-
-    @property
-    def cells(self) -> int:
-        """Tiles of all replicas."""
-        return self.grid[0] * self.grid[1] * self.replicas
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -72,6 +44,9 @@ class Order:
         update: whether weights are updated after the step.
         fresh: what the gateway sends first: nothing, weights, or weights and the state of optimizers.
         lr_factor: share of the peak learning rate.
+        micro_batches: of a step.
+        share, seed, targets: of a step whose rest is replicated: the batch's share of the step, the seed of what the
+            rest draws, and what the images show.
     """
 
     kind: Literal["stop", "step", "evaluate"]
@@ -79,6 +54,10 @@ class Order:
     update: bool = True
     fresh: int = NOTHING
     lr_factor: float = 1.0
+    micro_batches: int = 1
+    share: float = 1.0
+    seed: int = 0
+    targets: TargetForm | None = None
 
     def __str__(self) -> str:
         """As JSON."""
@@ -87,173 +66,157 @@ class Order:
     @classmethod
     def parse(cls, text: str) -> Order:
         """Read an order as it prints; one that says nothing means the end."""
-        return cls(**(json.loads(text) or {"kind": "stop"}))
+        said = json.loads(text) or {"kind": "stop"}
+        form = said.get("targets")
+        return cls(**{**said, "targets": form and TargetForm(form["dtype"], tuple(form["shape"]))})
 
 
-class Tiles:
-    """A network's tiled part on one process, for training and for evaluation.
+class OverTiles:
+    """The forward pass of a network over processes, on one that computes the rest: images (B, C, H, W) to the output.
 
-    Args:
-        module: a traced network, such as ``Chain.to_module()``; only the layers that are tiled need have weights.
-        input_shape: channels, height, width of one image.
-        plan: how it is cut.
-        transport: to the other processes.
-
-    Raises:
-        ModelError: it does not begin with layers that can be tiled, or its maps are too small for the grid.
-    """
-
-    def __init__(
-        self, module: fx.GraphModule, input_shape: tuple[int, ...], plan: TilePlan, transport: Transport
-    ) -> None:
-        self.module, self.plan, self.transport = module, plan, transport
-        self.training = self._network(stem_of(module.train(), input_shape), backward=True)
-        self.evaluation = self._network(stem_of(module.eval(), input_shape), backward=False)
-        self.stem = self.training.stem
-
-    def _network(self, stem: Stem, *, backward: bool) -> TiledNetwork:
-        plan, last, cuts = self.plan, stem.layers.maps[-1], stem.layers.cuts
-        require_grid(plan.grid, last.height, last.width)
-        tiling = tiling_of(stem.layers, plan.grid, plan.shares)
-        back = named_profile(plan.backward, cuts) if backward else None
-        schedule = schedule_of(stem, tiling, named_profile(plan.forward, cuts), back, recompute=plan.recompute)
-        busy = min(self.transport.size, plan.cells)
-        return TiledNetwork(stem, schedule, cells_of(tiling.tiles, plan.replicas, busy), self.transport)
-
-    def tensors(self) -> list[Tensor]:
-        """Weights and buffers of the tiled layers."""
-        layers = [each.module for each in self.stem.operators if each.module is not None]
-        found = [tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers())]
-        return list(dict.fromkeys(found))
-
-    def share_weights(self) -> None:
-        """Give all processes the gateway's weights and buffers."""
-        for some in buckets([each.detach() for each in self.tensors()]):
-            with in_one(some) as flat:
-                self.transport.from_gateway(flat)
-
-
-def tiling_of(layers: Layers, grid: tuple[int, int], shares: Shares | None = None) -> Tiling:
-    """Tiles of a grid, all alike or in proportion to weights.
-
-    Args:
-        layers: the network.
-        grid: tiles down and across.
-        shares: weights of rows and of columns.
-    """
-    last, (rows, columns) = layers.maps[-1], shares or ((1.0,) * grid[0], (1.0,) * grid[1])
-    return Tiling.of(layers, weighted(last.height, rows), weighted(last.width, columns))
-
-
-def require_grid(grid: tuple[int, int], height: int, width: int) -> None:
-    """Check that every tile has something of the last map.
-
-    Raises:
-        ModelError: the map has fewer rows or columns than the grid.
-    """
-    if min(grid) < 1 or grid[0] > height or grid[1] > width:
-        raise ModelError(f"a map of {height}x{width} cannot be cut into {grid[0]}x{grid[1]} tiles: use a smaller grid.")
-
-
-class GatewayForward:
-    """The forward pass of a network over processes, as the gateway calls it: images (B, C, H, W) to logits.
+    The gradients that it returns are sums over all tiles.
 
     Args:
         tiles: the tiled part on this process.
-        line: to the others.
-        state: the state of the optimizers of tiled layers, by names that the others know.
 
     Attributes:
         update: whether the next backward pass ends a step: then gradients are summed over processes and returned.
-        lr_factor: share of the peak learning rate that the others update at.
+        seed: of what the rest draws in its next forward pass; from where torch's generators stand, if None.
     """
 
-    def __init__(self, tiles: Tiles, line: Line, state: Callable[[], dict[str, Tensor]] = dict) -> None:
-        self.tiles, self.rest, self._line, self._state = tiles, rest_of(tiles.module, tiles.stem), line, state
-        self.update, self.lr_factor = True, 1.0
-        self._fresh = ALL
+    def __init__(self, tiles: Tiles) -> None:
+        self.tiles, self.rest = tiles, rest_of(tiles.module, tiles.stem)
+        self.update, self.seed = True, None if tiles.plan.rest == "gateway" else 0
         self._partial: list[Tensor | None] = []
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images to the network's output."""
-        if torch.is_grad_enabled():
-            parameters = self.tiles.training.parameters()
-            value = _OverTiles.apply(self, images, *parameters)  # type: ignore[no-untyped-call]
-        else:
-            self._order("evaluate", len(images))
-            value = self.tiles.evaluation.forward(images, len(images))
-        output: Tensor = value if self.rest is None else self.rest(value)
-        return output
+        """Images to the network's output; images (B, 0), without pixels, on all processes but the gateway."""
+        parameters = self.tiles.training.parameters()
+        return self.behind(_OverTiles.apply(self, images, *parameters))  # type: ignore[no-untyped-call]
 
-    def _order(self, kind: Literal["step", "evaluate"], images: int) -> None:
-        tiles = self.tiles
-        self._line.give(str(Order(kind, images, self.update, self._fresh, self.lr_factor)))
-        if self._fresh != NOTHING:
-            tiles.share_weights()
-        if self._fresh == ALL:
-            send_tensors(self._state(), tiles.transport)
-        changed = tiles.plan.update == "gateway" and kind == "step" and self.update
-        self._fresh = WEIGHTS if changed else NOTHING
+    def behind(self, value: Tensor) -> Tensor:
+        """The last map to the network's output."""
+        if self.rest is None:
+            return value
+        with drawing_from(self.seed, value.device):
+            output: Tensor = self.rest(value)
+        return output
 
     def begin(self, images: Tensor) -> Tensor:
         """The forward pass of a step; the last map."""
-        self._order("step", len(images))
-        found = self.tiles.training.forward(images, len(images))
+        here = self.tiles.transport.rank == GATEWAY
+        found = self.tiles.training.forward(images if here else None, len(images))
         assert found is not None
         return found
 
     def end(self, gradient: Tensor) -> list[Tensor | None]:
-        """The backward pass of a step; gradients of the parameters, where it is the last one before an update."""
+        """The backward pass of a step; gradients of the parameters, where it is the last one before an update here."""
         parameters = self.tiles.training.parameters()
         before = [parameter.grad for parameter in parameters]
         for parameter, grad in zip(parameters, self._partial or [None] * len(parameters), strict=True):
             parameter.grad = grad
         self.tiles.training.backward(gradient)
         if self.update:
-            sum_gradients(self.tiles)
+            self.tiles.sum_gradients()
         found = [parameter.grad for parameter in parameters]
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
         self._partial = [] if self.update else found
-        return found if self.update else [None] * len(parameters)
+        return found if self.update and self.tiles.updates else [None] * len(parameters)
+
+
+class GatewayForward(OverTiles):
+    """The same as the gateway calls it: it tells the others, of whom whoever calls it need not know.
+
+    Args:
+        tiles: the tiled part on this process.
+        line: to the others.
+        state: the state of the optimizers of what the others update, by names that they know.
+        micro_batches: of a step.
+
+    Attributes:
+        lr_factor: share of the peak learning rate that the others update at.
+        share: of the step that the next batch is, and
+        targets: what its images show; where the others compute the rest.
+    """
+
+    def __init__(
+        self, tiles: Tiles, line: Line, state: Callable[[], dict[str, Tensor]] = dict, micro_batches: int = 1
+    ) -> None:
+        super().__init__(tiles)
+        self._line, self._state, self._micro_batches = line, state, micro_batches
+        self.lr_factor, self.share, self.targets = 1.0, 1.0, torch.empty(0)
+        self._fresh = ALL
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images to the network's output."""
+        if torch.is_grad_enabled():
+            return super().__call__(images)
+        self._order(Order("evaluate", len(images)))
+        value = self.tiles.evaluation.forward(images, len(images))
+        assert value is not None
+        return self.behind(value)
+
+    def _order(self, order: Order) -> None:
+        tiles = self.tiles
+        self._line.give(str(replace(order, fresh=self._fresh, micro_batches=self._micro_batches)))
+        if self._fresh != NOTHING:
+            tiles.share_weights(everything=self._fresh == ALL)
+        if self._fresh == ALL:
+            send_tensors(self._state(), tiles.transport)
+        changed = tiles.plan.update == "gateway" and order.kind == "step" and order.update
+        self._fresh = WEIGHTS if changed else NOTHING
+
+    def begin(self, images: Tensor) -> Tensor:
+        """The forward pass of a step; the last map."""
+        order = Order("step", len(images), self.update, lr_factor=self.lr_factor)
+        if self.tiles.plan.rest == "gateway":
+            self._order(order)
+        else:
+            self.seed = random.getrandbits(62)
+            form = TargetForm(str(self.targets.dtype).removeprefix("torch."), tuple(self.targets.shape))
+            self._order(replace(order, share=self.share, seed=self.seed, targets=form))
+            send_tensor(self.targets, self.tiles.transport)
+        return super().begin(images)
 
 
 class _OverTiles(torch.autograd.Function):
     """The tiled part of a step; arguments are the images and all parameters that train."""
 
     @staticmethod
-    def forward(ctx: Any, service: GatewayForward, images: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.service = service
-        return service.begin(images)
+    def forward(ctx: Any, passes: OverTiles, images: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.passes = passes
+        return passes.begin(images)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *ctx.service.end(gradient)
+        return None, None, *ctx.passes.end(gradient)
 
 
-def sum_gradients(tiles: Tiles) -> None:
-    """Add up gradients over processes; where weights are updated by all, all have the sums."""
-    if tiles.plan.update == "all-reduce":
-        tiles.training.sum_gradients()
+@contextmanager
+def drawing_from(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Draw what is random from a seed, and leave torch's generators as they were; as ever, if it is None."""
+    if seed is None or device.type == "meta":
+        yield
         return
-    for some in buckets(tiles.training.gradients()):
-        with in_one(some) as flat:
-            tiles.transport.sum_at_gateway(flat)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 @dataclass(frozen=True)
 class Follower:
-    """What a process does with its weights.
+    """What a process does at the gateway's orders.
 
     Attributes:
-        update: updates them from their gradients, at a share of the peak learning rate.
-        load: takes up the state of optimizers, by name; there may be none.
+        step: a training step.
+        load: begins anew with the weights that are there and the state of optimizers, by name; there may be none.
         tick: called after every order.
     """
 
-    update: Callable[[float], None]
-    load: Callable[[dict[str, Tensor]], None]
+    step: Callable[[Order], None]
+    load: Callable[[Order, dict[str, Tensor]], None]
     tick: Callable[[], None]
 
 
@@ -267,25 +230,49 @@ def serve(tiles: Tiles, line: Line, follower: Follower) -> None:
     """
     while (order := Order.parse(line.take())).kind != "stop":
         if order.fresh != NOTHING:
-            tiles.share_weights()
+            tiles.share_weights(everything=order.fresh == ALL)
         if order.fresh == ALL:
-            follower.load(receive_tensors(tiles.transport))
+            follower.load(order, receive_tensors(tiles.transport))
         if order.kind == "evaluate":
             tiles.module.eval()
             tiles.evaluation.forward(None, order.images)
         else:
-            _step(tiles, order, follower.update)
+            follower.step(order)
         follower.tick()
 
 
-def _step(tiles: Tiles, order: Order, update: Callable[[float], None]) -> None:
+def follow_step(tiles: Tiles, order: Order, update: Callable[[float], None]) -> None:
+    """A step of a process that has tiles only.
+
+    Args:
+        tiles: the tiled part on this process.
+        order: what the gateway wants.
+        update: updates weights from their gradients, at a share of the peak learning rate.
+    """
     tiles.module.train()
     tiles.training.forward(None, order.images)
     tiles.training.backward(None)
     if not order.update:
         return
-    sum_gradients(tiles)
-    if tiles.plan.update == "all-reduce":
+    tiles.sum_gradients()
+    if tiles.updates:
         update(order.lr_factor)
     for parameter in tiles.training.parameters():
         parameter.grad = None
+
+
+def follow_whole_step(
+    forward: OverTiles, order: Order, step: Callable[[Tensor, Tensor, float, bool], object]
+) -> None:  # fmt: skip
+    """A step of a process that computes the rest too, which is the gateway's own, without images.
+
+    Args:
+        forward: the forward pass on this process.
+        order: what the gateway wants.
+        step: forward and backward of images (B, 0), targets, the share of a step that they are, and whether to update.
+    """
+    assert order.targets is not None
+    form, transport = order.targets, forward.tiles.transport
+    targets = receive_tensor(form.shape, getattr(torch, form.dtype), transport).to(forward.tiles.training.like.device)
+    forward.update, forward.seed = order.update, order.seed
+    step(torch.empty(order.images, 0), targets, order.share, order.update)

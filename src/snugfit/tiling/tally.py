@@ -9,9 +9,11 @@ from typing import Literal
 FLOAT = 4
 """Bytes."""
 
-Kind = Literal["images", "forward halo", "norms", "last map", "gradient", "backward halo", "maps anew", "weights"]
-"""What travels: a batch from the gateway, halos, sums of norms, the last map to the gateway, its gradient from there,
-halos of what is recomputed, gradients of weights."""
+Kind = Literal[
+    "images", "forward halo", "norms", "last map", "rest", "gradient", "backward halo", "maps anew", "weights"
+]  # fmt: skip
+"""What travels: a batch from the gateway, halos, sums of norms, the last map to the gateway or to everyone, nothing for
+the layers behind it, its gradient from the gateway, halos of what is recomputed, gradients of weights."""
 Pass = Literal["forward", "backward", "recompute"]
 Messages = Mapping[tuple[int, int], int]
 """Floats from one rank to another."""

@@ -89,6 +89,24 @@ def test_a_slow_device_is_waited_for():
     assert uneven.image_seconds > even.image_seconds + 1
 
 
+def test_a_replicated_rest_trades_the_gradient_of_the_last_map_for_copies_of_it():
+    """Two processes, a map of 8x32x32 floats and a linear layer behind it, which the slower device takes longer for."""
+    found = {
+        (rest, speeds): Network.parse(
+            next(iter(plans_for(network(), Tiled(processes=2, rest=rest), cluster(speeds)))).split(":")[-1]
+        )
+        for rest in ("gateway", "replicated")
+        for speeds in ((1e9, 1e9), (1e9, 1e6))
+    }  # fmt: skip
+    gateway, everywhere = (found[rest, (1e9, 1e9)] for rest in ("gateway", "replicated"))
+    half = 8 * 32 * 32 // 2 * 4
+    assert gateway.image_bytes - everywhere.image_bytes == pytest.approx(0, abs=2 * 8 * 32 * 4)  # but for a halo
+    assert gateway.image_bytes > 2 * half and gateway.update_bytes == everywhere.update_bytes
+    slow, slower = (found[rest, (1e9, 1e6)] for rest in ("gateway", "replicated"))
+    linear = 3 * 8 * 32 * 32 * 10
+    assert slower.image_seconds - slow.image_seconds == pytest.approx(linear / 1e6, rel=0.02)
+
+
 def test_another_number_of_processes(measured):
     with pytest.raises(UsageError, match="describes 2 processes, but there are 4 here"):
         Tiled(processes=4, cluster=measured()).validate(workload(), network(), HARDWARE)

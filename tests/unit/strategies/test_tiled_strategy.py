@@ -7,7 +7,7 @@ from torch import nn
 from snugfit.chain import Chain
 from snugfit.core.hardware import Hardware
 from snugfit.core.workload import OptimizerSettings, Workload
-from snugfit.errors import UsageError
+from snugfit.errors import UnknownNameError, UsageError
 from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.choices import chosen, key_of, meant_grid, plans_for, settings_of
 
@@ -47,6 +47,11 @@ def test_replicas_take_processes():
         Tiled(replicas=2, processes=1)
 
 
+def test_the_rest_is_at_a_place():
+    with pytest.raises(UnknownNameError, match="place of the rest 'everywhere'"):
+        Tiled(rest="everywhere", processes=2)
+
+
 @pytest.mark.parametrize(
     ("strategy", "changes", "words"),
     [
@@ -64,11 +69,15 @@ def test_groups_that_are_none_of_the_network():
         Tiled(forward_groups="0-2 | 3-6").validate(workload(), chain(), HARDWARE)
 
 
-@pytest.mark.parametrize("processes", [1, 4])
-def test_settings_lead_back_to_the_plan_that_was_measured(processes):
-    strategy = Tiled(processes=processes)
+@pytest.mark.parametrize(("processes", "rest"), [(1, "gateway"), (4, "gateway"), (4, "replicated")])
+def test_settings_lead_back_to_the_plan_that_was_measured(processes, rest):
+    strategy = Tiled(processes=processes, rest=rest)
     plans = plans_for(chain(), strategy)
-    assert plans and all(key == key_of(plan) for key, plan in plans.items())
+    assert (
+        plans
+        and {plan.rest for plan in plans.values()} == {rest}
+        and all(key == key_of(plan) for key, plan in plans.items())
+    )
     for key, plan in plans.items():
         assert chosen(Tiled(**settings_of(key), processes=processes)) == plan
 

@@ -8,8 +8,8 @@ from snugfit.errors import UsageError
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.grouping import CostModel, Prices, group_work
 from snugfit.tiling.layers import Tiling
+from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
-from snugfit.tiling.service import tiling_of
 from snugfit.tiling.tally import Stage, Tally, all_gathered, all_reduced
 
 

@@ -162,19 +162,21 @@ def test_the_tally_is_that_of_pixels_one_by_one(plans, height, width, down, acro
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("replicas", "processes"), [(1, 4), (2, 3), (1, 1), (2, 8)])
 @pytest.mark.parametrize("profile", [one_group, every_cut])
-def test_what_is_sent_is_what_exchanges_send(profile, replicas, processes, recompute):
+@pytest.mark.parametrize("rest", ["gateway", "replicated"])
+def test_what_is_sent_is_what_exchanges_send(rest, profile, replicas, processes, recompute):
     layers, images = residual(), 3
     plan = schedule(layers, (2, 2), profile(layers.cuts), every_cut(layers.cuts), recompute=recompute)
     cells = cells_of(plan.tiling.tiles, replicas, processes)
-    routes, count, last = Routes(plan, cells), tally(plan, cells, images, weights=0), len(layers.layers)
+    count = tally(plan, cells, images, weights=0, rest=rest)
+    routes, last, who = Routes(plan, cells), len(layers.layers), "everyone" if rest == "replicated" else "gateway"
     groups = next(iter(plan.backward_groups.values()))
     exchanges = {"images": [routes.exchange(0, "gateway", Wanted("forward", 0), images)]}
     exchanges["forward halo"] = [
         routes.exchange(start, "cores", Wanted("forward", index), images)
         for index, (start, _) in enumerate(plan.forward.groups) if index
     ]  # fmt: skip
-    exchanges["last map"] = [routes.exchange(last, "cores", Wanted("gateway"), images)]
-    exchanges["gradient"] = [routes.exchange(last, "gateway", Wanted("backward", 0), images)]
+    exchanges["last map"] = [routes.exchange(last, "cores", Wanted(who), images)]
+    exchanges["gradient"] = [routes.exchange(last, who, Wanted("backward", 0), images)]
     exchanges["backward halo"] = [
         routes.exchange(group.stop, "cores", Wanted("backward", index), images)
         for index, group in enumerate(groups) if index
@@ -228,6 +230,22 @@ def test_weights_by_a_ring_or_by_the_gateway():
     assert weights == 3_418_976 and ring.sent(2, "weights") == -(-2 * 3 * weights // 4)
     assert star.sent(0, "weights") == star.received(0, "weights") == 3 * weights == 3 * star.sent(2, "weights")
     assert ring.total("weights") == star.total("weights")
+
+
+def test_a_replicated_rest_sends_the_last_map_to_all_and_no_gradient():
+    layers, macs = residual(), 1000
+    plan = schedule(layers, (2, 2), every_cut(layers.cuts), every_cut(layers.cuts))
+    cells, last = cells_of(plan.tiling.tiles, 1, 4), layers.maps[-1]
+    gateway, all_ = (
+        tally(plan, cells, 2, processes=5, rest=rest, macs_behind=macs) for rest in ("gateway", "replicated")
+    )
+    values = 2 * last.channels * last.height * last.width
+    assert [all_.received(rank, "last map") for rank in (0, 4)] == [gateway.received(0, "last map"), values]
+    assert all_.total("last map") == 4 * values
+    assert all_.total("gradient") == 0 < gateway.total("gradient")
+    assert [all_.macs(rank) - gateway.macs(rank) for rank in range(5)] == [0, *[3 * 2 * macs] * 4]
+    others = ("images", "forward halo", "norms", "backward halo", "weights")
+    assert all_.total(*others) == gateway.total(*others)
 
 
 def test_one_process_sends_nothing_and_the_paper_network_takes_13_gmac():

@@ -12,16 +12,16 @@ from torch import fx
 
 from snugfit.chain import Chain
 from snugfit.core.cluster import Cluster, Link, Rank, made_up
-from snugfit.core.request import Choice, TileSizes
+from snugfit.core.request import Choice, Rest, TileSizes, WeightUpdate
 from snugfit.errors import UsageError
-from snugfit.strategies.tiled.network import network_of, step_of
+from snugfit.strategies.tiled.network import macs_behind, network_of, step_of
 from snugfit.tiling.grouping import CostModel, Direction, Prices
 from snugfit.tiling.layers import Layers
 from snugfit.tiling.operators import Stem
+from snugfit.tiling.plan import Shares, TilePlan, require_grid, tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
 from snugfit.tiling.profile import every_cut, named_profile, one_group
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.service import Shares, TilePlan, WeightUpdate, require_grid, tiling_of
 from snugfit.tiling.stem import stem_of
 from snugfit.tiling.ways import meeting_points, squarest, thinned, ways_on_one_device
 
@@ -65,6 +65,10 @@ class Wishes(Protocol):
         """Where weights are updated."""
 
     @property
+    def rest(self) -> Rest:
+        """Who computes the layers behind the tiles."""
+
+    @property
     def processes(self) -> int:
         """How many there are."""
 
@@ -104,14 +108,17 @@ def plans_for(
         ModelError: no leading layer can be tiled, or the grid that is asked for is too fine.
         UsageError: the groups that are asked for are none of this network's.
     """
-    stem = stem_of(cast(fx.GraphModule, copy.deepcopy(chain).to_module()).train(), chain.input_shape)
+    module = cast(fx.GraphModule, copy.deepcopy(chain).to_module()).train()
+    stem = stem_of(module, chain.input_shape)
     for text in {wishes.forward_groups, wishes.backward_groups} - {"auto"}:
         named_profile(text, stem.layers.cuts)
     if wishes.processes == 1:
         return {key_of(plan): plan for plan in _on_one(stem.layers, wishes)}
     plans = _over_several(stem, wishes, cluster or typical_cluster(wishes.processes), images)
-    networks = ["" if cluster is None else str(network_of(stem, plan, cluster)) for plan in plans]
-    return {key_of(plan, network): plan for plan, network in zip(plans, networks, strict=True)}
+    if cluster is None:
+        return {key_of(plan): plan for plan in plans}
+    macs = macs_behind(module, stem)
+    return {key_of(plan, str(network_of(stem, plan, cluster, macs))): plan for plan in plans}
 
 
 def _on_one(layers: Layers, wishes: Wishes) -> list[TilePlan]:
@@ -151,7 +158,10 @@ def _over_several(stem: Stem, wishes: Wishes, cluster: Cluster, images: int) -> 
     return [
         _fastest(
             stem, cluster, images * wishes.replicas,
-            [TilePlan(grid, wishes.replicas, *pair, recompute, wishes.weight_update, shares) for pair in pairs],
+            [
+                TilePlan(grid, wishes.replicas, *pair, recompute, wishes.weight_update, shares, wishes.rest)
+                for pair in pairs
+            ],
         )
         for recompute in again
     ]  # fmt: skip
@@ -194,17 +204,17 @@ def key_of(plan: TilePlan, network: str = "") -> str:
     """
     again = "again" if plan.recompute else "kept"
     grid = f"{plan.grid[0]}x{plan.grid[1]}"
-    parts = (PREFIX, grid, str(plan.replicas), plan.forward, plan.backward, again, plan.update, text_of(plan.shares))
-    return ":".join((*parts, network))
+    groups, update = (plan.forward, plan.backward, again), (plan.update, plan.rest)
+    return ":".join((PREFIX, grid, str(plan.replicas), *groups, *update, text_of(plan.shares), network))
 
 
 def settings_of(key: str) -> dict[str, Any]:
     """The strategy's settings that a probe was measured with."""
-    _, tiles, replicas, forward, backward, again, update, shares, network = key.split(":")
+    _, tiles, replicas, forward, backward, again, update, rest, shares, network = key.split(":")
     return {
         "tiles": tiles, "replicas": int(replicas), "forward_groups": forward, "backward_groups": backward,
-        "recompute": "on" if again == "again" else "off", "weight_update": update, "shares": shares,
-        "network": network,
+        "recompute": "on" if again == "again" else "off", "weight_update": update, "rest": rest,
+        "shares": shares, "network": network,
     }  # fmt: skip
 
 
@@ -227,4 +237,4 @@ def chosen(wishes: Wishes) -> TilePlan:
     assert grid is not None and wishes.recompute != "auto"
     groups = (wishes.forward_groups, wishes.backward_groups)
     again, shares = wishes.recompute == "on", shares_of(wishes.shares)
-    return TilePlan(grid, wishes.replicas, *groups, again, wishes.weight_update, shares)
+    return TilePlan(grid, wishes.replicas, *groups, again, wishes.weight_update, shares, wishes.rest)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
 
+import torch
+from torch import fx
+from torch.utils.flop_counter import FlopCounterMode
+
 from snugfit.core.cluster import Cluster
 from snugfit.core.cost import Cost
 from snugfit.core.workload import Workload
@@ -11,10 +15,11 @@ from snugfit.strategies.whole import VALIDATION_SHARE
 from snugfit.tiling.counting import tally
 from snugfit.tiling.distributed import schedule_of
 from snugfit.tiling.operators import Stem
+from snugfit.tiling.plan import TilePlan, tiling_of
 from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.service import TilePlan, tiling_of
+from snugfit.tiling.sequential import rest_of
 from snugfit.tiling.tally import FLOAT, Tally
 
 GATEWAY = 0
@@ -65,15 +70,32 @@ class Network:
         )  # fmt: skip
 
 
-def network_of(stem: Stem, plan: TilePlan, cluster: Cluster) -> Network:
+def macs_behind(module: fx.GraphModule, stem: Stem) -> int:
+    """Multiply-accumulates of an image's forward pass through the layers behind the tiled ones.
+
+    Args:
+        module: the traced network; the weights of these layers go to the meta device.
+        stem: its tiled layers.
+    """
+    rest, last = rest_of(module, stem), stem.layers.maps[-1]
+    if rest is None:
+        return 0
+    images = torch.empty(2, last.channels, last.height, last.width, device="meta")  # norms refuse a single value
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        rest.to("meta")(images)
+    return int(counter.get_total_flops()) // (2 * len(images))
+
+
+def network_of(stem: Stem, plan: TilePlan, cluster: Cluster, macs: int = 0) -> Network:
     """What a cluster takes beside the gateway: a line through steps of one image per replica, and of two.
 
     Args:
         stem: the layers, in training mode.
         plan: how they are cut.
         cluster: the processes.
+        macs: of an image's forward pass through the layers behind.
     """
-    few, more = (step_of(stem, plan, cluster, images * plan.replicas) for images in (1, 2))
+    few, more = (step_of(stem, plan, cluster, images * plan.replicas, macs) for images in (1, 2))
     seconds = _line(_seconds(few, cluster), _seconds(more, cluster), plan.replicas)
     sent = _line(_bytes(few), _bytes(more), plan.replicas)
     return Network(
@@ -99,7 +121,7 @@ def _bytes(step: Tally) -> float:
     return FLOAT * (step.total() - step.total("weights"))
 
 
-def step_of(stem: Stem, plan: TilePlan, cluster: Cluster, images: int) -> Tally:
+def step_of(stem: Stem, plan: TilePlan, cluster: Cluster, images: int, macs: int = 0) -> Tally:
     """What every process of a cluster does in a training step.
 
     Args:
@@ -107,6 +129,7 @@ def step_of(stem: Stem, plan: TilePlan, cluster: Cluster, images: int) -> Tally:
         plan: how they are cut.
         cluster: the processes.
         images: of the batch.
+        macs: of an image's forward pass through the layers behind; none are counted by default.
     """
     layers, count = stem.layers, len(stem.operators)
     forward, backward = (named_profile(text, layers.cuts) for text in (plan.forward, plan.backward))
@@ -114,4 +137,7 @@ def step_of(stem: Stem, plan: TilePlan, cluster: Cluster, images: int) -> Tally:
     schedule = schedule_of(stem, tiling, forward, backward, recompute=plan.recompute)
     cells = cells_of(tiling.tiles, plan.replicas, min(cluster.size, plan.cells))
     weights = sum(each.numel() for each in stem.parameters(0, count) if each.requires_grad)
-    return tally(schedule, cells, images, processes=cluster.size, weights=weights, update=plan.update)
+    return tally(
+        schedule, cells, images,
+        processes=cluster.size, weights=weights, update=plan.update, rest=plan.rest, macs_behind=macs,
+    )  # fmt: skip

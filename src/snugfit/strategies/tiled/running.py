@@ -15,11 +15,13 @@ from snugfit.core.record import Record
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.workload import Workload
 from snugfit.errors import UsageError
-from snugfit.strategies.tiled.trainer import over_processes, tiled_names
+from snugfit.strategies.tiled.trainer import over_processes
 from snugfit.strategies.whole import fit_whole
 from snugfit.tiling.messages import Line
-from snugfit.tiling.service import Follower, Order, TilePlan, Tiles, serve
+from snugfit.tiling.plan import TilePlan, Tiles
+from snugfit.tiling.service import Follower, Order, OverTiles, follow_step, follow_whole_step, serve
 from snugfit.tiling.transport import Processes, Transport
+from snugfit.training.network import NetworkTrainer
 from snugfit.training.optimizers import ParameterOptimizers
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
@@ -71,7 +73,7 @@ def follow(
     """Serve the gateway until it tells to end.
 
     Args:
-        chain: the network, on the meta device; only layers that are tiled are given memory.
+        chain: the network, on the meta device; only layers that this process computes are given memory.
         workload: what is trained.
         plan: how it is cut.
         transport: to the other processes.
@@ -81,18 +83,42 @@ def follow(
     """
     module = cast(fx.GraphModule, chain.to_module())
     tiles = Tiles(module, chain.input_shape, plan, transport)
-    for each in tiles.stem.operators:
-        if each.module is not None:
-            each.module.to_empty(device=device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    layers = [each.module for each in tiles.stem.operators if each.module is not None]
+    for each in [module] if plan.rest == "replicated" else layers:
+        each.to_empty(device=device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    follower = _with_rest if plan.rest == "replicated" else _with_tiles
+    serve(tiles, line, follower(tiles, workload, tick))
+
+
+def _with_tiles(tiles: Tiles, workload: Workload, tick: Callable[[], None]) -> Follower:
+    """Computes tiles, and updates their weights if every process does."""
     optimizers = [ParameterOptimizers({}.items(), workload.optimizer)]
 
-    def load(state: dict[str, Tensor]) -> None:
+    def load(order: Order, state: dict[str, Tensor]) -> None:
         optimizers[0].release()
-        optimizers[0] = ParameterOptimizers(tiled_names(tiles).items(), workload.optimizer)
+        optimizers[0] = ParameterOptimizers(tiles.updated_by_all().items(), workload.optimizer)
         optimizers[0].load_state(state)
 
     def update(factor: float) -> None:
         optimizers[0].set_lr_factor(factor)
         optimizers[0].step()
 
-    serve(tiles, line, Follower(update, load, tick))
+    return Follower(lambda order: follow_step(tiles, order, update), load, tick)
+
+
+def _with_rest(tiles: Tiles, workload: Workload, tick: Callable[[], None]) -> Follower:
+    """Computes tiles and all layers behind them, in the steps of a trainer like the gateway's."""
+    forward = OverTiles(tiles)
+    trainers: list[NetworkTrainer] = []
+
+    def load(order: Order, state: dict[str, Tensor]) -> None:
+        for spent in trainers:
+            spent.optimizers.release()
+        trainers[:] = [NetworkTrainer(tiles.module, forward, workload, order.micro_batches)]
+        trainers[0].optimizers.load_state(state)
+
+    def step(order: Order) -> None:
+        trainers[0].set_lr_factor(order.lr_factor)
+        follow_whole_step(forward, order, trainers[0].step)
+
+    return Follower(step, load, tick)

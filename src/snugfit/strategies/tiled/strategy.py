@@ -13,7 +13,7 @@ from snugfit.core.cost import Cost, Shortfall
 from snugfit.core.hardware import Hardware
 from snugfit.core.profile import ProbeLine, Profile
 from snugfit.core.record import Record
-from snugfit.core.request import Choice, TileSizes
+from snugfit.core.request import Choice, Rest, TileSizes, WeightUpdate
 from snugfit.core.workload import Workload
 from snugfit.errors import ModelError, UnknownNameError, UsageError
 from snugfit.profiling import Probe
@@ -32,7 +32,7 @@ from snugfit.strategies.whole import (
     whole_reasons,
 )
 from snugfit.tiling.messages import Silence
-from snugfit.tiling.service import TilePlan, WeightUpdate
+from snugfit.tiling.plan import TilePlan
 from snugfit.tiling.transport import Alone, processes
 from snugfit.training.events import Notice
 from snugfit.training.run import Run
@@ -50,7 +50,8 @@ class Tiled:
         recompute: whether the backward pass computes anew the maps that it reads, over several processes; on one device
             it always does.
         replicas: shares of the batch, each of which has tiles of its own.
-        weight_update: where weights are updated.
+        weight_update: where weights of tiled layers are updated.
+        rest: who computes the layers behind them, and updates their weights.
         processes: how many there are.
         cluster: file with what ``snugfit cluster doctor`` measured; typical devices and links otherwise.
         tile_sizes: whether tiles are of equal size, or in proportion to the speeds of the cluster's devices.
@@ -67,6 +68,7 @@ class Tiled:
     recompute: Choice = "auto"
     replicas: int = 1
     weight_update: WeightUpdate = "all-reduce"
+    rest: Rest = "gateway"
     processes: int = field(default_factory=processes)
     cluster: str | None = None
     tile_sizes: TileSizes = "equal"
@@ -82,6 +84,8 @@ class Tiled:
             raise UsageError(f"--replicas is at least 1, and 1 on a single process, not {self.replicas}.")
         if self.tile_sizes not in get_args(TileSizes):
             raise UnknownNameError("way of sizing tiles", self.tile_sizes, get_args(TileSizes))
+        if self.rest not in get_args(Rest):
+            raise UnknownNameError("place of the rest", self.rest, get_args(Rest))
         if self.tile_sizes == "speed" and self.cluster is None:
             raise UsageError("--tile-sizes speed needs the devices' speeds: add --cluster with a file of them.")
 

@@ -10,9 +10,10 @@ from snugfit.chain import Chain
 from snugfit.core.workload import Workload
 from snugfit.strategies.whole import MakeTrainer
 from snugfit.tiling.messages import Line
+from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.sequential import TiledForward
-from snugfit.tiling.service import GatewayForward, TilePlan, Tiles
+from snugfit.tiling.service import GatewayForward
 from snugfit.tiling.stem import stem_of
 from snugfit.tiling.transport import Transport
 from snugfit.training.network import Forward, NetworkTrainer
@@ -45,12 +46,14 @@ class OneDeviceTrainer(NetworkTrainer):
 class GatewayTrainer(NetworkTrainer):
     """Trains a network whose tiles are with other processes too; these update their own weights, or are sent them.
 
+    Where the rest is replicated, the others train it as this process does: its batches, weights and draws are the same.
+
     Args:
         chain: its chain.
         module: its units as one traced module.
         workload: optimizer and precision.
         micro_batches: batches accumulated to one step.
-        plan: grid, groups, and where weights are updated.
+        plan: grid, groups, where weights are updated, and who computes the rest.
         transport: to the other processes.
         line: to the other processes, for orders.
     """
@@ -64,15 +67,16 @@ class GatewayTrainer(NetworkTrainer):
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
         tiles = Tiles(module, chain.input_shape, plan, transport)
-        self.forward = GatewayForward(tiles, line, partial(self._state_of, set(tiled_names(tiles))))
+        state = partial(self._state_of, set(tiles.updated_by_all()))
+        self.forward = GatewayForward(tiles, line, state, micro_batches)
 
     def _state_of(self, names: set[str]) -> dict[str, Tensor]:
-        """The state of the optimizers of tiled layers."""
+        """The state of the optimizers that the others have too."""
         return {key: value for key, value in self.optimizers.state().items() if key.rpartition("/")[0] in names}
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
         """One forward and backward over all processes."""
-        self.forward.update = update
+        self.forward.update, self.forward.share, self.forward.targets = update, share, labels
         return super().step(inputs, labels, share, update)
 
     def set_lr_factor(self, factor: float) -> None:
@@ -84,12 +88,6 @@ class GatewayTrainer(NetworkTrainer):
         """The forward pass over all processes."""
         self.module.eval()
         return self.forward
-
-
-def tiled_names(tiles: Tiles) -> dict[str, nn.Parameter]:
-    """The parameters of tiled layers by their names in the network."""
-    own = {id(parameter) for parameter in tiles.training.parameters()}
-    return {name: parameter for name, parameter in tiles.module.named_parameters() if id(parameter) in own}
 
 
 def on_one_device(plan: TilePlan) -> MakeTrainer:

@@ -1,0 +1,141 @@
+"""How a network is cut into tiles over processes, and the tiled part of it on one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, fx, nn
+
+from snugfit.core.request import Rest, WeightUpdate
+from snugfit.errors import ModelError
+from snugfit.tiling.distributed import TiledNetwork, schedule_of
+from snugfit.tiling.geometry import weighted
+from snugfit.tiling.layers import Layers, Tiling
+from snugfit.tiling.operators import Stem
+from snugfit.tiling.profile import named_profile
+from snugfit.tiling.reductions import buckets, in_one
+from snugfit.tiling.routes import cells_of
+from snugfit.tiling.stem import stem_of
+from snugfit.tiling.transport import GATEWAY, Transport
+
+Shares = tuple[tuple[float, ...], tuple[float, ...]]
+"""Weights of a grid's rows and of its columns."""
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """How a network is cut.
+
+    Attributes:
+        grid: tiles down and across.
+        replicas: shares of the batch, each of which has tiles of its own.
+        forward, backward: grouping profiles, as they print; or ``one`` or ``every``.
+        recompute: whether the backward pass computes anew the maps that it reads.
+        update: where weights of tiled layers are updated: by every process, from sums that all have; or by the gateway,
+            which sends them out.
+        rest: who computes the layers behind the tiled ones, and updates their weights: the gateway, or every process.
+        shares: of rows and of columns, in proportion; equal ones by default.
+    """
+
+    grid: tuple[int, int]
+    replicas: int = 1
+    forward: str = "every"
+    backward: str = "every"
+    recompute: bool = False
+    update: WeightUpdate = "all-reduce"
+    shares: Shares | None = None
+    rest: Rest = "gateway"
+
+    @property
+    def cells(self) -> int:
+        """Tiles of all replicas."""
+        return self.grid[0] * self.grid[1] * self.replicas
+
+
+class Tiles:
+    """A network's tiled part on one process, for training and for evaluation.
+
+    Args:
+        module: a traced network, such as ``Chain.to_module()``; where the rest is not this process's, only the layers
+            that are tiled need have weights.
+        input_shape: channels, height, width of one image.
+        plan: how it is cut.
+        transport: to the other processes.
+
+    Raises:
+        ModelError: it does not begin with layers that can be tiled, or its maps are too small for the grid.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, input_shape: tuple[int, ...], plan: TilePlan, transport: Transport
+    ) -> None:
+        self.module, self.plan, self.transport = module, plan, transport
+        self.training = self._network(stem_of(module.train(), input_shape), backward=True)
+        self.evaluation = self._network(stem_of(module.eval(), input_shape), backward=False)
+        self.stem = self.training.stem
+
+    def _network(self, stem: Stem, *, backward: bool) -> TiledNetwork:
+        plan, last, cuts = self.plan, stem.layers.maps[-1], stem.layers.cuts
+        require_grid(plan.grid, last.height, last.width)
+        tiling = tiling_of(stem.layers, plan.grid, plan.shares)
+        back = named_profile(plan.backward, cuts) if backward else None
+        schedule = schedule_of(stem, tiling, named_profile(plan.forward, cuts), back, recompute=plan.recompute)
+        busy = min(self.transport.size, plan.cells)
+        cells, rest = cells_of(tiling.tiles, plan.replicas, busy), plan.rest if backward else "gateway"
+        return TiledNetwork(stem, schedule, cells, self.transport, rest)
+
+    @property
+    def updates(self) -> bool:
+        """Whether this process updates the weights of tiled layers."""
+        return self.plan.update == "all-reduce" or self.transport.rank == GATEWAY
+
+    def updated_by_all(self) -> dict[str, nn.Parameter]:
+        """The parameters that every process updates, by their names in the network."""
+        tiled = {id(parameter) for parameter in self.training.parameters()}
+        everywhere = {True: self.plan.update == "all-reduce", False: self.plan.rest == "replicated"}
+        return {name: each for name, each in self.module.named_parameters() if everywhere[id(each) in tiled]}
+
+    def tensors(self, *, everything: bool = False) -> list[Tensor]:
+        """Weights and buffers of the tiled layers; everything that other processes have too, if asked for."""
+        layers: list[nn.Module] = [each.module for each in self.stem.operators if each.module is not None]
+        if everything and self.plan.rest == "replicated":
+            layers = [self.module]
+        found = [tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers())]
+        return list(dict.fromkeys(found))
+
+    def share_weights(self, *, everything: bool) -> None:
+        """Give all processes the gateway's weights and buffers, of tiled layers or of all that they have."""
+        for some in buckets([each.detach() for each in self.tensors(everything=everything)]):
+            with in_one(some) as flat:
+                self.transport.from_gateway(flat)
+
+    def sum_gradients(self) -> None:
+        """Add up gradients over processes; where weights are updated by all, all have the sums."""
+        if self.plan.update == "all-reduce":
+            self.training.sum_gradients()
+            return
+        for some in buckets(self.training.gradients()):
+            with in_one(some) as flat:
+                self.transport.sum_at_gateway(flat)
+
+
+def tiling_of(layers: Layers, grid: tuple[int, int], shares: Shares | None = None) -> Tiling:
+    """Tiles of a grid, all alike or in proportion to weights.
+
+    Args:
+        layers: the network.
+        grid: tiles down and across.
+        shares: weights of rows and of columns.
+    """
+    last, (rows, columns) = layers.maps[-1], shares or ((1.0,) * grid[0], (1.0,) * grid[1])
+    return Tiling.of(layers, weighted(last.height, rows), weighted(last.width, columns))
+
+
+def require_grid(grid: tuple[int, int], height: int, width: int) -> None:
+    """Check that every tile has something of the last map.
+
+    Raises:
+        ModelError: the map has fewer rows or columns than the grid.
+    """
+    if min(grid) < 1 or grid[0] > height or grid[1] > width:
+        raise ModelError(f"a map of {height}x{width} cannot be cut into {grid[0]}x{grid[1]} tiles: use a smaller grid.")
