@@ -85,6 +85,9 @@ def print_tiles(found: dict[str, Any]) -> None:
         f"a step   {_fine(seconds['seconds'])}: forward {_fine(seconds['forward_seconds'])}, backward "
         f"{_fine(seconds['backward_seconds'])}, weights {_fine(seconds['weight_seconds'])}"
     )
+    where = "every process" if found["rest"] == "replicated" else "the gateway"
+    sending = f"{_fine(seconds['last_map_seconds'])} for sending the last map and its gradient"
+    note(f"the rest on {where}: {_fine(seconds['rest_seconds'])}, and {sending}")
     rows = [
         (str(each["rank"]), each["host"], str(each["tiles"]), f"{each['macs'] / 1e9:.2f} GMAC",
          *(format_bytes(each[key]) for key in ("sent_bytes", "received_bytes", "kept_bytes")))
