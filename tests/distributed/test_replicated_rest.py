@@ -13,6 +13,7 @@ from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.strategies.tiled.running import follow
 from snugfit.strategies.tiled.trainer import GatewayTrainer
 from snugfit.tiling.counting import tally
+from snugfit.tiling.messages import receive_tensors, send_tensors
 from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.service import drawing_from
 from snugfit.tiling.transport import GATEWAY, Processes
@@ -107,6 +108,31 @@ def replicated(group, rank, plan, micro_batches, stops):
         follow(found, WORKLOAD, plan, transport, line, torch.device("cpu"), lambda: None)
     state = {name: each.numpy() for name, each in found.to_module().state_dict().items()}
     return state, torch.equal(before, torch.get_rng_state())
+
+
+KINDS = {
+    "labels": torch.arange(4),
+    "boxes": torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(1)),
+    "momentum": torch.arange(36.0, dtype=torch.float64).view(1, 4, 3, 3).contiguous(memory_format=torch.channels_last),
+    "step": torch.tensor(7.0),
+    "nothing": torch.empty(0, 3),
+    "flags": torch.tensor([True, False]),
+}
+
+
+def told(group, rank):
+    transport = Processes(group)
+    if rank == GATEWAY:
+        send_tensors(KINDS, transport)
+        return {}
+    return {name: (each.numpy(), str(each.dtype)) for name, each in receive_tensors(transport).items()}
+
+
+def test_tensors_of_any_kind_travel(processes):
+    for found in processes.run(told, processes=3)[1:]:
+        assert list(found) == list(KINDS)
+        for name, (values, kind) in found.items():
+            assert kind == str(KINDS[name].dtype) and torch.equal(torch.from_numpy(values), KINDS[name])
 
 
 class Weighed(Processes):

@@ -104,8 +104,13 @@ class Tiles:
         return list(dict.fromkeys(found))
 
     def share_weights(self, *, everything: bool) -> None:
-        """Give all processes the gateway's weights and buffers, of tiled layers or of all that they have."""
-        for some in buckets([each.detach() for each in self.tensors(everything=everything)]):
+        """Give all processes the gateway's weights and buffers, of tiled layers or of all that they have.
+
+        Whole numbers travel apart, since an index may not be rounded.
+        """
+        found = [each.detach() for each in self.tensors(everything=everything)]
+        whole = [each for each in found if not each.is_floating_point()]
+        for some in [*buckets([each for each in found if each.is_floating_point()]), *buckets(whole)]:
             with in_one(some) as flat:
                 self.transport.from_gateway(flat)
 

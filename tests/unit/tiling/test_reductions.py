@@ -67,3 +67,11 @@ def test_sums_of_other_processes():
     tensors = [torch.arange(4.0), torch.ones(2, 2)]
     all_sum(tensors, Doubling())
     assert tensors[0].tolist() == [0, 2, 4, 6] and tensors[1].tolist() == [[2, 2], [2, 2]]
+
+
+def test_whole_numbers_alone_travel_as_such():
+    counts = [torch.tensor(2**40 + 1), torch.tensor([3, 4])]
+    with in_one(counts) as flat:
+        assert flat.dtype == torch.int64
+        flat.add_(1)
+    assert [each.tolist() for each in counts] == [2**40 + 2, [4, 5]]
