@@ -5,6 +5,7 @@ from snugfit.memory.limit import MemoryLimit, is_out_of_memory
 from snugfit.memory.meter import PeakMeter, make_meter
 from snugfit.memory.model import fit_line
 from snugfit.memory.status import MemoryStatus, read_status
+from snugfit.memory.tensors import saved_bytes, tensor_peak_bytes
 from snugfit.memory.trim import release_memory, trim_heap
 
 __all__ = [
@@ -18,5 +19,7 @@ __all__ = [
     "prepare_process",
     "read_status",
     "release_memory",
+    "saved_bytes",
+    "tensor_peak_bytes",
     "trim_heap",
 ]
