@@ -1,10 +1,17 @@
 """Train CNNs inside a memory budget that is predicted, enforced and verified.
 
 >>> import snugfit
->>> plan = snugfit.plan("vgg16", "digits", snugfit.Budget(memory="100MB"), epochs=1)  # doctest: +SKIP
->>> print(plan)  # doctest: +SKIP
->>> record = plan.run()  # doctest: +SKIP
->>> record.model  # doctest: +SKIP
+>>> snugfit.prepare_process()  # the budget counts from here: before model and data exist
+>>> budget, small = snugfit.Budget(memory="100MB"), {"image_size": 8, "max_train": 64, "epochs": 1}
+>>> plan = snugfit.plan("smallconv", "digits", budget, strategy="backprop", **small)
+>>> print(plan)
+smallconv on digits, budget 100.0 MB of memory
+...
+>>> record = plan.run(subscribers=(), out="runs/smallconv")
+>>> record.enforced, record.measured["peak_bytes"] <= 100_000_000
+(True, True)
+>>> type(record.model)  # a plain module
+<class 'torch.fx.graph_module...'>
 """
 
 from importlib import import_module
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
         Record,
         Request,
         RunnablePlan,
+        StopFlag,
         TrainedRecord,
         draw_report,
         evaluate,
@@ -41,6 +49,7 @@ __all__ = [
     "Record",
     "Request",
     "RunnablePlan",
+    "StopFlag",
     "TrainedRecord",
     "draw_report",
     "evaluate",

@@ -94,6 +94,13 @@ def test_python_of_a_page(page, tmp_path):
     assert list(tmp_path.glob("runs/*/model.safetensors"))
 
 
+def test_a_subscriber_of_the_page_stops_the_run(tmp_path):
+    printed = run("\n".join(code_blocks(ROOT / "docs/own_training_loop.md", "python")), tmp_path)
+    assert "stopped; continue with: snugfit train --resume runs/patient" in printed
+    assert int(re.search(r"stopped after (\d+) of 16 steps", printed)[1]) < 16
+    assert printed.splitlines()[-1] == "all steps by now: True"
+
+
 def test_the_strategy_of_the_page_says_what_an_impossible_budget_lacks(tmp_path):
     page = "\n".join(code_blocks(ROOT / "docs/adding_a_strategy.md", "python"))
     more = """

@@ -13,6 +13,7 @@ from snugfit.core.budget import Budget
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.record import Record
 from snugfit.core.request import Request
+from snugfit.training.stopping import StopFlag
 
 __all__ = [
     "Architecture",
@@ -22,6 +23,7 @@ __all__ = [
     "Record",
     "Request",
     "RunnablePlan",
+    "StopFlag",
     "TrainedRecord",
     "can_resume",
     "draw_report",

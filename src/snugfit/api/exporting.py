@@ -31,6 +31,10 @@ def export(
 ) -> dict[str, Any]:
     """Export the trained model of a run, with its class names and normalisation: ``architecture.json``, ONNX metadata.
 
+    >>> import snugfit
+    >>> snugfit.export("runs/first", "deploy", format="safetensors")
+    {'files': ['deploy/model.safetensors'], 'onnx_max_difference': None}
+
     Args:
         run: run folder.
         out: folder to write to; the run folder by default.

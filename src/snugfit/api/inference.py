@@ -33,6 +33,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure a trained model on a split of its own data set, or of another with the same classes.
 
+    >>> import snugfit
+    >>> found = snugfit.evaluate("runs/first")
+    >>> found["split"], 0 <= found["accuracy"] <= found["top5"] <= 1, len(found["per_class"])
+    ('test', True, 10)
+
     Args:
         run: run folder.
         data, data_dir: data set; the one of the run by default.
@@ -73,6 +78,13 @@ def predict(
     model: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> Iterator[Row]:
     """Classify an image, or every image below a folder; or find the objects in it, where the model has learned that.
+
+    >>> import snugfit
+    >>> for path, name, probability in snugfit.predict("runs/first", "photos"):
+    ...     print(path, 0 < probability <= 1)
+    photos/0.png True
+    photos/1.png True
+    photos/2.png True
 
     Args:
         run: run folder.

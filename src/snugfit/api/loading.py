@@ -36,6 +36,11 @@ T = TypeVar("T")
 class Architecture:
     """What is needed to rebuild a trained model and to feed it.
 
+    >>> from pathlib import Path
+    >>> architecture = Architecture.read(Path("runs/first"))
+    >>> architecture.model, architecture.input_shape, len(architecture.class_names)
+    ('smallconv', (1, 8, 8), 10)
+
     Attributes:
         model: its name; ``python`` for a module that was passed from Python.
         class_names: by label.
@@ -139,6 +144,11 @@ def read_record(folder: Path) -> Record:
 
 def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
     """Load the trained model of a run: a plain module in evaluation mode, cut at the exit that was chosen.
+
+    >>> import snugfit, torch
+    >>> model = snugfit.load("runs/first")
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
 
     Args:
         run: run folder.

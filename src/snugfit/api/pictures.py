@@ -28,6 +28,10 @@ def draw_report(
 ) -> dict[str, Any]:
     """Draw ``report.html`` in a run folder.
 
+    >>> import snugfit
+    >>> snugfit.draw_report("runs/first")
+    {'report': 'runs/first/report.html'}
+
     Args:
         run: run folder.
         pictures: add what the run allows of: spectra of the basis and of activations (LLS, Figure 2), t-SNE of the

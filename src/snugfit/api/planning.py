@@ -29,11 +29,23 @@ from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, 
 from snugfit.planner import infeasible_error, search
 from snugfit.report.console import ConsoleProgress
 from snugfit.training.events import Notice, ProbeMeasured, Subscriber
+from snugfit.training.stopping import StopFlag
 
 
 @dataclass(frozen=True)
 class RunnablePlan:
     """A plan with all that is needed to run it; prints as a table.
+
+    >>> import snugfit
+    >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "memory": "100MB"}
+    >>> planned = snugfit.plan("smallconv", "digits", **small)
+    >>> print(planned)
+    smallconv on digits, budget 100.0 MB of memory
+    strategy    fits  predicted peak  time/epoch  storage  exact  notes
+    * backprop  yes ...
+    >>> record = planned.run(subscribers=(), out="runs/planned")
+    >>> record.measured["peak_bytes"] <= record.predicted["peak_bytes"]
+    True
 
     Attributes:
         plan: the plan as data.
@@ -52,25 +64,42 @@ class RunnablePlan:
         """The plan as data."""
         return self.plan.to_json()
 
-    def run(self, subscribers: Sequence[Subscriber] | None = None, out: str | Path | None = None) -> TrainedRecord:
+    def run(
+        self,
+        subscribers: Sequence[Subscriber] | None = None,
+        out: str | Path | None = None,
+        stop: StopFlag | None = None,
+    ) -> TrainedRecord:
         """Train as planned.
 
         Args:
             subscribers: told of every event; progress bars on stderr by default, nothing for ``()``.
             out: run folder; a new one under ``runs/`` by default.
+            stop: ends the run between two steps, once it is requested (by a subscriber, or another thread).
 
         Raises:
             InfeasibleBudgetError: nothing fits the budget.
+            InterruptedRunError: it was stopped; :func:`snugfit.resume` continues.
             SnugfitError: as training may raise; see ``snugfit.errors``.
         """
         if self.plan.choice is None:
             raise infeasible_error(self.plan)
         shown = (ConsoleProgress(),) if subscribers is None else subscribers
-        return execute(self.plan, self.profile, self.assembly, self.baseline, shown, out)
+        return execute(self.plan, self.profile, self.assembly, self.baseline, shown, out, stop)
 
 
 def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> RunnablePlan:
-    """Plan what a request asks for, once it is known that its run folder can be made."""
+    """Plan what a request asks for, once it is known that its run folder can be made.
+
+    >>> from snugfit.core.request import BudgetOptions, ModelOptions, StrategyOptions
+    >>> request = Request(
+    ...     model=ModelOptions("smallconv", image_size=8),
+    ...     budget=BudgetOptions("100MB"),
+    ...     strategy=StrategyOptions("backprop"),
+    ... )
+    >>> plan_request(request).plan.choice.feasible
+    True
+    """
     if request.machine.out is not None:
         require_new(Path(request.machine.out))
     return _plan(request, None, None, subscribers)
@@ -85,6 +114,15 @@ def plan(
     **options: Any,
 ) -> RunnablePlan:
     """Say which ways of training fit a budget, and what each costs.
+
+    >>> from torch import nn
+    >>> import snugfit
+    >>> def make_model():
+    ...     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    >>> budget = snugfit.Budget(memory="100MB")
+    >>> planned = snugfit.plan(make_model, "digits", budget, strategy="backprop", image_size=8, max_train=32)
+    >>> [candidate.strategy for candidate in planned.plan.candidates if candidate.feasible]
+    ['backprop']
 
     Args:
         model: a name, a module, or a function that makes a module. A module is emptied when the plan runs: its weights
@@ -170,6 +208,11 @@ def profile_request(
     """Facts of every unit of a model: parameters, MACs, bytes and seconds.
 
     The activation memory needs no unit's seconds: where it is all that is asked for, they are None.
+
+    >>> from snugfit.core.request import ModelOptions
+    >>> found = profile_request(Request(model=ModelOptions("smallconv", image_size=8)), activation_memory=True)
+    >>> found["units"][0]["macs"] > 0, found["activation_memory"]["peak_bytes"] > 0
+    (True, True)
 
     Args:
         request: the options.

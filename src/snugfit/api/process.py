@@ -23,7 +23,11 @@ _prepared: list[Baseline] = []
 
 
 def prepare_process(threads: int | None = None) -> None:
-    """Bring this process to rest and take the baseline that budgets count from; once, before model and data exist."""
+    """Bring this process to rest and take the baseline that budgets count from; once, before model and data exist.
+
+    >>> import snugfit
+    >>> snugfit.prepare_process()
+    """
     _prepared[:] = [take_baseline(_cores() if threads is None else threads)]
 
 

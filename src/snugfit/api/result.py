@@ -21,6 +21,16 @@ from snugfit.training.artifact import MODEL_FILE
 class TrainedRecord:
     """What ``plan.run()`` returns: everything in its :class:`snugfit.Record`, and the model at hand.
 
+    >>> import snugfit
+    >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "memory": "100MB"}
+    >>> record = snugfit.plan("smallconv", "digits", **small).run(subscribers=(), out="runs/small")
+    >>> 0 <= record.accuracy["test"] <= 1
+    True
+    >>> record.model.training
+    False
+    >>> record.save("small.safetensors").name
+    'small.safetensors'
+
     Attributes:
         record: the record as data; its fields (``accuracy``, ``measured`` ...) are attributes here too, except that
             ``model`` is the trained module and ``record.model`` its name.

@@ -45,6 +45,7 @@ def execute(
     resting: Baseline,
     subscribers: Sequence[Subscriber],
     out: str | Path | None = None,
+    stop: StopFlag | None = None,
 ) -> TrainedRecord:
     """Train the chosen candidate of a plan in a new run folder."""
     folder = _new_folder(out or assembly.request.machine.out, plan)
@@ -52,7 +53,7 @@ def execute(
     write_json_atomic(folder / "profile.json", to_data(profile))
     assembly.architecture.write(folder)
     write_json_atomic(folder / "plan.json", plan.to_json())
-    return _fit(folder, plan, profile, assembly, resting, subscribers)
+    return _fit(folder, plan, profile, assembly, resting, subscribers, stop)
 
 
 def _from_anywhere(request: Request) -> Request:
@@ -80,16 +81,24 @@ def resume(
     subscribers: Sequence[Subscriber] | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
     data: Any = None,
+    stop: StopFlag | None = None,
 ) -> TrainedRecord:
     """Continue an interrupted run; it ends with the weights of an uninterrupted one (same seed, same machine).
+
+    >>> import snugfit
+    >>> record = snugfit.resume("runs/stopped", subscribers=())
+    >>> record.run_dir
+    'runs/stopped'
 
     Args:
         run: run folder.
         subscribers: told of every event; progress bars on stderr by default.
         model, data: what was passed from Python, if anything was.
+        stop: ends the run between two steps, once it is requested; to be resumed again.
 
     Raises:
         CheckpointError: the folder is no run folder, or damaged.
+        InterruptedRunError: it was stopped again.
     """
     folder = Path(run)
     request = read_data(Request, folder / "request.json")
@@ -109,7 +118,7 @@ def resume(
     if replace(assembly.workload, data=plan.workload.data) != plan.workload:
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
     shown = (ConsoleProgress(),) if subscribers is None else subscribers
-    return _fit(folder, plan, profile, assembly, resting, shown)
+    return _fit(folder, plan, profile, assembly, resting, shown, stop)
 
 
 def _fit(
@@ -119,13 +128,14 @@ def _fit(
     assembly: Assembly,
     resting: Baseline,
     subscribers: Sequence[Subscriber],
+    stop: StopFlag | None,
 ) -> TrainedRecord:
     choice, device = plan.choice, choose_device(assembly.request.machine.device)
     if choice is None or choice.predicted is None:
         raise infeasible_error(plan)
     strategy: Strategy = from_data(strategy_class(choice.strategy), choice.settings)
     options = assembly.request.strategy
-    with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit, StopFlag() as stop:
+    with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit, stop or StopFlag() as flag:
         run = Run(
             folder,
             workload=plan.workload,
@@ -137,7 +147,7 @@ def _fit(
             hardware=plan.hardware,
             limit=limit,
             subscribers=(*subscribers, *tensorboard_subscribers()),
-            stop=stop,
+            stop=flag,
             cache_dir=_cache_folder(options.cache_dir, folder),
             commands=commands_of_run(),
         )

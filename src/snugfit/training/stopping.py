@@ -15,6 +15,19 @@ class StopFlag:
 
     A second signal is no longer caught, so that an impatient user can still end the process; the state then is that of
     the last checkpoint. Outside the main thread signals cannot be caught and the flag is only set by :meth:`request`.
+
+    >>> import snugfit
+    >>> from snugfit.training.events import StepDone
+    >>> stop = StopFlag()
+    >>> def stop_at_step_2(event):
+    ...     if isinstance(event, StepDone) and event.step == 2:
+    ...         stop.request()
+    >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 64, "batch_size": 16}
+    >>> snugfit.plan("smallconv", "digits", **small).run([stop_at_step_2], out="runs/two_steps", stop=stop)
+    Traceback (most recent call last):
+    snugfit.errors.InterruptedRunError: stopped; continue with: snugfit train --resume runs/two_steps
+    >>> snugfit.resume("runs/two_steps", subscribers=()).accuracy["test"] >= 0
+    True
     """
 
     def __init__(self) -> None:
