@@ -16,6 +16,13 @@
     `-- InterruptedRunError    130   stopped by a signal; the run can be resumed
 
 Each message says what happened, why, and what to do, in at most two lines.
+
+>>> import snugfit
+>>> try:
+...     snugfit.Budget(memory="100 megs")
+... except SnugfitError as error:
+...     print(f"{error} (exit code {error.exit_code})")
+'100 megs' is not a size; write it like 100MB (10^6 bytes) or 512MiB (2^20). (exit code 2)
 """
 
 from __future__ import annotations

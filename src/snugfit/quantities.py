@@ -21,6 +21,9 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhd])\s*", re.IGNORECA
 def parse_bytes(text: str | float) -> int:
     """Turn ``"512MiB"``, ``"1.5 GB"`` or a plain count (``100e6``) into bytes.
 
+    >>> parse_bytes("512MiB"), parse_bytes("1.5 GB")
+    (536870912, 1500000000)
+
     Raises:
         UsageError: the text is not a size, has no known unit, or is not positive.
     """
@@ -52,6 +55,9 @@ def format_bytes(count: float) -> str:
 
 def parse_seconds(text: str | float) -> float:
     """Turn ``"2h"``, ``"1h30m"``, ``"90s"`` or a plain number of seconds into seconds.
+
+    >>> parse_seconds("1h30m")
+    5400.0
 
     Raises:
         UsageError: the text is not a duration or is not positive.

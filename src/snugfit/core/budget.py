@@ -14,6 +14,12 @@ class Budget:
 
     Sizes may be given as text (``"100MB"``, ``"512MiB"``) and are kept as bytes.
 
+    >>> budget = Budget(memory="100MB", storage="2GB")
+    >>> budget.memory_bytes
+    100000000
+    >>> print(budget)
+    100.0 MB of memory, 2.0 GB of storage
+
     Attributes:
         memory: growth of the process's private memory (CPU) or reserved device memory (CUDA), in bytes.
         storage: bytes of disk that caches and spilled weights may take.

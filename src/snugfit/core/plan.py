@@ -17,6 +17,9 @@ from snugfit.quantities import format_bytes, format_seconds
 class Candidate:
     """One strategy with its settings filled in.
 
+    >>> Candidate("backprop", feasible=False, reasons=("needs 177.0 MB",), smallest_bytes=177_000_000).reasons
+    ('needs 177.0 MB',)
+
     Attributes:
         strategy: name in the registry.
         feasible: whether it fits the budget.
@@ -64,6 +67,14 @@ class Candidate:
 @dataclass(frozen=True)
 class Plan:
     """The answer to "will it fit, how, and what will it cost?".
+
+    >>> import snugfit
+    >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "memory": "100MB"}
+    >>> plan = snugfit.plan("smallconv", "digits", **small).plan
+    >>> plan.choice.strategy, plan.choice.predicted.peak_bytes <= plan.budget.memory_bytes
+    ('backprop', True)
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
 
     Attributes:
         workload, budget, hardware: what was asked, on which machine.

@@ -91,6 +91,11 @@ class IntervalRecord:
 class Record:
     """The record of one run; the keys are those of ``snugfit train --json``.
 
+    >>> import json, pathlib
+    >>> record = Record.from_json(json.loads(pathlib.Path("runs/first/record.json").read_text()))
+    >>> record.model, record.measured["peak_bytes"] <= record.predicted["peak_bytes"] <= record.budget["memory_bytes"]
+    ('smallconv', True)
+
     Attributes:
         budget: ``memory_bytes``, ``storage_bytes``, ``time_ratio``.
         enforced: whether the operating system or allocator enforced the memory budget.

@@ -328,7 +328,12 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """All options of one run; JSON-able, and kept in the run folder so that a run can be resumed."""
+    """All options of one run; JSON-able, and kept in the run folder so that a run can be resumed.
+
+    >>> request = Request(model=ModelOptions("resnet18", image_size=32), budget=BudgetOptions(memory="100MB"))
+    >>> Request.from_json(request.to_json()) == request
+    True
+    """
 
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)

@@ -1,4 +1,18 @@
-"""Memory-lean autograd operators that compute what torch's own do."""
+"""Memory-lean autograd operators that compute what torch's own do.
+
+>>> import torch
+>>> from torch import nn
+>>> from snugfit.memory import saved_bytes
+>>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).requires_grad_(False)
+>>> images = torch.ones(1, 3, 8, 8, requires_grad=True)
+>>> before = saved_bytes(lambda: network(images), held=network.parameters())
+>>> use_lean(network)  # in place; nothing trains, so that a bit for each value of the ReLU is kept
+>>> before, saved_bytes(lambda: network(images), held=network.parameters())
+(1920, 36)
+>>> use_stock(network)
+
+``examples/own_loop_with_lean.py`` trains with it.
+"""
 
 from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
 from snugfit.lean.batchnorm import LeanBatchNorm1d, LeanBatchNorm2d, LeanBatchNorm3d

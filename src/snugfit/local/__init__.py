@@ -1,4 +1,16 @@
-"""Local losses: the small classifiers that train a unit from its own output, and the exits that they leave behind."""
+"""Local losses: the small classifiers that train a unit from its own output, and the exits that they leave behind.
+
+>>> import torch
+>>> from torch import nn
+>>> unit = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU())  # images (B, 1, 16, 16) to maps (B, 8, 16, 16)
+>>> local_loss = build_local_loss("lls-m", UnitShape((8, 16, 16)), NetworkFacts(narrowest=8, widest=8, classes=10))
+>>> loss, logits = local_loss(unit(torch.ones(2, 1, 16, 16)), torch.tensor([3, 7]))
+>>> loss.backward()
+>>> logits.shape, unit[0].weight.grad is not None
+(torch.Size([2, 10]), True)
+
+``examples/own_loop_with_local.py`` trains with it.
+"""
 
 from snugfit.local.auxiliary import CLASSIC_FILTERS, AuxiliaryNetwork, aan_filters, is_initial
 from snugfit.local.base import LocalLoss, LocalOutput, NetworkFacts, UnitShape

@@ -1,4 +1,18 @@
-"""Memory as the operating system counts it: measure it, enforce a limit on it, predict it."""
+"""Memory as the operating system counts it: measure it, enforce a limit on it, predict it.
+
+>>> import torch
+>>> cpu = torch.device("cpu")
+>>> baseline = prepare_process()  # budgets and peaks count from here
+>>> meter = make_meter(baseline, cpu)
+>>> with MemoryLimit(20_000_000, baseline, cpu) as limit:
+...     try:
+...         tensor = torch.ones(50_000_000)
+...     except RuntimeError as error:
+...         print(is_out_of_memory(error), meter.mark() < 20_000_000)
+True True
+
+``examples/own_loop_with_memory.py`` trains with it.
+"""
 
 from snugfit.memory.baseline import Baseline, prepare_process
 from snugfit.memory.limit import MemoryLimit, is_out_of_memory

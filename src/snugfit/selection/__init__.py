@@ -1,4 +1,13 @@
-"""Which tensors to train: what a selection costs in time and bytes, and the best one within budgets."""
+"""Which tensors to train: what a selection costs in time and bytes, and the best one within budgets.
+
+>>> importance, t_dw, t_dy = [3.0, 1.0, 2.0], [0.02, 0.01, 0.01], [0.03, 0.01, 0.0]  # input first; seconds
+>>> select(importance, t_dw, t_dy, budget_seconds=0.045)
+array([ True, False,  True])
+>>> backward_seconds([True, False, True], t_dw, t_dy)
+0.04
+
+:class:`TensorSelection` does it in a training loop; ``examples/own_loop_with_selection.py`` trains with it.
+"""
 
 from snugfit.selection.byte_model import ByteModel, byte_model, selection_bytes
 from snugfit.selection.own_loop import TensorSelection

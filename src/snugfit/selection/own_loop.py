@@ -71,7 +71,7 @@ class TensorSelection:
             raise UsageError(f"ratio must lie in (0, 1], every and chunk be at least 1; not {ratio}, {every}, {chunk}.")
         batch = profile.steps.batch if profile.steps else profile.batch
         self.times = StepTimes(Network(profile, batch))
-        if ratio < self.times.smallest_ratio:
+        if ratio < min(self.times.smallest_ratio, 1.0):  # all times are measured: a full step may seem the cheaper one
             raise InfeasibleTimeError(
                 f"no tensor beside the classifier can train in {ratio:g} of a full step",
                 smallest_ratio=self.times.smallest_ratio,

@@ -1,4 +1,19 @@
-"""Network surgery: channels that no longer take part are found, driven to zero and removed."""
+"""Network surgery: channels that no longer take part are found, driven to zero and removed.
+
+>>> import torch
+>>> from torch import fx, nn
+>>> layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+>>> network = fx.symbolic_trace(nn.Sequential(*layers))
+>>> groups = find_groups(network, (3, 32, 32))  # channels that can only be removed together
+>>> [(group.name, width(network, group)) for group in groups]
+[('0', 8)]
+>>> sorted(remove_channels(network, groups, {"0": [0, 2, 5]}))
+['0.bias', '0.weight', '1.bias', '1.running_mean', '1.running_var', '1.weight', '5.weight']
+>>> network(torch.ones(1, 3, 32, 32)).shape, network.get_submodule("0").out_channels
+(torch.Size([1, 10]), 3)
+
+``examples/own_loop_with_surgery.py`` trains with it.
+"""
 
 from snugfit.surgery.channels import ChannelGroup, Slot, find_groups, width
 from snugfit.surgery.distil import Distilled, Recipe, distil
