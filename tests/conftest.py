@@ -1,6 +1,7 @@
 """What tests in all folders share."""
 
 import os
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,13 @@ from snugfit.strategies.elastic import drift
 # One change, one verdict: the same examples every time. `--hypothesis-profile=default` looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured_before(monkeypatch, tmp_path_factory):
+    """What a test measures is kept from all others, and from the user's own cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
+
 
 PER_MAC, PER_BYTE, PER_PARAMETER = 1e-9, 1e-9, 1e-9
 

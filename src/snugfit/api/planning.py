@@ -11,6 +11,7 @@ from torch import nn
 
 from snugfit.api.activations import activation_table
 from snugfit.api.assembling import Assembly, assemble, make_strategies, own_splits
+from snugfit.api.keeping import measurements, past_runs
 from snugfit.api.process import baseline, choose_device, describe_hardware
 from snugfit.api.result import TrainedRecord
 from snugfit.api.running import execute, require_new
@@ -27,6 +28,7 @@ from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local import check_local_loss
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 from snugfit.planner import infeasible_error, search
+from snugfit.profiling import Measurements
 from snugfit.report.console import ConsoleProgress
 from snugfit.training.events import Notice, ProbeMeasured, Subscriber
 from snugfit.training.stopping import StopFlag
@@ -167,6 +169,8 @@ def _plan(
     budget = Budget(request.budget.memory, request.budget.storage, request.budget.time_ratio)
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads)
+    hardware = describe_hardware(device)
+    known, past = measurements(request.machine, hardware), past_runs(request.machine, hardware)
 
     def measured(name: str, index: int, count: int) -> None:
         for subscriber in subscribers:
@@ -178,14 +182,14 @@ def _plan(
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
             found, profile = search(
-                strategies, assembly.workload, assembly.chain, describe_hardware(device), budget,
-                make_meter(resting, device), limit, on_measured,
+                strategies, assembly.workload, assembly.chain, hardware, budget,
+                make_meter(resting, device), limit, on_measured, known, past,
             )  # fmt: skip
         return RunnablePlan(found, profile, assembly, resting)
 
     try:
         planned = attempt(budget.memory_bytes, measured)
-        for note in planned.assembly.splits.notes:
+        for note in (*planned.assembly.splits.notes, *_reused(known)):
             for subscriber in subscribers:
                 subscriber(Notice(note))
         return planned
@@ -194,6 +198,12 @@ def _plan(
             raise
     release_memory()
     return attempt(None, None)  # not even data and chain fit: say so from what needs no measurement
+
+
+def _reused(known: Measurements) -> list[str]:
+    if not known.found:
+        return []
+    return [f"{known.found} measurements of this machine were known; --profile-cache renew makes them again"]
 
 
 def profile_request(

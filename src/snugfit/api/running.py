@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from snugfit.api.assembling import Assembly, assemble, own_splits
+from snugfit.api.keeping import keep_run
 from snugfit.api.loading import read_data
 from snugfit.api.process import baseline, choose_device
 from snugfit.api.result import TrainedRecord
@@ -157,6 +158,7 @@ def _fit(
         run.emit(_started(run, plan, choice.strategy, resumed=resumed))
         record = strategy.fit(assembly.chain, assembly.training_data(), run)
     write_json_atomic(folder / "record.json", record.to_json())
+    keep_run(assembly.request.machine, record, plan)
     _verify(record.measured["peak_bytes"], plan)
     return TrainedRecord(record, assembly.module)
 

@@ -14,6 +14,20 @@ from snugfit.quantities import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
+class Correction:
+    """What predictions are multiplied by, learnt from past runs on this machine.
+
+    Attributes:
+        seconds, peak: factors of times and of peak memory.
+        runs: how many runs they come from.
+    """
+
+    seconds: float = 1.0
+    peak: float = 1.0
+    runs: int = 0
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One strategy with its settings filled in.
 
@@ -29,6 +43,7 @@ class Candidate:
         smallest_bytes: smallest memory budget that would do, for infeasible candidates.
         exact: whether its gradients are those of plain backpropagation.
         smallest_ratio: smallest time ratio that would do, for candidates that are not fast enough.
+        correction: what past runs have changed in the prediction.
     """
 
     strategy: str
@@ -39,6 +54,7 @@ class Candidate:
     smallest_bytes: int | None = None
     exact: bool = False
     smallest_ratio: float | None = None
+    correction: Correction = field(default_factory=Correction)
 
     @property
     def batches(self) -> tuple[int, ...]:

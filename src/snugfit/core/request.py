@@ -319,11 +319,15 @@ class MachineOptions:
         device: cpu or cuda[:N]; cuda where there is one.
         threads: compute threads; all cores by default.
         out: run folder; a new one under ``runs/`` by default.
+        profile_cache: where what is measured of networks on this machine is kept, so that it is measured once: auto (in
+            ``snugfit/profiles`` below ``XDG_CACHE_HOME`` or ``~/.cache``), a folder, renew (measure anew, and keep
+            that), or off.
     """
 
     device: str | None = None
     threads: int | None = None
     out: str | None = None
+    profile_cache: str = "auto"
 
 
 @dataclass(frozen=True)

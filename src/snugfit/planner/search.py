@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from snugfit.core.budget import Budget
 from snugfit.core.hardware import Hardware
-from snugfit.core.plan import Candidate, Plan
+from snugfit.core.plan import Candidate, Correction, Plan
 from snugfit.core.profile import Profile
 from snugfit.core.registry import TRANSFER
 from snugfit.core.serial import to_data
@@ -16,7 +16,9 @@ from snugfit.core.strategy import Strategy
 from snugfit.core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
-from snugfit.profiling import LOOKING_BYTES, Probe, TensorProbe, measure_probes, unit_facts
+from snugfit.planner.calibration import PastRun, corrected, correction
+from snugfit.planner.identity import identified
+from snugfit.profiling import LOOKING_BYTES, Measurements, Probe, TensorProbe, describe, measure_probes, unit_facts
 from snugfit.quantities import format_bytes
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ def search(
     meter: PeakMeter,
     limit: MemoryLimit,
     on_measured: Callable[[str, int, int], object] | None,
+    known: Measurements | None = None,
+    past: Sequence[PastRun] = (),
 ) -> tuple[Plan, Profile]:
     """Measure the strategies' probes and rank what they propose.
 
@@ -41,6 +45,8 @@ def search(
         meter: memory above the baseline.
         limit: the memory budget, in force.
         on_measured: told of every measured probe; None measures nothing, and so finds nothing feasible.
+        known: what was measured before; what is measured now is added.
+        past: runs on this machine, oldest first, which predictions are corrected by.
 
     Returns:
         The plan, feasible candidates first and the best of them first, and the profile behind it.
@@ -52,13 +58,19 @@ def search(
     with limit.loosened(LOOKING_BYTES):
         refused = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
         able = [strategy for strategy in strategies if not refused[strategy.name]]
-        probes = [probe for strategy in able for probe in strategy.probes(workload, chain, hardware)]
-    profile = _measured(probes, meter, limit, on_measured)
+        network = "\n".join(describe(unit.module) for unit in chain.all_units)
+        probes = [
+            identified(probe, strategy, workload, network)
+            for strategy in able
+            for probe in strategy.probes(workload, chain, hardware)
+        ]
+    profile = _measured(probes, meter, limit, on_measured, known)
     candidates = [Candidate(name, False, reasons=tuple(reasons)) for name, reasons in refused.items() if reasons]
     with limit.loosened(LOOKING_BYTES):
         profile = replace(profile, units=unit_facts(chain))
         for strategy in able:
-            candidates.extend(_candidates(strategy, workload, profile, hardware, budget))
+            learnt = correction(past, strategy.name, workload)
+            candidates.extend(_candidates(strategy, workload, profile, hardware, budget, learnt))
     transfers = any(candidate.strategy in TRANSFER for candidate in candidates)
     ranked = sorted(candidates, key=lambda candidate: _rank(candidate, transfers=transfers))
     chosen = 0 if ranked and ranked[0].feasible else None
@@ -67,17 +79,17 @@ def search(
 
 def _measured(
     probes: Sequence[Probe | TensorProbe], meter: PeakMeter, limit: MemoryLimit,
-    on_measured: Callable[[str, int, int], object] | None,
+    on_measured: Callable[[str, int, int], object] | None, known: Measurements | None,
 ) -> Profile:  # fmt: skip
     """The profile; floors alone where the budget has no room for measuring, between two steps even, and so for none."""
     try:
-        return measure_probes(probes, meter, limit, on_measured)
+        return measure_probes(probes, meter, limit, on_measured, known)
     except (RuntimeError, MemoryError, SystemError) as error:
         if not is_out_of_memory(error):
             raise
     with limit.loosened(LOOKING_BYTES):
         release_memory()
-        return measure_probes(probes, meter, limit, None)
+        return measure_probes(probes, meter, limit, None, known)
 
 
 def _reasons(
@@ -104,11 +116,12 @@ def _rank(candidate: Candidate, *, transfers: bool) -> tuple[bool, int, float]:
 
 
 def _candidates(
-    strategy: Strategy, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+    strategy: Strategy, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget, learnt: Correction
 ) -> list[Candidate]:
     candidates = []
-    for proposal in strategy.propose(workload, profile, hardware, budget):
-        cost = proposal.estimate(workload, profile, hardware)
+    memory = None if budget.memory_bytes is None else int(budget.memory_bytes / learnt.peak)
+    for proposal in strategy.propose(workload, profile, hardware, replace(budget, memory=memory)):
+        cost = corrected(proposal.estimate(workload, profile, hardware), learnt)
         reasons = _excess(budget, cost.peak_bytes, cost.storage_bytes)
         candidates.append(
             Candidate(
@@ -119,6 +132,7 @@ def _candidates(
                 reasons,
                 smallest_bytes=cost.peak_bytes if _too_much(budget.memory_bytes, cost.peak_bytes) else None,
                 exact=strategy.exact,
+                correction=learnt,
             )
         )
     if not candidates:

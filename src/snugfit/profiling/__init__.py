@@ -1,15 +1,21 @@
 """Measure what the parts of a model need: bytes, seconds and multiply-accumulates."""
 
+from snugfit.profiling.description import describe
 from snugfit.profiling.facts import unit_facts
+from snugfit.profiling.floors import LOOKING_BYTES, smallest_floor
+from snugfit.profiling.kept import Measurements
+from snugfit.profiling.measuring import measure_probes
 from snugfit.profiling.own_loop import time_tensors
-from snugfit.profiling.probe import LOOKING_BYTES, Probe, measure_probe, measure_probes, smallest_floor
+from snugfit.profiling.probe import Probe, measure_probe
 from snugfit.profiling.tensors import TensorProbe, WholeStep
 
 __all__ = [
     "LOOKING_BYTES",
+    "Measurements",
     "Probe",
     "TensorProbe",
     "WholeStep",
+    "describe",
     "measure_probe",
     "measure_probes",
     "smallest_floor",

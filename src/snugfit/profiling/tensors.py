@@ -50,6 +50,7 @@ class TensorProbe:
         batch_limit: largest batch of interest.
         live: whether the chain's own modules are measured, which are in memory and stay as they are; ``prepare`` gives
             them no weights then, and updates are not timed.
+        same: what is measured, as text; see :class:`snugfit.profiling.Probe`.
     """
 
     name: str
@@ -61,6 +62,7 @@ class TensorProbe:
     make_steps: Callable[[int], Sequence[WholeStep]]
     batch_limit: int
     live: bool = False
+    same: str = ""
 
     def measure(self, limit: MemoryLimit) -> TensorProfile | None:
         """Measure every operator; at half the batch where memory is refused, None where one sample is too much.

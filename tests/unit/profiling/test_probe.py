@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 
 from snugfit.core.profile import ProbeLine
-from snugfit.profiling import Probe, measure_probe, measure_probes
-from snugfit.profiling.probe import FIRST_GROWTH, LAYER_GROWTH, LOOKING_BYTES, PROBE_GROWTH
+from snugfit.profiling import Measurements, Probe, measure_probe, measure_probes
+from snugfit.profiling.floors import LOOKING_BYTES
+from snugfit.profiling.measuring import FIRST_GROWTH
+from snugfit.profiling.probe import LAYER_GROWTH, PROBE_GROWTH
 
 
 @pytest.fixture(autouse=True)
 def no_collecting(monkeypatch):
     """Collecting garbage takes a tenth of a second, and nothing here makes any."""
-    monkeypatch.setattr("snugfit.profiling.probe.release_memory", lambda: None)
+    for module in ("probe", "measuring"):
+        monkeypatch.setattr(f"snugfit.profiling.{module}.release_memory", lambda: None)
 
 
 class Machine:
@@ -340,3 +343,32 @@ def test_real_allocations_of_a_known_size_give_their_line(fresh_process):
     assert seen["fixed"] == pytest.approx(8_000_000, abs=1_000_000)
     assert seen["batches"][:2] == [2, 8] and seen["batches"][2] in (23, 24)  # 61 MB less room for kernels
     assert seen["none"]
+
+
+def test_probes_that_run_the_same_are_measured_once():
+    machine = Machine(budget=100_000)
+    first, ran = probe(machine, 1000, 10)
+    twin, ran_by_twin = probe(machine, 1000, 10)
+    found = measure_probes(
+        [replace(first, same="conv"), replace(twin, name="q", same="conv")], machine, machine, lambda *_: None
+    )
+    assert ran and not ran_by_twin
+    assert found.lines["q"] == replace(found.lines["p"], name="q") and found.floors["q"] == found.floors["p"]
+
+
+def test_what_another_process_measured_counts_with_what_it_left_in_memory(tmp_path):
+    def measured(growing):
+        machine = Machine(budget=100_000)
+
+        def grow(batch):
+            machine.resting += growing
+
+        made, ran = probe(machine, 1000, 10, on_step=grow)
+        known = Measurements(tmp_path)
+        return measure_probes([replace(made, same="conv")], machine, machine, lambda *_: None, known), ran
+
+    first, ran = measured(growing=5)
+    again, ran_again = measured(growing=0)
+    assert ran and not ran_again
+    assert again.lines == first.lines and again.floors == first.floors
+    assert again.base_bytes == first.base_bytes == 1000 + 5 * len(ran)

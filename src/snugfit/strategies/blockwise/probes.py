@@ -10,7 +10,7 @@ from snugfit.core.hardware import Hardware
 from snugfit.core.request import CacheDtype
 from snugfit.core.workload import Workload
 from snugfit.local.layout import Layout
-from snugfit.profiling import Probe
+from snugfit.profiling import Probe, describe
 from snugfit.strategies.blockwise.units import clone_unit, kept_bytes
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.prediction import fill_made_up, random_batch, step_floor, stored_batches
@@ -51,5 +51,6 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
         return step_floor(make("meta"), lambda: random_batch(unit.input_shape, workload.classes, batch, "meta"))
 
     limit = min(workload.batch_limit, workload.train_count)
-    name = unit_probe_name(unit.name)
-    return Probe(name, build, floor, limit, kept_bytes=kept_bytes(layout, index, workload))
+    name, kept = unit_probe_name(unit.name), kept_bytes(layout, index, workload)
+    same = f"{unit.input_shape} {describe(unit.module)}\n{describe(layout.make_loss(index))}"
+    return Probe(name, build, floor, limit, kept_bytes=kept, same=same)

@@ -41,7 +41,7 @@ class Looks:
         alike = (replace(configuration, by_sample=False), hold)
         way = alike if alike in self.probes else way
         if way not in self._fewest:
-            found = _process_bytes(smallest_floor(self.probes[way])[1])
+            found = _process_bytes(smallest_floor(self.probes[way].floor)[1])
             self._fewest[way] = max(found, self._before) if configuration.pruned else found
         return self._fewest[way]
 
@@ -54,7 +54,7 @@ class Looks:
 
     @cached_property
     def _before(self) -> int:
-        return _process_bytes(smallest_floor(self.retraining)[1]) if self.retraining is not None else 0
+        return _process_bytes(smallest_floor(self.retraining.floor)[1]) if self.retraining is not None else 0
 
     @cached_property
     def least(self) -> Way:

@@ -1,0 +1,94 @@
+"""What is kept between two runs on this machine: measurements, and what runs came to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import snugfit
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Plan
+from snugfit.core.record import Record
+from snugfit.core.request import MachineOptions
+from snugfit.core.serial import from_data, to_data
+from snugfit.data.locate import cache_dir
+from snugfit.errors import DataError, UsageError
+from snugfit.planner import PastRun, past_run
+from snugfit.profiling import Measurements
+
+MOST_RUNS = 500
+"""Latest runs that are looked at."""
+
+
+def measurements(options: MachineOptions, hardware: Hardware) -> Measurements:
+    """Measurements made on this hardware with these versions of Python, torch and snugfit.
+
+    Raises:
+        UsageError: the folder named is a file.
+    """
+    where = options.profile_cache
+    if where == "off":
+        return Measurements()
+    return Measurements(_folder(where), machine_text(hardware), renew=where == "renew")
+
+
+def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
+    """Runs on this hardware with these versions, oldest first; lines that cannot be read are left out."""
+    folder = None if options.profile_cache == "off" else _folder(options.profile_cache)
+    found: list[PastRun] = []
+    if folder is None:
+        return found
+    try:
+        lines = _runs_file(folder, hardware).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return found
+    for line in lines[-MOST_RUNS:]:
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            found.append(from_data(PastRun, json.loads(line)))
+    return found
+
+
+def keep_run(options: MachineOptions, record: Record, plan: Plan) -> None:
+    """Add a finished run to those that later predictions are corrected by; what cannot be written is not kept."""
+    folder = None if options.profile_cache == "off" else _folder(options.profile_cache)
+    if folder is None or plan.choice is None:
+        return
+    run = past_run(record, plan.workload, plan.choice.correction)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _runs_file(folder, plan.hardware).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(to_data(run)) + "\n")
+
+
+def _runs_file(folder: Path, hardware: Hardware) -> Path:
+    return folder / f"runs-{sha256(machine_text(hardware).encode()).hexdigest()[:16]}.jsonl"
+
+
+def _folder(where: str) -> Path | None:
+    if where not in ("auto", "renew"):
+        folder = Path(where).expanduser().absolute()
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--profile-cache is auto, renew, off or a folder, and '{where}' is a file.")
+        return folder
+    try:
+        return cache_dir() / "profiles"
+    except DataError:  # nowhere to write
+        return None
+
+
+def machine_text(hardware: Hardware) -> str:
+    """All that measurements depend on beside what is measured, as text."""
+    return json.dumps([to_data(hardware), platform.python_version(), snugfit.__version__, _code()], sort_keys=True)
+
+
+@cache
+def _code() -> str:
+    """Tells this installation's code from another of the same version: a developer's, or a patched one."""
+    root = Path(snugfit.__file__).parent
+    files = sorted(root.rglob("*.py"))
+    facts = [(str(path.relative_to(root)), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    return sha256(repr(facts).encode()).hexdigest()

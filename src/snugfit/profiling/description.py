@@ -1,0 +1,68 @@
+"""What a module does, as text: modules with equal texts take the same, whatever their names and weights are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+
+
+def describe(module: nn.Module) -> str:
+    """Operators, settings, shapes and types of a module's computation, and which of its parameters train.
+
+    Names of layers and values of weights are left out. Of classes that are neither torch's nor ours the source is told,
+    since the user may change it.
+    """
+    return _graph(module) if isinstance(module, fx.GraphModule) else _module(module)
+
+
+def _graph(module: fx.GraphModule) -> str:
+    numbers = {node: index for index, node in enumerate(module.graph.nodes)}
+
+    def said(node: fx.Node) -> str:
+        arguments = map_arg((node.args, node.kwargs), lambda other: f"%{numbers[other]}")
+        return f"{node.op} {_target(module, node)} {arguments}"
+
+    return "\n".join(said(node) for node in numbers if node.op != "placeholder")
+
+
+def _target(module: fx.GraphModule, node: fx.Node) -> str:
+    if node.op == "call_module":
+        return describe(module.get_submodule(str(node.target)))
+    if node.op == "get_attr":
+        owner, _, name = str(node.target).rpartition(".")
+        return _tensor(getattr(module.get_submodule(owner), name))
+    if node.op == "call_function":
+        return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__name__', node.target)}"
+    return "" if node.op == "output" else str(node.target)
+
+
+def _module(module: nn.Module) -> str:
+    kind = type(module)
+    parts = [f"{kind.__module__}.{kind.__qualname__}({module.extra_repr()}) {_source(kind)}"]
+    parts += map(_tensor, _own_tensors(module))
+    parts += [f"({name}) {describe(child)}" for name, child in module.named_children()]
+    return "[" + ", ".join(parts) + "]"
+
+
+def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _tensor(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f"{tuple(value.shape)} {value.dtype}{' trains' if value.requires_grad else ''}"
+
+
+def _source(kind: type) -> str:
+    if kind.__module__.partition(".")[0] in ("torch", "snugfit"):
+        return ""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # typed in by hand
+        return ""

@@ -1,0 +1,163 @@
+"""Measure many probes, one at a time; what is known of one like it is not measured again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from snugfit.core.profile import ProbeLine, Profile
+from snugfit.core.tensors import TensorProfile
+from snugfit.memory import MemoryLimit, PeakMeter, release_memory
+from snugfit.profiling.floors import LOOKING_BYTES, Floors
+from snugfit.profiling.kept import Measurement, Measurements
+from snugfit.profiling.probe import Probe, available_bytes, measure_probe
+from snugfit.profiling.tensors import TensorProbe
+
+FIRST_GROWTH = 3_000_000
+"""What profiling leaves in memory at the least: with what its probes leave, the base of a budget that holds those which
+this one refuses."""
+
+
+def measure_probes(
+    probes: Sequence[Probe | TensorProbe],
+    meter: PeakMeter,
+    limit: MemoryLimit,
+    on_measured: Callable[[str, int, int], object] | None = None,
+    known: Measurements | None = None,
+) -> Profile:
+    """Measure probes one at a time; returns a profile without unit facts.
+
+    Args:
+        probes: what to measure.
+        meter: memory above the baseline.
+        limit: the memory budget, in force.
+        on_measured: told the name, number (from 1) and count of every finished probe; None takes the floors alone.
+        known: what was measured before; what is measured now is added.
+    """
+    started = time.perf_counter()
+    session = _Session(meter, limit, known or Measurements(), measures=on_measured is not None)
+    for index, probe in enumerate(probes, start=1):
+        if isinstance(probe, TensorProbe):
+            session.take_tensors(probe)
+        elif not session.take(probe):
+            continue
+        if on_measured is not None:
+            on_measured(probe.name, index, len(probes))
+    return session.profile(time.perf_counter() - started)
+
+
+@dataclass
+class _Session:
+    """Probes being measured.
+
+    Attributes:
+        measures: whether to measure, and not only to look.
+        lines, floors, lined, tensors: what was found so far.
+        left: what probes that were measured by another process left in its memory, which training will leave in this.
+    """
+
+    meter: PeakMeter
+    limit: MemoryLimit
+    known: Measurements
+    measures: bool
+    lines: dict[str, ProbeLine] = field(default_factory=dict)
+    floors: dict[str, int] = field(default_factory=dict)
+    lined: list[Probe] = field(default_factory=list)
+    tensors: TensorProfile | None = None
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        self.meter.restart()
+        self.before = self.meter.current_bytes
+
+    def take(self, probe: Probe) -> bool:
+        """Measure a probe if it is needed; whether it was."""
+        if not self._is_needed(probe):
+            return False
+        available = self._available()
+        found = self.known.find(probe.same, available)
+        floors = Floors(probe.floor, self.limit, {int(b): size for b, size in found.floors.items()} if found else {})
+        self.lined.append(probe)
+        self.floors[probe.name] = floors.smallest()[1]
+        if not self.measures:
+            return True
+        if found is None:
+            line = measure_probe(probe, self.meter, self.limit, floors)
+            complete = line is not None and line.points[-1].batch >= probe.batch_limit
+            found = Measurement(line=line, floors=_texts(floors), left_bytes=self._left(), complete=complete)
+            self.known.keep(probe.same, found, available)
+        elif self.known.is_from_disk(probe.same):
+            self.left = max(self.left, found.left_bytes)
+        if found.line is not None:
+            self.lines[probe.name] = replace(found.line, name=probe.name)
+        return True
+
+    def take_tensors(self, probe: TensorProbe) -> None:
+        """Measure every operator of a network."""
+        if not self.measures:
+            return
+        self.meter.restart()
+        available = self._available()
+        found = self.known.find(probe.same, available)
+        if found is None:
+            tensors = probe.measure(self.limit)
+            complete = tensors is not None and tensors.batch >= probe.batch_limit
+            found = Measurement(tensors=tensors, left_bytes=self._left(), complete=complete)
+            self.known.keep(probe.same, found, available)
+        elif self.known.is_from_disk(probe.same):
+            self.left = max(self.left, found.left_bytes)
+        self.tensors = found.tensors
+
+    def profile(self, seconds: float) -> Profile:
+        """What was found."""
+        release_memory()
+        self.meter.restart()
+        resting = self.meter.current_bytes + self.left
+        grown = 0
+        if len(self.lines) < len(self.lined):
+            networks = {probe.network for probe in self.lined if probe.name in self.lines}
+            left = growth([probe for probe in self.lined if probe.network and probe.network not in networks])
+            grown = max(self.before + FIRST_GROWTH + growth(self.lined), resting + 2 * left)  # at two batch sizes
+        return Profile(
+            units=(),
+            lines=self.lines,
+            floors=self.floors,
+            kept={probe.name: probe.kept_bytes for probe in self.lined},
+            base_bytes=max(resting, grown, 0),
+            seconds=seconds,
+            tensors=self.tensors,
+        )
+
+    def _left(self) -> int:
+        """What profiling has left in memory, here or in the processes that measured what is known."""
+        return max(self.meter.current_bytes - self.before, 0) + self.left
+
+    def _is_needed(self, probe: Probe) -> bool:
+        """Whether a probe is worth measuring; asked again where looking, which leaves memory behind, found so."""
+        if probe.needed is None:
+            return True
+        with self.limit.loosened(LOOKING_BYTES):
+            self.meter.restart()
+            if not probe.needed(self.lines, self._available()):
+                return False
+            release_memory()
+            self.meter.restart()
+            return probe.needed(self.lines, self._available())
+
+    def _available(self) -> float:
+        """Bytes that would be free had all been measured here."""
+        return available_bytes(self.meter, self.limit) - self.left
+
+
+def _texts(floors: Floors) -> dict[str, int]:
+    return {str(batch): size for batch, size in floors.known.items()}
+
+
+def growth(probes: Sequence[Probe]) -> int:
+    """What measuring all of them leaves in memory: every network counts once, with the most that any way of it does."""
+    networks: dict[str, int] = {}
+    for probe in probes:
+        network = probe.network or probe.name
+        networks[network] = max(networks.get(network, 0), probe.growth_bytes)
+    return sum(networks.values())

@@ -1,0 +1,96 @@
+"""What is measured once is not measured again, and what runs came to corrects what is predicted."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import snugfit
+from snugfit.api.keeping import machine_text, past_runs
+from snugfit.core.request import MachineOptions
+from snugfit.errors import UsageError
+from snugfit.training.events import Notice, ProbeMeasured
+
+
+def make_net(channels=4):
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 3, padding=1), nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(channels * 64, 2),
+    )  # fmt: skip
+
+
+DATA = TensorDataset(torch.rand(32, 1, 8, 8), torch.arange(32) % 2)
+
+
+def plan(cache, channels=4, **options):
+    events = []
+    found = snugfit.plan(
+        make_net(channels), DATA, subscribers=[events.append], strategy="backprop", threads=1, batch_size=8,
+        profile_cache=str(cache), **{"epochs": 1, **options},
+    )  # fmt: skip
+    notes = [event.message for event in events if isinstance(event, Notice) and "were known" in event.message]
+    return found, notes, sum(isinstance(event, ProbeMeasured) for event in events)
+
+
+def test_a_network_is_measured_once(tmp_path):
+    first, notes, measured = plan(tmp_path)
+    assert notes == [] and measured == 2
+    second, notes, measured = plan(tmp_path, lr=0.5, epochs=3)
+    assert "2 measurements" in notes[0] and measured == 2
+    assert second.profile.lines == first.profile.lines
+    assert plan(tmp_path, channels=5)[1] == []
+    assert plan(tmp_path, precision="bfloat16")[1] == []
+    assert plan("off")[1] == []
+
+
+def test_renewed_measurements_take_the_place_of_the_old(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan("auto")
+    assert plan("renew")[1] == [] and plan("auto")[1] != []
+    assert list((tmp_path / "snugfit" / "profiles").glob("*.json"))
+
+
+def test_runs_correct_later_predictions(tmp_path, monkeypatch):
+    monkeypatch.setattr("snugfit.planner.calibration.ENOUGH_SECONDS", 0.0)
+    cache = tmp_path / "cache"
+    found, _, _ = plan(cache, out=str(tmp_path / "run"))
+    record = found.run(subscribers=())
+    again, _, _ = plan(cache)
+    (past,) = past_runs(MachineOptions(profile_cache=str(cache)), found.plan.hardware)
+    learnt = again.plan.choice.correction
+    assert learnt.runs == 1 and past.seconds == record.phases[0].seconds
+    assert learnt.seconds == pytest.approx(past.seconds / past.predicted_seconds)
+    assert again.plan.choice.predicted.seconds == pytest.approx(found.plan.choice.predicted.seconds * learnt.seconds)
+
+
+def test_lines_that_cannot_be_read_are_left_out(tmp_path):
+    found, _, _ = plan(tmp_path, out=str(tmp_path / "run"))
+    found.run(subscribers=())
+    (file,) = tmp_path.glob("runs-*.jsonl")
+    file.write_text('{"strategy": 1}\nnot json\n' + file.read_text() + '{"str')
+    options = MachineOptions(profile_cache=str(tmp_path))
+    assert [run.strategy for run in past_runs(options, found.plan.hardware)] == ["backprop"]
+    file.write_bytes(b"\xff\xfe")
+    assert past_runs(options, found.plan.hardware) == []
+
+
+def test_nothing_is_kept_where_that_is_not_wanted(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    found, _, _ = plan("off", out=str(tmp_path / "run"))
+    found.run(subscribers=())
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--profile-cache is auto, renew, off or a folder"):
+        plan(tmp_path / "file")
+
+
+def test_another_machine_is_another_text():
+    hardware = plan("off")[0].plan.hardware
+    assert json.loads(machine_text(hardware))[0]["threads"] == 1
+    assert machine_text(hardware) != machine_text(replace(hardware, threads=2))

@@ -1,0 +1,56 @@
+"""Past runs correct predictions: seconds by the median of runs like it, peaks upwards alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from snugfit.core.cost import Cost, Phase
+from snugfit.core.plan import Correction
+from snugfit.core.workload import Workload
+from snugfit.planner.calibration import ALIKE, FEWEST_OTHERS, PastRun, corrected, correction
+
+WORK = Workload("net", "digits", (1, 16, 16), 10, 100, 10, 10)
+RUN = PastRun("backprop", "net", (1, 16, 16), 10.0, 20.0, 100, 90)
+
+
+def test_nothing_is_learnt_from_nothing():
+    assert correction([], "backprop", WORK) == Correction()
+
+
+def test_one_run_of_this_network_is_enough():
+    assert correction([RUN], "backprop", WORK) == Correction(seconds=2.0, peak=1.0, runs=1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"strategy": "checkpoint"}, {"model": "another"}, {"input_shape": (3, 16, 16)}, {"seconds": 0.5},
+        {"predicted_seconds": 0.0}, {"predicted_bytes": 0},
+    ],
+)  # fmt: skip
+def test_one_run_of_anything_else_is_not(other):
+    assert correction([replace(RUN, **other)], "backprop", WORK) == Correction()
+
+
+def test_several_runs_of_other_networks_are():
+    runs = [replace(RUN, model=f"other {n}", seconds=10.0 * n) for n in range(1, FEWEST_OTHERS + 1)]
+    assert correction(runs, "backprop", WORK).seconds == 2.0
+    assert correction([*runs, replace(RUN, seconds=50.0)], "backprop", WORK).seconds == 5.0
+
+
+def test_the_latest_runs_count():
+    runs = [replace(RUN, seconds=100.0)] * 20 + [replace(RUN, seconds=30.0)] * ALIKE
+    assert correction(runs, "backprop", WORK) == Correction(3.0, 1.0, ALIKE)
+
+
+def test_a_peak_above_its_prediction_lifts_the_next_ones_and_none_below_lowers_them():
+    assert correction([RUN, replace(RUN, peak_bytes=110)], "backprop", WORK).peak == pytest.approx(1.1 * 1.01)
+    assert correction([replace(RUN, peak_bytes=50)], "backprop", WORK).peak == 1.0
+
+
+def test_a_cost_is_corrected_in_all_its_parts():
+    cost = Cost(100, 5.0, 50.0, 7, 9, (Phase("network", 100, 50.0, 8, ("a",), 7),))
+    assert corrected(cost, Correction(2.0, 1.5, 1)) == Cost(
+        150, 10.0, 100.0, 7, 9, (Phase("network", 150, 100.0, 8, ("a",), 7),)
+    )
+    assert corrected(cost, Correction()) == cost

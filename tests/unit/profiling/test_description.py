@@ -1,0 +1,65 @@
+"""Descriptions are equal for modules that take the same, and for no others."""
+
+import pytest
+import torch
+from torch import nn
+
+from snugfit.chain import Chain
+from snugfit.profiling import describe
+
+
+def unit_of(*layers, index=0):
+    return Chain.from_module(nn.Sequential(*layers), (3, 8, 8)).all_units[index].module
+
+
+def conv(*arguments, **options):
+    return nn.Sequential(nn.Conv2d(*arguments, **options), nn.ReLU())
+
+
+def test_names_and_weights_do_not_matter():
+    chain = Chain.from_module(
+        nn.Sequential(conv(3, 3, 3, padding=1), conv(3, 3, 3, padding=1), nn.Flatten(), nn.Linear(192, 2)), (3, 8, 8)
+    )
+    first, second, *_ = (unit.module for unit in chain.all_units)
+    torch.manual_seed(0)
+    assert describe(first) == describe(second)
+
+
+BASE = {"in_channels": 3, "out_channels": 4, "kernel_size": 3, "padding": 1}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"out_channels": 5}, {"kernel_size": 5}, {"padding": 2}, {"stride": 2}, {"dilation": 2}, {"bias": False},
+        {"dtype": torch.float64}, {"padding_mode": "circular"},
+    ],
+)  # fmt: skip
+def test_settings_matter(changed):
+    assert describe(nn.Conv2d(**BASE)) != describe(nn.Conv2d(**{**BASE, **changed}))
+
+
+def test_what_trains_matters():
+    frozen = nn.Conv2d(**BASE).requires_grad_(False)
+    assert describe(nn.Conv2d(**BASE)) != describe(frozen)
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.conv, self.factor = nn.Conv2d(**BASE), factor
+
+    def forward(self, images):
+        return self.conv(images) * self.factor
+
+
+def test_functions_between_layers_and_their_numbers_matter():
+    def traced(factor):
+        return describe(torch.fx.symbolic_trace(Scaled(factor)))
+
+    assert traced(2) == traced(2) != traced(3)
+
+
+def test_the_source_of_a_users_class_matters():
+    assert "self.conv(images) * self.factor" in describe(Scaled(2))
+    assert "forward" not in describe(nn.Conv2d(**BASE))
