@@ -22,6 +22,9 @@ _GENERATING = frozenset(
     {_aten.convolution, _aten.convolution_backward, _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm}
 )
 
+_OUTPUTS: dict[Any, int] = {}
+"""Bytes of an operator's outputs, by the shapes of its arguments: finding them takes a millisecond."""
+
 
 class RoomForKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets operators generate kernels for shapes that are new to the process, although the memory limit is exact.
@@ -47,12 +50,24 @@ class RoomForKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.limit.refresh()
 
     def _require(self, func: Any, args: Any, kwargs: Any) -> None:
-        on_meta = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
-        outputs = func(*on_meta[0], **on_meta[1])
-        needed = sum(output.nbytes for output in tree_iter(outputs) if isinstance(output, Tensor))
+        key = (func, tuple(map(_shape, tree_iter((args, kwargs)))))
+        if key not in _OUTPUTS:
+            _OUTPUTS[key] = _output_bytes(func, args, kwargs)
+        needed = _OUTPUTS[key]
         left = self.limit.left_bytes
         if needed > left:
             raise MemoryError(f"out of memory: {func} needs {format_bytes(needed)}, and {format_bytes(left)} are left")
+
+
+def _shape(value: Any) -> Any:
+    """What an argument has to do with the size of outputs."""
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else value
+
+
+def _output_bytes(func: Any, args: Any, kwargs: Any) -> int:
+    on_meta = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+    outputs = func(*on_meta[0], **on_meta[1])
+    return sum(output.nbytes for output in tree_iter(outputs) if isinstance(output, Tensor))
 
 
 def _on_meta(args: Any) -> bool:

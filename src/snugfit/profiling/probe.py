@@ -20,6 +20,10 @@ ABOVE_FLOOR = 1.05
 """Process peak over tensor peak, at the least: measured 2-9 %."""
 LONG_STEP_SECONDS = 0.15
 """A step that takes longer is not run twice: generating its kernels is a small part of it."""
+LONGEST_STEP_SECONDS = 1.0
+"""A longer step is not taken to know more of a line, ..."""
+FARTHEST = 4
+"""... unless the largest batch measured by then is smaller than the one to be used by more than this factor."""
 Step = Callable[[int], object]
 
 
@@ -168,6 +172,9 @@ class _Attempt:
     def _measure_largest(self, before: int) -> None:
         line = fit_line(self.probe.name, [ProbePoint(b, peak - before, s) for b, peak, s in self.measured])
         largest = line.largest_batch(self.available - self.limit.kernel_bytes, self.probe.batch_limit)
+        if line.seconds_at(largest) > LONGEST_STEP_SECONDS:
+            quick = (LONGEST_STEP_SECONDS - line.fixed_seconds) / max(line.sample_seconds, 1e-9)
+            largest = min(largest, max(int(quick), -(-largest // FARTHEST)))
         while largest > self.measured[-1][0]:
             if self._measure(self._allowed(largest)):
                 return
