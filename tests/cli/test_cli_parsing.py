@@ -105,6 +105,8 @@ def test_version(snugfit):
         (["plan", "--memory", "12parsecs"], "not a size"),
         (["plan", "--memory", "0"], "positive"),
         (["plan", "--time-ratio", "2"], "(0, 1]"),
+        (["plan", "--aim", "speed"], '"time", "memory", "accuracy"'),
+        (["plan", "--devices", "0"], "at least one device"),
         (["plan", "--strategy", "blockwize"], "'blockwise'"),
         (["predict", "run", "folder", "--top", "0"], "at least 1"),
         (["train", "--resume", "run", "--epochs", "3", "--lr", "1"], "--epochs, --lr"),

@@ -16,7 +16,8 @@ from snugfit.api.loading import Architecture, on_meta
 from snugfit.api.tasks import default_optimizer, rules_of
 from snugfit.api.weights import take_weights
 from snugfit.chain import Chain, UnitStore, initialise_by_reset, release, spill_module
-from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED, TRANSFER, strategy_class
+from snugfit.core.considering import left_out, stands_by
+from snugfit.core.registry import STRATEGIES, TIMED, TRANSFER, strategy_class
 from snugfit.core.request import Request, TrainingOptions
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import OptimizerSettings, TaskName, Workload
@@ -215,37 +216,52 @@ def _optimizer(training: TrainingOptions, task: TaskName, *, transfers: bool) ->
     return replace(default_optimizer(own, task), **given)  # type: ignore[arg-type]
 
 
-def make_strategies(request: Request) -> list[Strategy]:
-    """The strategies to consider, with the request's settings; all but those that must be named for ``auto``.
+@dataclass(frozen=True)
+class Considered:
+    """The strategies of a plan.
+
+    Attributes:
+        strategies: what is asked for proposals.
+        standby: what is asked only where they leave something to be wished for.
+        left_out: names of those that are not asked, with the reason.
+    """
+
+    strategies: list[Strategy]
+    standby: list[Strategy]
+    left_out: dict[str, str]
+
+
+def make_strategies(request: Request) -> Considered:
+    """The strategies to consider, with the request's settings; for ``auto`` all that serve it.
 
     Raises:
         UnknownNameError: there is no such strategy.
+        UsageError: it cannot keep a time ratio, or does not know a scheme.
     """
-    name, timed = request.strategy.strategy, request.budget.time_ratio is not None
-    if timed and (name not in (*TIMED, "auto") or request.strategy.scheme not in (None, "elastic")):
+    name, scheme = request.strategy.strategy, request.strategy.scheme
+    if request.budget.time_ratio is not None and (name not in (*TIMED, "auto") or scheme not in (None, "elastic")):
         raise UsageError(
             "--time-ratio is what the elastic scheme of --strategy elastic answers to; leave one of them out."
         )
-    kinds = {each: strategy_class(each) for each in (_considered(request, timed=timed) if name == "auto" else [name])}
-    scheme = request.strategy.scheme
+    unasked = left_out(request) if name == "auto" else {}
+    kinds = {each: strategy_class(each) for each in (STRATEGIES if name == "auto" else [name]) if each not in unasked}
     for each, kind in list(kinds.items()):
         schemes = getattr(kind, "schemes", ())
         if scheme is not None and schemes and scheme not in schemes:
             if name != "auto":
                 raise UsageError(f"{each} has no scheme {scheme}; --scheme is {', '.join(schemes)} there.")
+            unasked[each] = f"has no --scheme {scheme}"
             del kinds[each]
-    return [_configured(kind, request) for kind in kinds.values()]
-
-
-def _considered(request: Request, *, timed: bool) -> list[str]:
-    """The strategies that ``auto`` considers."""
-    left_out = NAMED_ONLY if request.model.weights is not None else NAMED_ONLY | TRANSFER
-    return [each for each in STRATEGIES if each not in left_out and (each in TIMED) == timed]
+    made = [_configured(kind, request) for kind in kinds.values()]
+    waiting = [each for each in made if stands_by(each.name, request)]
+    return Considered([each for each in made if each not in waiting], waiting, unasked)
 
 
 def _configured(kind: Any, request: Request) -> Strategy:
     """A strategy with the options of the request that it has; an option without a value leaves it its default."""
     known = {item.name for item in fields(kind)}
     options = {item.name: getattr(request.strategy, item.name) for item in fields(request.strategy)}
+    if request.budget.devices > 1:
+        options["processes"] = request.budget.devices
     made: Strategy = kind(**{key: value for key, value in options.items() if key in known and value is not None})
     return made

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from snugfit.api.activations import activation_table
-from snugfit.api.assembling import Assembly, assemble, make_strategies, own_splits
+from snugfit.api.assembling import Assembly, Considered, assemble, make_strategies, own_splits
 from snugfit.api.keeping import measurements, past_runs
 from snugfit.api.process import baseline, choose_device, describe_hardware
 from snugfit.api.result import TrainedRecord
 from snugfit.api.running import execute, require_new
 from snugfit.api.signal import signal_table
 from snugfit.api.timing import tensor_table
+from snugfit.api.together import commands_of_run
+from snugfit.api.trials import STEPS, check_steps, compare
 from snugfit.api.weights import check_weights
 from snugfit.core.budget import Budget
+from snugfit.core.command import as_typed, command_of
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.request import OWN, BudgetOptions, Request, Trained
 from snugfit.core.serial import to_data
+from snugfit.core.trial import Trial
 from snugfit.data import Splits
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local import check_local_loss
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
-from snugfit.planner import infeasible_error, search
-from snugfit.profiling import Measurements
+from snugfit.planner import Experience, default_aim, infeasible_error, search
 from snugfit.report.console import ConsoleProgress
 from snugfit.training.events import Notice, ProbeMeasured, Subscriber
 from snugfit.training.stopping import StopFlag
@@ -86,8 +89,35 @@ class RunnablePlan:
         """
         if self.plan.choice is None:
             raise infeasible_error(self.plan)
+        self._require_processes()
         shown = (ConsoleProgress(),) if subscribers is None else subscribers
         return execute(self.plan, self.profile, self.assembly, self.baseline, shown, out, stop)
+
+    def compare(self, steps: int = STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
+        """Hold the predictions against one short real run of each strategy that fits, inside the budget.
+
+        Each runs in a fresh process; where model or data came from Python, in this one, beside a copy of the module.
+
+        Args:
+            steps: effective batches of each run.
+            subscribers: told which one runs.
+
+        Raises:
+            UsageError: there is no step.
+            InfeasibleBudgetError: nothing fits the budget.
+        """
+        check_steps(steps)
+        if self.plan.choice is None:
+            raise infeasible_error(self.plan)
+        return compare(self.plan, self.profile, self.assembly, self.baseline, steps, subscribers)
+
+    def _require_processes(self) -> None:
+        """A plan over several processes runs where these are."""
+        choice = self.plan.choice
+        processes = int(choice.settings.get("processes", 1)) if choice else 1
+        if processes > 1 and commands_of_run() is None:
+            how = as_typed(self.plan.command) if self.plan.command else f"cluster launch --processes {processes}"
+            raise UsageError(f"this plan takes {processes} processes, and here is one; start them by `{how}`.")
 
 
 def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> RunnablePlan:
@@ -131,8 +161,8 @@ def plan(
             move to disk, or they would count to the budget all the time; the trained one is the record's ``model``.
         data: a name, ``folder:PATH``, :class:`snugfit.data.Splits`, a ``Dataset`` of (image, label), or a pair or
             triple of them: training, validation and test.
-        budget: what may be used; unlimited by default. The options ``memory``, ``storage`` and ``time_ratio`` say the
-            same.
+        budget: what may be used; unlimited by default. The options ``memory``, ``storage``, ``time_ratio`` and
+            ``devices`` say the same.
         subscribers: told of every measured probe.
         **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``.
 
@@ -151,7 +181,8 @@ def plan(
     request = replace(request, data=replace(request.data, data=name))
     if budget is not None:
         if request.budget != BudgetOptions():
-            raise UsageError("give the budget once: as snugfit.Budget(...), or as memory=, storage= and time_ratio=.")
+            keywords = ", ".join(f"{each.name}=" for each in fields(BudgetOptions))
+            raise UsageError(f"give the budget once: as snugfit.Budget(...), or as {keywords}.")
         request = replace(request, budget=_budget_options(budget))
     return _plan(request, splits, module, subscribers)
 
@@ -165,12 +196,13 @@ def _plan(
     measures: bool = True,
 ) -> RunnablePlan:
     check_local_loss(request.strategy.local_loss)
-    strategies = make_strategies(request) if measures else []
-    budget = Budget(request.budget.memory, request.budget.storage, request.budget.time_ratio)
+    considered = make_strategies(request) if measures else Considered([], [], {})
+    budget = Budget(**asdict(request.budget))
+    aim = request.strategy.aim or default_aim(transfers=request.model.weights is not None)
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads)
     hardware = describe_hardware(device)
-    known, past = measurements(request.machine, hardware), past_runs(request.machine, hardware)
+    experience = Experience(measurements(request.machine, hardware), past_runs(request.machine, hardware))
 
     def measured(name: str, index: int, count: int) -> None:
         for subscriber in subscribers:
@@ -182,14 +214,16 @@ def _plan(
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
             found, profile = search(
-                strategies, assembly.workload, assembly.chain, hardware, budget,
-                make_meter(resting, device), limit, on_measured, known, past,
+                considered.strategies, assembly.workload, assembly.chain, hardware, budget,
+                make_meter(resting, device), limit, on_measured, aim, considered.standby, considered.left_out,
+                experience,
             )  # fmt: skip
+        found = replace(found, command=command_of(request, found))
         return RunnablePlan(found, profile, assembly, resting)
 
     try:
         planned = attempt(budget.memory_bytes, measured)
-        for note in (*planned.assembly.splits.notes, *_reused(known)):
+        for note in (*planned.assembly.splits.notes, *_reused(experience.measurements.found)):
             for subscriber in subscribers:
                 subscriber(Notice(note))
         return planned
@@ -200,10 +234,10 @@ def _plan(
     return attempt(None, None)  # not even data and chain fit: say so from what needs no measurement
 
 
-def _reused(known: Measurements) -> list[str]:
-    if not known.found:
+def _reused(count: int) -> list[str]:
+    if not count:
         return []
-    return [f"{known.found} measurements of this machine were known; --profile-cache renew makes them again"]
+    return [f"{count} measurements of this machine were known; --profile-cache renew makes them again"]
 
 
 def profile_request(
@@ -282,4 +316,4 @@ def _budget_options(budget: Budget) -> BudgetOptions:
     def text(count: int | None) -> str | None:
         return None if count is None else str(count)
 
-    return BudgetOptions(text(budget.memory_bytes), text(budget.storage_bytes), budget.time_ratio)
+    return BudgetOptions(text(budget.memory_bytes), text(budget.storage_bytes), budget.time_ratio, budget.devices)

@@ -50,11 +50,16 @@ def execute(
 ) -> TrainedRecord:
     """Train the chosen candidate of a plan in a new run folder."""
     folder = _new_folder(out or assembly.request.machine.out, plan)
+    write_run(folder, plan, profile, assembly)
+    return _fit(folder, plan, profile, assembly, resting, subscribers, stop)
+
+
+def write_run(folder: Path, plan: Plan, profile: Profile, assembly: Assembly) -> None:
+    """Write what :func:`resume` reads: from then on a run can be taken up, if it has begun or not."""
     write_json_atomic(folder / "request.json", _from_anywhere(assembly.request).to_json())
     write_json_atomic(folder / "profile.json", to_data(profile))
     assembly.architecture.write(folder)
     write_json_atomic(folder / "plan.json", plan.to_json())
-    return _fit(folder, plan, profile, assembly, resting, subscribers, stop)
 
 
 def _from_anywhere(request: Request) -> Request:

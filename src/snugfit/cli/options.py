@@ -20,7 +20,7 @@ from snugfit.core.request import (
     Trained,
     TrainingOptions,
 )
-from snugfit.errors import UnknownNameError
+from snugfit.errors import UnknownNameError, UsageError
 
 
 def _panel(title: str, order: int) -> Parameter:
@@ -46,7 +46,7 @@ class RequestFlags:
             UsageError: a malformed size or ratio.
             UnknownNameError: there is no strategy of that name.
         """
-        Budget(self.budget.memory, self.budget.storage, self.budget.time_ratio)
+        Budget(**dataclasses.asdict(self.budget))
         if self.strategy.strategy not in ("auto", *STRATEGIES):
             raise UnknownNameError("strategy", self.strategy.strategy, ("auto", *STRATEGIES))
         return Request(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
@@ -104,6 +104,35 @@ class ProfileOptions:
     chart: str | None = None
 
 
+@Parameter(name="*", group=Group("Plan", sort_key=6))
+@dataclass(frozen=True)
+class PlanOptions:
+    """What ``plan`` does beside planning.
+
+    Attributes:
+        compare: run one short trial of each strategy that fits, in its own process and inside the budget, and print
+            what was predicted of it beside what was measured.
+        compare_steps: effective batches of each trial; 4 by default.
+    """
+
+    compare: Annotated[bool, Parameter(negative="")] = False
+    compare_steps: int | None = None
+
+    def steps(self) -> int:
+        """Steps of each trial; 0 where there are none to be.
+
+        Raises:
+            UsageError: a number that means nothing, or no trials to have it.
+        """
+        if self.compare_steps is not None and self.compare_steps < 1:
+            raise UsageError(f"--compare-steps is at least 1, not {self.compare_steps}.")
+        if self.compare_steps is not None and not self.compare:
+            raise UsageError("--compare-steps is for trials; add --compare.")
+        return (self.compare_steps or COMPARE_STEPS) if self.compare else 0
+
+
+COMPARE_STEPS = 4
 NO_FLAGS = RequestFlags()
+PLAN_ALONE = PlanOptions()
 SHOW_ALL = OutputOptions()
 UNITS_ALONE = ProfileOptions()

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 from snugfit.cli.failures import FailedError, show_error
 from snugfit.cli.job import make_job, run_job
-from snugfit.cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
+from snugfit.cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
 from snugfit.cli.output import print_json
 from snugfit.core.plan import Plan
+from snugfit.core.serial import from_data
+from snugfit.core.trial import Trial
 
 
-def plan(*, flags: RequestFlags = NO_FLAGS, output: OutputOptions = SHOW_ALL) -> int:
+def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, output: OutputOptions = SHOW_ALL) -> int:
     """Say which ways of training fit the budget, and what each costs, before anything runs.
 
     For example:
 
     ```
     snugfit plan --model vgg16 --data digits --memory 100MB
+    snugfit plan --model vgg16 --data digits --memory 300MB --aim memory --compare
     ```
 
     Args:
         flags: the options of the run.
+        trials: what is tried out.
         output: what is shown.
 
     Returns:
         The exit code: 3 where nothing fits.
     """
-    request = flags.request()
-    job = make_job("plan", output, request.machine.threads, request=request.to_json())
+    request, steps = flags.request(), trials.steps()
+    job = make_job("plan", output, request.machine.threads, request=request.to_json(), compare_steps=steps)
     found = run_job(job)
     from snugfit.report.table import print_plan
 
     print_plan(Plan.from_json(found["plan"]))
     if found["infeasible"] is None:
+        if steps:
+            from snugfit.report.comparison import print_comparison
+
+            print_comparison([from_data(Trial, each) for each in found["comparison"]])
         if output.json:
-            print_json(found["plan"])
+            print_json({**found["plan"], **({"comparison": found["comparison"]} if steps else {})})
         return 0
     error = FailedError.from_json(found["infeasible"])
     if output.json:

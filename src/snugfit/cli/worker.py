@@ -86,7 +86,8 @@ def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -
         from snugfit.planner import infeasible_error
 
         infeasible = explain(infeasible_error(planned.plan)).to_json()
-    return {"plan": planned.to_json(), "infeasible": infeasible}
+    trials = [] if infeasible or not job["compare_steps"] else planned.compare(job["compare_steps"], subscribers)
+    return {"plan": planned.to_json(), "infeasible": infeasible, "comparison": [trial.to_json() for trial in trials]}
 
 
 def _train_together(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:

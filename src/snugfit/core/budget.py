@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from snugfit.errors import UsageError
 from snugfit.quantities import format_bytes, parse_bytes
+
+Aim = Literal["time", "memory", "accuracy"]
+"""What the chosen way of training is to have the best of, among those that fit."""
 
 
 @dataclass(frozen=True)
@@ -58,4 +62,6 @@ class Budget:
             parts.append(format_bytes(self.storage_bytes) + " of storage")
         if self.time_ratio is not None:
             parts.append(f"time ratio {self.time_ratio:g}")
+        if self.devices > 1:
+            parts.append(f"{self.devices} devices")
         return ", ".join(parts)

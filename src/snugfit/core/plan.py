@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from snugfit.core.budget import Budget
+from snugfit.core.budget import Aim, Budget
 from snugfit.core.cost import Cost
 from snugfit.core.hardware import Hardware
 from snugfit.core.serial import from_data, to_data
@@ -44,6 +44,7 @@ class Candidate:
         exact: whether its gradients are those of plain backpropagation.
         smallest_ratio: smallest time ratio that would do, for candidates that are not fast enough.
         correction: what past runs have changed in the prediction.
+        considered: whether it was asked for a proposal; ``reasons`` tell why not.
     """
 
     strategy: str
@@ -55,6 +56,7 @@ class Candidate:
     exact: bool = False
     smallest_ratio: float | None = None
     correction: Correction = field(default_factory=Correction)
+    considered: bool = True
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -94,8 +96,12 @@ class Plan:
 
     Attributes:
         workload, budget, hardware: what was asked, on which machine.
-        candidates: every strategy considered, feasible ones first, best first.
+        candidates: every strategy, feasible ones first, best first; those that were not considered last.
         chosen: index into ``candidates``; None when nothing fits.
+        aim: what the best one has most of.
+        explanation: in sentences, why this one, and what else there is.
+        command: arguments of the command line that runs the choice; None where nothing fits, or where there is none,
+            as for a module or data from Python.
     """
 
     workload: Workload
@@ -103,6 +109,9 @@ class Plan:
     hardware: Hardware
     candidates: tuple[Candidate, ...] = ()
     chosen: int | None = None
+    aim: Aim = "time"
+    explanation: tuple[str, ...] = ()
+    command: tuple[str, ...] | None = None
 
     @property
     def choice(self) -> Candidate | None:
@@ -124,23 +133,31 @@ class Plan:
         return from_data(cls, data)
 
     def __str__(self) -> str:
-        rows = [("strategy", "fits", "predicted peak", "time/epoch", "storage", "exact", "notes")]
-        for index, candidate in enumerate(self.candidates):
-            mark = "* " if index == self.chosen else "  "
-            cost = candidate.predicted
-            rows.append((
-                mark + candidate.strategy,
-                "yes" if candidate.feasible else "no",
-                format_bytes(cost.peak_bytes) if cost else "-",
-                format_seconds(cost.seconds_per_epoch) if cost and candidate.feasible else "-",
-                format_bytes(cost.storage_bytes) if cost else "-",
-                "yes" if candidate.exact else "no",
-                _notes(candidate),
-            ))  # fmt: skip
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        sends = any(candidate.predicted and candidate.predicted.sent_bytes for candidate in self.candidates)
+        sent = ["sent"] if sends else []
+        heads = ["strategy", "fits", "predicted peak", "time/epoch", "in all", "storage", *sent, "exact", "notes"]
+        rows = [heads, *(_row(each, index == self.chosen, sends) for index, each in enumerate(self.candidates))]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         title = f"{self.workload.model} on {self.workload.data}, budget {self.budget}"
-        return "\n".join([title, *lines])
+        return "\n".join([title, *lines, *self.explanation])
+
+
+def _row(candidate: Candidate, chosen: bool, sends: bool) -> list[str]:
+    cost = candidate.predicted
+    timed = cost if candidate.feasible else None
+    sent = [format_bytes(cost.sent_bytes) if cost else "-"] if sends else []
+    return [
+        ("* " if chosen else "  ") + candidate.strategy,
+        "yes" if candidate.feasible else "no" if candidate.considered else "-",
+        format_bytes(cost.peak_bytes) if cost else "-",
+        format_seconds(timed.seconds_per_epoch) if timed else "-",
+        format_seconds(timed.seconds) if timed else "-",
+        format_bytes(cost.storage_bytes) if cost else "-",
+        *sent,
+        "yes" if candidate.exact else "no",
+        _notes(candidate),
+    ]
 
 
 def _notes(candidate: Candidate) -> str:

@@ -17,8 +17,11 @@ STRATEGIES: dict[str, str] = {
     "feedback": "snugfit.strategies.feedback:Feedback",
 }
 
-NAMED_ONLY = frozenset({"feedback", "tiled"})
-"""Strategies that have to be named: those to compare with, and one that a run over several processes needs."""
+NAMED_ONLY = frozenset({"feedback"})
+"""Strategies that have to be named: those that are there to compare with."""
+
+TILED = frozenset({"tiled"})
+"""Strategies over several devices. On one device they save memory alone, take long to plan, and are a last resort."""
 
 TIMED = frozenset({"elastic"})
 """Strategies that answer to a time ratio: ``auto`` considers them, and them alone, where there is one."""

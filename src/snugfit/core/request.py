@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from snugfit.core.budget import Aim
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.workload import OptimizerName, Precision, ScheduleName, TaskName
 from snugfit.errors import UnknownNameError, UsageError
@@ -77,11 +78,14 @@ class BudgetOptions:
         storage: disk budget for caches, like 2GB.
         time_ratio: time a training step may take, as a fraction in (0, 1] of one that trains everything; this is
             ElasticTrainer's rho, ``elastic`` keeps to it, and takes 0.5 by default.
+        devices: how many devices may take part; with more than one, ``auto`` considers ``tiled`` over as many
+            processes, each with the memory budget to itself.
     """
 
     memory: str | None = None
     storage: str | None = None
     time_ratio: float | None = None
+    devices: int = 1
 
 
 OWN = "python"
@@ -127,8 +131,11 @@ class StrategyOptions:
     """Which way of training, and its settings.
 
     Attributes:
-        strategy: auto, backprop, checkpoint, blockwise, elastic, sidenet, tiled or feedback; auto never takes the last
-            two, takes elastic where there is a time ratio, and considers sidenet where there are weights to start from.
+        strategy: auto, backprop, checkpoint, blockwise, elastic, sidenet, tiled or feedback. ``snugfit plan`` says
+            which of them auto considers, and why not the others.
+        aim: what auto chooses by, among what fits: time (least seconds to finish), memory (least predicted peak) or
+            accuracy (exact gradients of everything first, then what is expected to lose less, then time); time by
+            default, accuracy where --weights are given.
         local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options of its own if
             need be, like ``lls:basis=cosine,mode=paper``.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
@@ -184,12 +191,13 @@ class StrategyOptions:
         rest: who computes the layers of ``tiled`` behind the tiles: rank 0 (gateway), or every process, each of which
             is sent the whole last map and sends no gradient of it back (replicated).
         cluster: file that ``snugfit cluster doctor --out`` wrote; ``tiled`` chooses groups by these speeds and links,
-            and adds the seconds that the network takes. Typical ones otherwise, and no seconds.
+            and adds the seconds that the network takes. Typical ones otherwise: 100 MB/s, half a millisecond.
         tile_sizes: tiles of ``tiled`` of equal size, or in proportion to the speeds of their devices (speed), as far
             as rows and columns can be; takes --cluster.
     """
 
     strategy: str = "auto"
+    aim: Aim | None = None
     local_loss: str = "aan"
     rho: float = 0.4
     block_units: int | None = None
@@ -230,6 +238,8 @@ class StrategyOptions:
     def __post_init__(self) -> None:
         self._check_elastic()
         self._check_sidenet()
+        if self.aim is not None and self.aim not in get_args(Aim):
+            raise UnknownNameError("aim", self.aim, get_args(Aim))
         if self.feedback_rule not in get_args(FeedbackRule):
             raise UnknownNameError("feedback rule", self.feedback_rule, get_args(FeedbackRule))
         if self.views < 1:

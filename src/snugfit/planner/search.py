@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from snugfit.core.budget import Budget
+from snugfit.core.budget import Aim, Budget
+from snugfit.core.considering import LAST_EXACT_RESORT, LAST_RESORT
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Correction, Plan
 from snugfit.core.profile import Profile
-from snugfit.core.registry import TRANSFER
+from snugfit.core.registry import strategy_class
 from snugfit.core.serial import to_data
 from snugfit.core.strategy import Strategy
 from snugfit.core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.planner.calibration import PastRun, corrected, correction
+from snugfit.planner.explanation import explanation_of
 from snugfit.planner.identity import identified
+from snugfit.planner.ranking import ranked
 from snugfit.profiling import LOOKING_BYTES, Measurements, Probe, TensorProbe, describe, measure_probes, unit_facts
 from snugfit.quantities import format_bytes
 
@@ -34,8 +37,10 @@ def search(
     meter: PeakMeter,
     limit: MemoryLimit,
     on_measured: Callable[[str, int, int], object] | None,
-    known: Measurements | None = None,
-    past: Sequence[PastRun] = (),
+    aim: Aim = "time",
+    standby: Sequence[Strategy] = (),
+    left_out: Mapping[str, str] | None = None,
+    experience: Experience | None = None,
 ) -> tuple[Plan, Profile]:
     """Measure the strategies' probes and rank what they propose.
 
@@ -45,8 +50,10 @@ def search(
         meter: memory above the baseline.
         limit: the memory budget, in force.
         on_measured: told of every measured probe; None measures nothing, and so finds nothing feasible.
-        known: what was measured before; what is measured now is added.
-        past: runs on this machine, oldest first, which predictions are corrected by.
+        aim: what candidates are ranked by.
+        standby: considered only where nothing else fits, or, where the aim is not time, nothing else that is exact.
+        left_out: names of strategies that are not considered, with the reason.
+        experience: what was measured before, and what runs came to.
 
     Returns:
         The plan, feasible candidates first and the best of them first, and the profile behind it.
@@ -54,27 +61,103 @@ def search(
     Raises:
         ModelError: the only strategy finds the model unusable.
     """
-    alone = len(strategies) == 1
-    with limit.loosened(LOOKING_BYTES):
-        refused = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
-        able = [strategy for strategy in strategies if not refused[strategy.name]]
-        network = "\n".join(describe(unit.module) for unit in chain.all_units)
-        probes = [
-            identified(probe, strategy, workload, network)
-            for strategy in able
-            for probe in strategy.probes(workload, chain, hardware)
-        ]
-    profile = _measured(probes, meter, limit, on_measured, known)
-    candidates = [Candidate(name, False, reasons=tuple(reasons)) for name, reasons in refused.items() if reasons]
-    with limit.loosened(LOOKING_BYTES):
-        profile = replace(profile, units=unit_facts(chain))
-        for strategy in able:
-            learnt = correction(past, strategy.name, workload)
-            candidates.extend(_candidates(strategy, workload, profile, hardware, budget, learnt))
-    transfers = any(candidate.strategy in TRANSFER for candidate in candidates)
-    ranked = sorted(candidates, key=lambda candidate: _rank(candidate, transfers=transfers))
-    chosen = 0 if ranked and ranked[0].feasible else None
-    return Plan(workload, budget, hardware, tuple(ranked), chosen), profile
+    experience = experience or Experience()
+    question = _Question(workload, chain, hardware, budget, meter, limit, on_measured, experience)
+    answers = question.ask(strategies, Profile(()))
+    unasked = dict(left_out or {})
+    if standby and _is_settled(answers.candidates, aim):
+        unasked |= {each.name: LAST_RESORT if aim == "time" else LAST_EXACT_RESORT for each in standby}
+    elif standby:
+        answers = question.ask(standby, answers.profile, answers)
+    best = ranked([*answers.candidates, *(_unasked(*each) for each in unasked.items())], aim)
+    plan = Plan(workload, budget, hardware, best, 0 if best and best[0].feasible else None, aim)
+    return replace(plan, explanation=explanation_of(plan)), answers.profile
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What is known of this machine from before.
+
+    Attributes:
+        measurements: of probes; what is measured now is added.
+        runs: oldest first; predictions are corrected by them.
+    """
+
+    measurements: Measurements = field(default_factory=Measurements)
+    runs: Sequence[PastRun] = ()
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What strategies proposed, those that could, and what was measured for it."""
+
+    candidates: list[Candidate]
+    refused: list[Candidate]
+    able: list[Strategy]
+    profile: Profile
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What strategies are asked."""
+
+    workload: Workload
+    chain: Chain
+    hardware: Hardware
+    budget: Budget
+    meter: PeakMeter
+    limit: MemoryLimit
+    on_measured: Callable[[str, int, int], object] | None
+    experience: Experience
+
+    def ask(self, strategies: Sequence[Strategy], known: Profile, before: _Answers | None = None) -> _Answers:
+        """Measure what strategies need beside what is known; those asked before answer again, in what room is left."""
+        workload, chain, hardware = self.workload, self.chain, self.hardware
+        alone = len(strategies) == 1 and before is None
+        with self.limit.loosened(LOOKING_BYTES):
+            reasons = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
+            able = [strategy for strategy in strategies if not reasons[strategy.name]]
+            network = "\n".join(describe(unit.module) for unit in chain.all_units)
+            probes = [
+                identified(probe, strategy, workload, network)
+                for strategy in able
+                for probe in strategy.probes(workload, chain, hardware)
+            ]
+        measured = _measured(probes, self.meter, self.limit, self.on_measured, self.experience.measurements)
+        profile = _together(known, measured)
+        refused = [Candidate(name, False, reasons=tuple(words)) for name, words in reasons.items() if words]
+        if before is not None:
+            refused, able = [*before.refused, *refused], [*before.able, *able]
+        with self.limit.loosened(LOOKING_BYTES):
+            profile = replace(profile, units=unit_facts(chain))
+            found = [each for strategy in able for each in self._candidates(strategy, profile)]
+        return _Answers([*refused, *found], refused, able, profile)
+
+    def _candidates(self, strategy: Strategy, profile: Profile) -> list[Candidate]:
+        learnt = correction(self.experience.runs, strategy.name, self.workload)
+        return _candidates(strategy, self.workload, profile, self.hardware, self.budget, learnt)
+
+
+def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:
+    """Whether there is no need to look any further."""
+    return any(candidate.feasible and (aim == "time" or candidate.exact) for candidate in candidates)
+
+
+def _unasked(name: str, reason: str) -> Candidate:
+    return Candidate(name, False, reasons=(reason,), exact=strategy_class(name).exact, considered=False)
+
+
+def _together(known: Profile, more: Profile) -> Profile:
+    """Two profiles of one process as one."""
+    return replace(
+        more,
+        lines={**known.lines, **more.lines},
+        floors={**known.floors, **more.floors},
+        kept={**known.kept, **more.kept},
+        base_bytes=max(known.base_bytes, more.base_bytes),
+        seconds=known.seconds + more.seconds,
+        tensors=more.tensors or known.tensors,
+    )
 
 
 def _measured(
@@ -102,17 +185,6 @@ def _reasons(
         if alone:
             raise
         return [str(error)]
-
-
-def _rank(candidate: Candidate, *, transfers: bool) -> tuple[bool, int, float]:
-    """Feasible ones first, faster ones first; where weights are to be transferred, what is expected to lose less first.
-
-    Fine-tuning every weight by its own gradient loses nothing, a frozen network with something beside it loses less
-    than one whose weights are taken apart by local losses.
-    """
-    seconds = candidate.predicted.seconds if candidate.predicted else float("inf")
-    loss = 0 if candidate.exact or not transfers else 1 if candidate.strategy in TRANSFER else 2
-    return (not candidate.feasible, loss, seconds)
 
 
 def _candidates(
@@ -161,17 +233,18 @@ def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
 
 def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
     """The error for a plan in which nothing fits: the closest candidate, what it lacks, the smallest budget."""
-    short = [(lack, candidate) for candidate in plan.candidates if (lack := _lack(plan.budget, candidate)) is not None]
-    ratios = [candidate.smallest_ratio for candidate in plan.candidates if candidate.smallest_ratio is not None]
+    asked = [candidate for candidate in plan.candidates if candidate.considered]
+    short = [(lack, candidate) for candidate in asked if (lack := _lack(plan.budget, candidate)) is not None]
+    ratios = [candidate.smallest_ratio for candidate in asked if candidate.smallest_ratio is not None]
     if not short and ratios:
         return InfeasibleTimeError(
             f"{plan.workload.model} on {plan.workload.data}: "
-            + "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in plan.candidates),
+            + "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in asked),
             smallest_ratio=min(ratios),
             advice="train the classifier alone with --scheme head",
         )
     if not short:
-        reasons = "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in plan.candidates)
+        reasons = "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in asked)
         return InfeasibleBudgetError(
             f"no strategy can serve {plan.workload.model}: {reasons}.",
             closest="none", lacking_bytes=0, smallest_bytes=plan.budget.memory_bytes or 0,

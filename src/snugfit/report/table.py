@@ -7,18 +7,23 @@ from typing import TextIO
 from rich.table import Table
 from rich.text import Text
 
+from snugfit.core.command import as_typed
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.profile import Profile
 from snugfit.quantities import format_bytes, format_seconds
 from snugfit.report.lines import make_console
-from snugfit.report.words import NONE, count, size
+from snugfit.report.words import NONE, count, duration, size
 
 
 def print_plan(plan: Plan, file: TextIO | None = None) -> None:
-    """Print every candidate, then the choice; to stderr by default."""
+    """Print every candidate, then the choice, why, and the command that runs it; to stderr by default."""
     console = make_console(file)
     console.print(plan_table(plan))
     console.print(choice_line(plan), soft_wrap=True)
+    for sentence in plan.explanation:
+        console.print(Text(sentence), soft_wrap=True)
+    if plan.command:
+        console.print(Text.assemble("Run it: ", (as_typed(plan.command), "bold")), soft_wrap=True)
 
 
 def print_profile(profile: Profile, file: TextIO | None = None) -> None:
@@ -27,17 +32,19 @@ def print_profile(profile: Profile, file: TextIO | None = None) -> None:
 
 
 def plan_table(plan: Plan) -> Table:
-    """A row per candidate: whether it fits, what it would cost, and why not."""
+    """A row per candidate: whether it fits, what it would cost, and why not; bytes sent where there are any."""
     title = f"{plan.workload.model} on {plan.workload.data}, budget {plan.budget}"
     table = _table(title)
     table.add_column("strategy", no_wrap=True)
     table.add_column("fits")
-    for head in ("predicted peak", "time per epoch", "storage"):
-        table.add_column(head, justify="right")
+    sends = any(candidate.predicted and candidate.predicted.sent_bytes for candidate in plan.candidates)
+    for head in ("predicted\npeak", "time per\nepoch", "time\nin all", "storage", *(["sent"] if sends else [])):
+        table.add_column(head, justify="right", no_wrap=True)
     table.add_column("exact")
-    table.add_column("notes", ratio=1, min_width=16)
+    table.add_column("why not, or notes", ratio=1, min_width=16)
     for index, candidate in enumerate(plan.candidates):
-        table.add_row(*_cells(candidate, chosen=index == plan.chosen), style="" if candidate.feasible else "dim")
+        cells = _cells(candidate, chosen=index == plan.chosen, sends=sends)
+        table.add_row(*cells, style="" if candidate.feasible else "dim")
     return table
 
 
@@ -81,15 +88,21 @@ def _table(title: str) -> Table:
     return Table(title=Text(title, "bold"), title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
 
 
-def _cells(candidate: Candidate, *, chosen: bool) -> list[Text | str]:
+def _cells(candidate: Candidate, *, chosen: bool, sends: bool) -> list[Text | str]:
     cost = candidate.predicted
-    name = Text(("* " if chosen else "  ") + candidate.strategy, "bold green" if chosen else "")
-    seconds = format_seconds(cost.seconds_per_epoch) if cost and candidate.feasible else NONE
-    fits = Text("yes", "green") if candidate.feasible else Text("no", "red")
+    timed = cost if candidate.feasible else None
+    sent = [size(cost.sent_bytes if cost else None)] if sends else []
     return [
-        name, fits, size(cost.peak_bytes if cost else None), seconds, size(cost.storage_bytes if cost else None),
-        "yes" if candidate.exact else "no", Text(_notes(candidate)),
-    ]  # fmt: skip
+        Text(("* " if chosen else "  ") + candidate.strategy, "bold green" if chosen else ""),
+        Text("yes", "green") if candidate.feasible else Text("no", "red") if candidate.considered else NONE,
+        size(cost.peak_bytes if cost else None),
+        duration(timed.seconds_per_epoch if timed else None),
+        duration(timed.seconds if timed else None),
+        size(cost.storage_bytes if cost else None),
+        *sent,
+        "yes" if candidate.exact else "no",
+        Text(_notes(candidate)),
+    ]
 
 
 def _notes(candidate: Candidate) -> str:

@@ -1,5 +1,7 @@
 """What a caller may say, and what is answered to the rest."""
 
+from dataclasses import asdict, replace
+
 import pytest
 import torch
 from torch import nn
@@ -8,13 +10,13 @@ from torch.utils.data import TensorDataset
 import snugfit
 from snugfit.api import process
 from snugfit.api.assembling import make_strategies, own_splits
-from snugfit.api.planning import _budget_options, _request
+from snugfit.api.planning import RunnablePlan, _budget_options, _request
 from snugfit.api.process import choose_device, describe_hardware
 from snugfit.api.running import _from_anywhere, _new_folder, _verify, resume
 from snugfit.core.budget import Budget
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Plan
-from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TIMED, TRANSFER
+from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TILED, TIMED, TRANSFER
 from snugfit.core.request import ModelOptions, Request, StrategyOptions
 from snugfit.core.workload import Workload
 from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
@@ -39,6 +41,8 @@ def test_an_unknown_local_loss_or_strategy_is_told_before_any_work():
         snugfit.plan("vgg8", "no-such-data", local_loss="ann")
     with pytest.raises(UnknownNameError, match=r"strategy 'blockwize'.*'blockwise'"):
         snugfit.plan("vgg8", "no-such-data", strategy="blockwize")
+    with pytest.raises(UnknownNameError, match=r"aim 'speed'.*accuracy, memory, time"):
+        snugfit.plan("vgg8", "no-such-data", aim="speed")
     with pytest.raises(UnknownNameError, match=r"feedback rule 'drpt'.*Did you mean 'drtp'"):
         snugfit.plan("vgg8", "no-such-data", feedback_rule="drpt")
 
@@ -47,6 +51,7 @@ def test_an_unknown_local_loss_or_strategy_is_told_before_any_work():
     ("option", "value"),
     [
         ("views", 0),
+        ("devices", 0),
         ("rho", -0.1),
         ("rho", 1.5),
         ("threads", 0),
@@ -56,34 +61,61 @@ def test_an_unknown_local_loss_or_strategy_is_told_before_any_work():
     ],
 )
 def test_numbers_that_make_no_sense(option, value):
-    with pytest.raises(UsageError, match=option.replace("_", "-")):
+    with pytest.raises(UsageError, match=option.replace("_", "-").replace("devices", "device")):
         snugfit.plan("vgg8", "digits", **{option: value})
 
 
-@pytest.mark.parametrize("budget", [Budget(), Budget("100MB"), Budget("512MiB", "1.5GB", 0.25)])
+@pytest.mark.parametrize("budget", [Budget(), Budget("100MB"), Budget("512MiB", "1.5GB", 0.25, 3)])
 def test_a_budget_as_options_is_the_same_budget(budget):
     options = _budget_options(budget)
-    assert Budget(options.memory, options.storage, options.time_ratio) == budget
+    assert Budget(**asdict(options)) == budget
     assert options.memory is None or options.memory == str(budget.memory_bytes)
 
 
 def test_strategies_get_the_options_that_they_know():
     request = Request(strategy=StrategyOptions(strategy="blockwise", rho=0.1, local_loss="linear", accumulate=False))
-    (blockwise,) = make_strategies(request)
+    (blockwise,) = make_strategies(request).strategies
     assert (blockwise.name, blockwise.rho, blockwise.local_loss) == ("blockwise", 0.1, "linear")
-    (feedback,) = make_strategies(Request(strategy=StrategyOptions(strategy="feedback", feedback_rule="pepita")))
+    (feedback,) = make_strategies(
+        Request(strategy=StrategyOptions(strategy="feedback", feedback_rule="pepita"))
+    ).strategies
     assert (feedback.name, feedback.feedback_rule) == ("feedback", "pepita")
-    every = make_strategies(Request(strategy=StrategyOptions(accumulate=False)))
+    every = make_strategies(Request(strategy=StrategyOptions(accumulate=False))).strategies
     assert [strategy.name for strategy in every] == ["backprop", "checkpoint", "blockwise"]
     assert [strategy.accumulate for strategy in every[:2]] == [False, False]
 
 
 def test_auto_never_takes_what_is_there_to_compare_with():
     """However much faster its steps are: the planner is not even told of it."""
-    names = {strategy.name for strategy in make_strategies(Request())}
-    assert set(STRATEGIES) - names == {"feedback", "tiled", "elastic", "sidenet"} == NAMED_ONLY | TIMED | TRANSFER
+    considered = make_strategies(Request())
+    names = {strategy.name for strategy in considered.strategies}
+    assert set(considered.left_out) == {"feedback", "tiled", "elastic", "sidenet"}
+    assert set(considered.left_out) == NAMED_ONLY | TIMED | TRANSFER | TILED
     plan = snugfit.plan(small_net, "digits", image_size=8, max_train=64, epochs=1).plan
-    assert {candidate.strategy for candidate in plan.candidates} == names
+    assert {candidate.strategy for candidate in plan.candidates if candidate.considered} == names
+    assert {candidate.strategy for candidate in plan.candidates} == set(STRATEGIES), "each has a row, and a reason"
+    assert all(candidate.reasons for candidate in plan.candidates if not candidate.considered)
+
+
+def test_what_is_there_decides_what_is_considered():
+    def names(**options):
+        return {each.name for each in make_strategies(_request(options)).strategies}
+
+    whole = {"backprop", "checkpoint", "blockwise"}
+    assert names(weights="w.pth") == whole | {"sidenet"}
+    assert names(time_ratio=0.5) == {"elastic"}
+    assert names(devices=2) == whole | {"tiled"}
+    assert make_strategies(_request({"devices": 2})).strategies[-1].processes == 2
+    (waiting,) = make_strategies(_request({"memory": "1GB"})).standby
+    assert waiting.name == "tiled" and waiting.processes == 1
+    assert make_strategies(_request({"weights": "w", "scheme": "full"})).left_out["sidenet"] == "has no --scheme full"
+
+
+def test_a_plan_over_processes_does_not_run_on_one():
+    settings = {"processes": 2}
+    plan = replace(made_plan(candidates=(Candidate("tiled", True, settings),)), command=("snugfit", "cluster"))
+    with pytest.raises(UsageError, match=r"takes 2 processes, and here is one; start them by `snugfit cluster`"):
+        RunnablePlan(plan, None, None, None).run()
 
 
 def small_net():

@@ -38,6 +38,7 @@ def test_a_budget_that_means_nothing_is_refused(wrong):
         (Budget("100MB", "2GB"), "100.0 MB of memory, 2.0 GB of storage"),
         (Budget(storage="2GB"), "unlimited memory, 2.0 GB of storage"),
         (Budget(time_ratio=0.4), "unlimited memory, time ratio 0.4"),
+        (Budget("100MB", devices=3), "100.0 MB of memory, 3 devices"),
     ],
 )  # fmt: skip
 def test_a_budget_in_words(budget, text):
@@ -61,12 +62,14 @@ def test_optimizer_settings():
 def test_a_plan_prints_as_a_table():
     title, header, first, second = str(PLAN).splitlines()
     assert title == "vgg8 on digits, budget 100.0 MB of memory, 1.0 GB of storage, time ratio 0.5"
-    columns = [header.index(name) for name in ("fits", "predicted peak", "time/epoch", "storage", "exact", "notes")]
+    columns = [
+        header.index(name) for name in ("fits", "predicted peak", "time/epoch", "in all", "storage", "exact", "notes")
+    ]
     cells = [
         [line[a:b].strip() for a, b in zip([0, *columns], [*columns, 999], strict=True)] for line in (first, second)
     ]
-    assert cells[0] == ["* blockwise", "yes", "90.0 MB", "1h30m", "2.0 MB", "no", "batch 64"]
-    assert cells[1] == ["backprop", "no", "-", "-", "-", "yes", "one sample needs 120 MB"]
+    assert cells[0] == ["* blockwise", "yes", "90.0 MB", "1h30m", "4h30m", "2.0 MB", "no", "batch 64"]
+    assert cells[1] == ["backprop", "no", "-", "-", "-", "-", "yes", "one sample needs 120 MB"]
 
 
 def test_the_choice_of_a_plan():

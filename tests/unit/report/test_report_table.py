@@ -29,7 +29,7 @@ def test_plan_marks_the_choice_and_says_why_not():
     lines = printed(Plan(WORKLOAD, Budget("100MB"), HARDWARE, (FITS, FAILS), 0))
     assert lines[0].startswith("vgg16 on cifar10, budget 100.0 MB of memory")
     chosen = next(line for line in lines if line.startswith("* "))
-    assert " ".join(chosen.split()) == "* blockwise yes 98.6 MB 1m40s 990.0 MB no batches 16, 64"
+    assert " ".join(chosen.split()) == "* blockwise yes 98.6 MB 1m40s 17m01s 990.0 MB no batches 16, 64"
     failed = next(line for line in lines if "backprop" in line)
     assert "no" in failed.split() and "needs [118.0 MB]" in failed
     assert lines[-1] == "Chosen: blockwise, 98.6 MB at the peak, 17m01s in all."

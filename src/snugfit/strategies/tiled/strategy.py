@@ -18,7 +18,7 @@ from snugfit.core.workload import Workload
 from snugfit.errors import ModelError, UnknownNameError, UsageError
 from snugfit.profiling import Probe
 from snugfit.strategies.prediction import room_in
-from snugfit.strategies.tiled.choices import PREFIX, chosen, key_of, meant_grid, plans_for, settings_of
+from snugfit.strategies.tiled.choices import PREFIX, chosen, key_of, meant_grid, plans_for, settings_of, typical_cluster
 from snugfit.strategies.tiled.network import Network
 from snugfit.strategies.tiled.running import fit_over_processes
 from snugfit.strategies.tiled.trainer import on_one_device, over_processes
@@ -108,7 +108,9 @@ class Tiled:
         Raises:
             UsageError: the cluster's file cannot be read, or describes another number of processes.
         """
-        return plans_for(chain, self, read_cluster(self.cluster, self.processes) if self.cluster else None)
+        if self.cluster is not None:
+            return plans_for(chain, self, read_cluster(self.cluster, self.processes))
+        return plans_for(chain, self, typical_cluster(self.processes) if self.processes > 1 else None)
 
     def make_trainer(self, plan: TilePlan, rank: int = 0) -> MakeTrainer:
         """What trains this process's share, as if the others were there."""

@@ -1,0 +1,57 @@
+"""A short run of a candidate, to hold a plan's prediction against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from snugfit.core.record import Record
+from snugfit.core.serial import to_data
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was predicted of a short run, and what was measured in it.
+
+    Attributes:
+        strategy: what ran.
+        images, epochs: how many training images it had, and passes over them.
+        budget_bytes: memory budget, in force; None without one.
+        predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline; None where it did not end.
+        predicted_seconds, measured_seconds: of its phases, rehearsals and evaluation within them included.
+        error: why it did not end, or went beyond its budget.
+    """
+
+    strategy: str
+    images: int
+    epochs: int
+    budget_bytes: int | None
+    predicted_peak_bytes: int
+    predicted_seconds: float
+    measured_peak_bytes: int | None = None
+    measured_seconds: float | None = None
+    error: str | None = None
+
+    @property
+    def seconds_ratio(self) -> float | None:
+        """Measured over predicted seconds."""
+        if self.measured_seconds is None or not self.predicted_seconds:
+            return None
+        return self.measured_seconds / self.predicted_seconds
+
+    @property
+    def peak_ratio(self) -> float | None:
+        """Measured over predicted peak; above 1, the prediction was no bound."""
+        return None if self.measured_peak_bytes is None else self.measured_peak_bytes / self.predicted_peak_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, with the two ratios."""
+        return {**to_data(self), "peak_ratio": self.peak_ratio, "seconds_ratio": self.seconds_ratio}
+
+
+def measured_in(record: Record) -> dict[str, Any]:
+    """What a record tells a trial."""
+    return {
+        "measured_peak_bytes": int(record.measured["peak_bytes"]),
+        "measured_seconds": float(sum(phase.seconds for phase in record.phases)),
+    }

@@ -1,0 +1,73 @@
+"""The command that runs a plan parses back to the request it was made from."""
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from core_samples import PLAN
+
+from snugfit.cli.app import build
+from snugfit.core.command import as_typed, command_of, flags_of
+from snugfit.core.plan import Candidate
+from snugfit.core.request import (
+    OWN,
+    BudgetOptions,
+    DataOptions,
+    MachineOptions,
+    ModelOptions,
+    Request,
+    StrategyOptions,
+    TrainingOptions,
+)
+
+
+def parsed(command):
+    _, bound, _ = build().parse_args(list(command), exit_on_error=False, print_error=False)
+    return bound
+
+
+def plan_of(strategy, **settings):
+    return replace(PLAN, candidates=(Candidate(strategy, True, settings),))
+
+
+FULL = Request(
+    ModelOptions("vgg11", "my weights.pth"), DataOptions("folder:my 'photos'", max_train=9),
+    BudgetOptions("100MB", "1GB"),
+    TrainingOptions(epochs=3, lr=1e-05, augment=False, erase=0.1), StrategyOptions(saturation_stop=True, aim="memory"),
+    MachineOptions(threads=1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", [Request(), FULL])
+def test_the_command_is_the_request_with_the_strategy_named(request_):
+    command = command_of(request_, plan_of("blockwise"))
+    name, *rest = shlex.split(as_typed(command))
+    found = parsed(rest).arguments["flags"].request()
+    assert name == "snugfit" and rest[0] == "train"
+    assert found == replace(request_, strategy=replace(request_.strategy, strategy="blockwise"))
+
+
+def test_defaults_are_left_out():
+    assert flags_of(Request()) == ()
+    assert command_of(Request(), plan_of("backprop")) == ("snugfit", "train", "--strategy", "backprop")
+
+
+def test_several_processes_are_launched():
+    request = Request(budget=BudgetOptions(devices=2))
+    command = as_typed(command_of(request, plan_of("tiled", processes=2)))
+    assert command == "snugfit cluster launch --processes 2 -- train --devices 2 --strategy tiled"
+    launched = parsed(shlex.split(command)[1:]).args
+    assert parsed(launched).arguments["flags"].request().strategy.strategy == "tiled"
+
+
+def test_an_optimizer_that_naming_would_change_is_named_too():
+    command = command_of(Request(model=ModelOptions(weights="w.pth")), plan_of("sidenet"))
+    assert command[command.index("--optimizer") + 1] == PLAN.workload.optimizer.name
+    named = Request(strategy=StrategyOptions("sidenet"))
+    assert "--optimizer" not in command_of(named, plan_of("sidenet"))
+
+
+def test_where_there_is_no_command():
+    assert command_of(Request(), replace(PLAN, chosen=None)) is None
+    assert command_of(Request(model=ModelOptions(OWN)), PLAN) is None
+    assert command_of(Request(data=DataOptions(OWN)), PLAN) is None

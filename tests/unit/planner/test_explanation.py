@@ -1,0 +1,86 @@
+"""What a plan says of itself."""
+
+from dataclasses import replace
+
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.workload import Workload
+from snugfit.planner.explanation import explanation_of
+from snugfit.planner.ranking import ranked
+
+MB = 10**6
+HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
+WORKLOAD = Workload("net", "images", (3, 4, 4), 2, 10, 5, 5)
+BLOCKS = Candidate("blockwise", True, {}, Cost(50 * MB, 1, 10.0))
+PLAIN = Candidate("backprop", True, {"micro_batches": 1}, Cost(90 * MB, 1, 30.0), exact=True)
+AGAIN = Candidate("checkpoint", True, {}, Cost(60 * MB, 1, 40.0), exact=True)
+SIDE = Candidate("sidenet", True, {}, Cost(40 * MB, 1, 20.0))
+NO_WEIGHTS = Candidate("sidenet", False, reasons=("needs pre-trained --weights",), considered=False)
+
+
+def said(*candidates, aim="time", budget=None):
+    plan = Plan(WORKLOAD, budget or Budget(), HARDWARE, ranked(candidates, aim), 0, aim)
+    return explanation_of(plan)
+
+
+def test_the_choice_its_aim_and_the_next_best():
+    first, gradients, *others = said(AGAIN, BLOCKS, PLAIN)
+    assert (
+        first
+        == "blockwise is chosen for the least time to finish: 10.0s against 30.0s with backprop, 3.0 times as much."
+    )
+    assert "not those of the network's own loss" in gradients
+    assert others == ["--aim accuracy would choose backprop: 90.0 MB, 30.0s, with exact gradients."]
+
+
+def test_the_least_memory():
+    first, _, *others = said(PLAIN, AGAIN, BLOCKS, aim="memory")
+    assert first.endswith("least predicted peak: 50.0 MB against 60.0 MB with checkpoint, 1.2 times as much.")
+    assert others == ["--aim accuracy would choose backprop: 90.0 MB, 30.0s, with exact gradients."]
+
+
+def test_accuracy_and_what_it_costs():
+    first, gradients, *_ = said(BLOCKS, PLAIN, aim="accuracy")
+    assert first.endswith("nothing else that fits has exact gradients of everything.")
+    assert gradients == "Its gradients are exact: those of plain backpropagation."
+    slower, *_ = said(SIDE, BLOCKS, aim="accuracy")
+    assert "blockwise would be faster (20.0s against 10.0s with blockwise), but is expected to lose more" in slower
+
+
+def test_what_is_nearly_alike_is_not_told_apart():
+    close = replace(AGAIN, predicted=Cost(60 * MB, 1, 30.5))
+    assert said(PLAIN, close)[0].endswith("30.0s against 30.5s with checkpoint, which is about the same.")
+
+
+def test_micro_batches_are_told():
+    accumulated = replace(PLAIN, settings={"micro_batches": 4})
+    assert "accumulated over 4 micro-batches" in said(accumulated)[1]
+
+
+def test_weights_open_a_strategy_and_their_lack_closes_it():
+    assert any("from scratch, so sidenet is not considered" in each for each in said(PLAIN, NO_WEIGHTS))
+    assert any("sidenet was considered too" in each for each in said(PLAIN, SIDE, aim="accuracy"))
+    assert not any("weights" in each for each in said(PLAIN, NO_WEIGHTS, budget=Budget(time_ratio=0.5)))
+
+
+def test_more_storage_is_offered_where_it_would_save_time():
+    stored = replace(BLOCKS, feasible=False, predicted=Cost(50 * MB, 1, 10.0, 7_100_000), reasons=("storage",))
+    assert "With --storage 8MB, blockwise would take 10.0s in place of 30.0s." in said(
+        PLAIN, stored, budget=Budget("100MB", "5MB")
+    )
+    both = replace(stored, predicted=replace(stored.predicted, peak_bytes=101 * MB))
+    slow = replace(stored, predicted=replace(stored.predicted, seconds=29.0))
+    for useless in (both, slow):
+        assert not any("--storage" in each for each in said(PLAIN, useless, budget=Budget("100MB", "5MB")))
+
+
+def test_the_only_one():
+    assert said(PLAIN)[0] == "backprop is chosen: it was asked for."
+    lacks = Candidate("checkpoint", False, reasons=("one sample needs 9 MB",))
+    assert said(PLAIN, lacks)[0] == "backprop is chosen: nothing else fits the budget."
+
+
+def test_nothing_is_said_of_nothing():
+    assert explanation_of(Plan(WORKLOAD, Budget(), HARDWARE, (NO_WEIGHTS,))) == ()
