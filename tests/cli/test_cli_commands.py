@@ -86,6 +86,20 @@ def test_an_infeasible_plan_is_shown_and_exits_3(snugfit, drawings):
     assert "Smallest budget that would do: 200 B" in outcome.err
 
 
+def test_trials_stand_beside_predictions(snugfit, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    outcome = snugfit("plan", "--compare", "--compare-steps", "3", "--json")
+    first, second = outcome.json["comparison"]
+    assert (first["images"], first["seconds_ratio"], first["measured_peak_bytes"]) == (24, 2.0, 80)
+    assert second["measured_seconds"] is None and "no [room]." in outcome.err
+    assert "comparison" not in snugfit("plan", "--json").json
+
+
+def test_there_are_no_trials_where_nothing_fits(snugfit):
+    outcome = snugfit("plan", "--model", "too-big", "--memory", "100", "--compare", "--json")
+    assert outcome.code == 3 and "comparison" not in outcome.json and "Trials" not in outcome.err
+
+
 def test_profile(snugfit):
     outcome = snugfit("profile", "--model", "vgg16", "--json")
     assert outcome.json["units"][0]["macs"] == 5678

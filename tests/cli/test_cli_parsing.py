@@ -107,6 +107,8 @@ def test_version(snugfit):
         (["plan", "--time-ratio", "2"], "(0, 1]"),
         (["plan", "--aim", "speed"], '"time", "memory", "accuracy"'),
         (["plan", "--devices", "0"], "at least one device"),
+        (["plan", "--compare", "--compare-steps", "-1"], "at least 1"),
+        (["plan", "--compare-steps", "3"], "add --compare"),
         (["plan", "--strategy", "blockwize"], "'blockwise'"),
         (["predict", "run", "folder", "--top", "0"], "at least 1"),
         (["train", "--resume", "run", "--epochs", "3", "--lr", "1"], "--epochs, --lr"),

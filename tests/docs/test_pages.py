@@ -11,7 +11,7 @@ from pages import PAGES, ROOT, code_blocks, name, prose, snugfit_commands
 from snugfit import errors, models
 from snugfit.cli.app import build
 from snugfit.cli.launch import ClusterOptions
-from snugfit.cli.options import ProfileOptions
+from snugfit.cli.options import PlanOptions, ProfileOptions
 from snugfit.core.registry import STRATEGIES
 from snugfit.core.request import Request
 from snugfit.data.catalog import SOURCES
@@ -88,7 +88,7 @@ def test_every_model_data_set_and_local_loss_is_told_of():
 def test_flags_exist(page):
     request = Request()
     groups = [getattr(request, group.name) for group in dataclasses.fields(request)]
-    fields = [field for group in (*groups, ProfileOptions(), ClusterOptions()) for field in dataclasses.fields(group)]
+    fields = [field for group in (*groups, PlanOptions(), ProfileOptions(), ClusterOptions()) for field in dataclasses.fields(group)]
     known = {field.name.replace("_", "-") for field in fields} | {"resume", "json", "quiet", "debug", "config"}
     known |= {f"no-{flag}" for flag in known} | {"top", "format", "split", "check", "help", "max-restarts", "min-hosts"}
     told = set(re.findall(r"`--([a-z][a-z-]*)", prose(page)))

@@ -32,6 +32,7 @@ from snugfit.data.sets import Subset
 from snugfit.errors import InterruptedRunError, SnugfitError, UsageError
 from snugfit.memory import Baseline
 from snugfit.planner import corrected
+from snugfit.report.metrics import read_metrics
 from snugfit.training.events import Notice, Subscriber
 
 STEPS = 4
@@ -151,7 +152,7 @@ class _Prepared:
             error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
         measured = {}
         if (self.folder / "record.json").exists():
-            measured = measured_in(read_data(Record, self.folder / "record.json"))
+            measured = measured_in(read_data(Record, self.folder / "record.json"), _paces(self.folder / "metrics.csv"))
         elif error is None:
             error = "it left no record"
         return replace(self.trial, error=error, **measured)
@@ -172,6 +173,18 @@ class _Prepared:
         train = ["train", "--resume", str(self.folder), "--quiet"]
         code, said = _finished([sys.executable, "-m", "snugfit", *(launch if processes > 1 else []), *train])
         return None if code == 0 else _error_in(said) or f"it ended with code {code}"
+
+
+def _paces(path: Path) -> dict[str, list[float]]:
+    """Seconds of every training step, by phase."""
+    found: dict[str, list[float]] = {}
+    before = 0.0
+    for row in read_metrics(path):
+        if "step" in row.values:
+            now = row.values["seconds"]
+            found.setdefault(row.phase, []).append(now - before)
+            before = now
+    return found
 
 
 def _error_in(said: str) -> str | None:

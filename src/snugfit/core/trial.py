@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from snugfit.core.record import Record
@@ -18,7 +20,7 @@ class Trial:
         images, epochs: how many training images it had, and passes over them.
         budget_bytes: memory budget, in force; None without one.
         predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline; None where it did not end.
-        predicted_seconds, measured_seconds: of its phases, rehearsals and evaluation within them included.
+        predicted_seconds, measured_seconds: of its phases that train; measured, of their steps alone, at the median.
         error: why it did not end, or went beyond its budget.
     """
 
@@ -49,9 +51,19 @@ class Trial:
         return {**to_data(self), "peak_ratio": self.peak_ratio, "seconds_ratio": self.seconds_ratio}
 
 
-def measured_in(record: Record) -> dict[str, Any]:
-    """What a record tells a trial."""
+def measured_in(record: Record, paces: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """What a record tells a trial, of its phases that train.
+
+    Args:
+        record: of the run.
+        paces: seconds of every training step, by the name of the phase.
+
+    Returns:
+        Fields of a trial. Steps count at their median: the first ones generate kernels, which a long run does not feel.
+    """
+    phases = [phase for phase in record.phases if paces.get(phase.name)]
     return {
+        "predicted_seconds": float(sum(phase.predicted_seconds for phase in phases)),
         "measured_peak_bytes": int(record.measured["peak_bytes"]),
-        "measured_seconds": float(sum(phase.seconds for phase in record.phases)),
+        "measured_seconds": float(sum(len(paces[each.name]) * median(paces[each.name]) for each in phases)),
     }

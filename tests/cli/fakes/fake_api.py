@@ -14,6 +14,7 @@ from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.record import Record
 from snugfit.core.request import Request
+from snugfit.core.trial import Trial
 from snugfit.core.workload import Workload
 from snugfit.training.events import RunStarted
 
@@ -41,6 +42,10 @@ class FakePlan:
 
     def to_json(self):
         return self.plan.to_json()
+
+    def compare(self, steps, subscribers=()):
+        failed = Trial("tiled", 8, 1, 100, 9, 1.0, error="no [room].")
+        return [Trial("backprop", 8 * steps, 1, 100, 90, 1.0, 80, 2.0), failed]
 
     def run(self, subscribers=()):
         run_dir = self.request.machine.out or "runs/fake"

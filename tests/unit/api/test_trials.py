@@ -1,0 +1,78 @@
+"""Trials: short real runs that a plan is held against."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import snugfit
+from snugfit.api import trials
+from snugfit.errors import InfeasibleBudgetError, InterruptedRunError, UsageError
+
+TINY = {"image_size": 8, "batch_size": 16, "epochs": 3, "max_train": 200, "threads": 1}
+
+
+def small_net():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return snugfit.plan(small_net, "digits", strategy="backprop", **TINY)
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Where temporary files go."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_trial_of_the_callers_own_module_leaves_it_whole(planned, folders):
+    (trial,) = planned.compare(steps=2)
+    assert (trial.strategy, trial.images, trial.epochs, trial.error) == ("backprop", 32, 1, None)
+    assert trial.measured_peak_bytes > 0 and trial.measured_seconds > 0
+    assert 0 < trial.predicted_seconds < planned.plan.choice.predicted.seconds
+    assert not any(parameter.is_meta for parameter in planned.assembly.module.parameters())
+    assert list(folders.iterdir()) == []
+
+
+def test_a_named_model_runs_in_a_process_of_its_own(folders):
+    plan = snugfit.plan("smallconv", "digits", strategy="backprop", **{**TINY, "image_size": 32})
+    (trial,) = plan.compare(steps=1)
+    assert trial.error is None and trial.measured_seconds > 0
+    assert list(folders.iterdir()) == []
+
+
+def test_the_next_trial_follows_one_that_fails(planned, folders, monkeypatch):
+    def fail(self):
+        raise UsageError("no.")
+
+    monkeypatch.setattr(trials._Prepared, "_here", fail)
+    (trial,) = planned.compare()
+    assert (trial.error, trial.measured_seconds, trial.seconds_ratio) == ("no.", None, None)
+
+
+def test_an_interruption_ends_them_all_and_leaves_nothing(planned, folders, monkeypatch):
+    def stop(self):
+        Path(self.folder).mkdir()
+        raise InterruptedRunError("stopped.")
+
+    monkeypatch.setattr(trials._Prepared, "_here", stop)
+    with pytest.raises(InterruptedRunError):
+        planned.compare()
+    assert list(folders.iterdir()) == []
+
+
+def test_trials_that_cannot_be(planned):
+    with pytest.raises(UsageError, match="at least one step"):
+        planned.compare(steps=-1)
+    tight = snugfit.plan(small_net, "digits", memory=1_000, strategy="backprop", **TINY)
+    with pytest.raises(InfeasibleBudgetError):
+        tight.compare()
+
+
+def test_the_error_of_a_process_is_its_last():
+    assert trials._error_in("note  x\nerror: first\nerror: it broke\n") == "it broke"
+    assert trials._error_in("note") is None
