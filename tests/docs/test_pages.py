@@ -88,7 +88,11 @@ def test_every_model_data_set_and_local_loss_is_told_of():
 def test_flags_exist(page):
     request = Request()
     groups = [getattr(request, group.name) for group in dataclasses.fields(request)]
-    fields = [field for group in (*groups, PlanOptions(), ProfileOptions(), ClusterOptions()) for field in dataclasses.fields(group)]
+    fields = [
+        field
+        for group in (*groups, PlanOptions(), ProfileOptions(), ClusterOptions())
+        for field in dataclasses.fields(group)
+    ]
     known = {field.name.replace("_", "-") for field in fields} | {"resume", "json", "quiet", "debug", "config"}
     known |= {f"no-{flag}" for flag in known} | {"top", "format", "split", "check", "help", "max-restarts", "min-hosts"}
     told = set(re.findall(r"`--([a-z][a-z-]*)", prose(page)))

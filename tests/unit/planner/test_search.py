@@ -78,12 +78,14 @@ def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
     return Strategy()
 
 
-def run(*strategies, budget=BUDGET, told=None):
+def run(*strategies, budget=BUDGET, told=None, **more):
     chain = Chain.from_module(
         nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).to("meta"), (3, 4, 4)
     )
     events = [] if told is None else told
-    return search(strategies, WORKLOAD, chain, HARDWARE, budget, Still(), Still(), lambda *event: events.append(event))
+    return search(
+        strategies, WORKLOAD, chain, HARDWARE, budget, Still(), Still(), lambda *event: events.append(event), **more
+    )  # fmt: skip
 
 
 def test_feasible_ones_first_and_the_fastest_of_them_first():
@@ -141,6 +143,38 @@ def test_the_profile_holds_lines_and_facts():
     assert set(profile.lines) == {"a-probe", "b-probe"}
     assert [unit.macs for unit in profile.units] == [3 * 2 * 9 * 4, 8 * 2]
     assert told == [("a-probe", 1, 2), ("b-probe", 2, 2)]
+
+
+def test_the_aim_ranks_and_the_plan_explains():
+    fast, lean = made_up("fast", [(90 * MB, 10, 0)]), made_up("lean", [(10 * MB, 50, 0)])
+    assert run(fast, lean)[0].choice.strategy == "fast"
+    plan, _ = run(fast, lean, aim="memory")
+    assert (plan.choice.strategy, plan.aim) == ("lean", "memory") and "lean is chosen" in plan.explanation[0]
+
+
+def test_what_is_left_out_has_a_row_but_no_say():
+    plan, profile = run(made_up("a", reasons=["x"], smallest=120 * MB), left_out={"feedback": "to compare with"})
+    last = plan.candidates[-1]
+    assert (last.strategy, last.considered, last.reasons) == ("feedback", False, ("to compare with",))
+    assert "feedback" not in str(infeasible_error(plan)) and set(profile.floors) == {"a-probe"}
+
+
+@pytest.mark.parametrize(
+    ("others", "aim", "asked"),
+    [
+        ([(50 * MB, 1, 0)], "time", False),
+        ([(50 * MB, 1, 0)], "accuracy", True),
+        ([(101 * MB, 1, 0)], "time", True),
+    ],
+)
+def test_a_last_resort_is_measured_where_it_is_needed(others, aim, asked):
+    told = []
+    resort = made_up("tiled", [(60 * MB, 9, 0)], exact=True)
+    plan, profile = run(made_up("a", others), standby=[resort], aim=aim, told=told)
+    tiled = next(each for each in plan.candidates if each.strategy == "tiled")
+    assert tiled.considered == tiled.feasible == asked == ("tiled-probe" in profile.lines)
+    assert [name for name, *_ in told].count("a-probe") == 1, "what is known is not measured again"
+    assert plan.choice.strategy == ("tiled" if asked else "a")
 
 
 class OutOfMemory(list):
