@@ -71,9 +71,13 @@ class Processes:
         return dist.get_world_size(self.group)
 
     def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Waiting]:
-        """Batched point-to-point sends."""
-        messages = [dist.P2POp(dist.isend, flat, group_peer=rank, group=self.group) for rank, flat in outgoing.items()]
-        messages += [dist.P2POp(dist.irecv, flat, group_peer=rank, group=self.group) for rank, flat in incoming.items()]
+        """Batched point-to-point sends.
+
+        Receives come first: gloo sends nothing before the other side has told that it is ready to receive, and what
+        tells that would queue behind this side's own data. Both directions of a slow link would take turns.
+        """
+        messages = [dist.P2POp(dist.irecv, flat, group_peer=rank, group=self.group) for rank, flat in incoming.items()]
+        messages += [dist.P2POp(dist.isend, flat, group_peer=rank, group=self.group) for rank, flat in outgoing.items()]
         works: list[Waiting] = list(dist.batch_isend_irecv(messages)) if messages else []
         return works
 
