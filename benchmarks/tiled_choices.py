@@ -7,12 +7,18 @@ from typing import Any
 
 from benchmarks.netns import _bits
 from benchmarks.tiled_rank import network
+from snugfit.core.cluster import Link, Rank, made_up
+from snugfit.tiling.counting import tally
+from snugfit.tiling.distributed import schedule_of
 from snugfit.tiling.geometry import balanced
-from snugfit.tiling.grouping import CostModel, Prices
+from snugfit.tiling.grouping import CostModel
 from snugfit.tiling.layers import Tiling
+from snugfit.tiling.pricing import Prediction, prices_of
 from snugfit.tiling.profile import Profile, one_group
+from snugfit.tiling.routes import cells_of
 from snugfit.tiling.stem import stem_of
-from snugfit.tiling.ways import FLOAT, meeting_points, thinned, ways_on_one_device
+from snugfit.tiling.tally import Pass
+from snugfit.tiling.ways import meeting_points, thinned, ways_on_one_device
 
 MACS_PER_SECOND = 30e9
 """Of one thread here, about."""
@@ -24,7 +30,7 @@ LEAN, LEAN_GRIDS = "0-8 | 8-28 | 28-44", ((2, 3), (3, 2), (3, 3), (2, 4), (3, 4)
 
 @dataclass(frozen=True)
 class LinkWay:
-    """Grouping profiles, and the seconds that the cost model predicts of both directions, but for what all share."""
+    """Grouping profiles, and the seconds predicted of both directions, with what the gateway sends and gets."""
 
     forward: str
     backward: str
@@ -34,20 +40,27 @@ class LinkWay:
 
 def ways_over_a_link(size: int, batch: int, rate: str) -> dict[str, LinkWay]:
     """One group, a group per layer, and the cheapest groups for two tiles side by side."""
-    layers = stem_of(network(size, frozen=True), (3, size, size)).layers
-    last = layers.maps[-1]
+    stem = stem_of(network(size, frozen=True), (3, size, size))
+    layers, last = stem.layers, stem.layers.maps[-1]
     tiling = Tiling.of(layers, balanced(last.height, 1), balanced(last.width, 2))
-    prices = Prices(1 / MACS_PER_SECOND, FLOAT * 8 / _bits(rate), SYNC_SECONDS)
-    model, cuts = CostModel(tiling, (prices,), batch), meeting_points(layers)
+    cluster = made_up(2, Rank(0, "host", 1, MACS_PER_SECOND, 0), Link(0, 1, _bits(rate) / 8, SYNC_SECONDS))
+    model, cuts = CostModel(tiling, prices_of(cluster, (0, 1)), batch, owners=(0, 1)), meeting_points(layers)
     profiles = {
         "one group": (one_group(cuts), one_group(cuts)),
         "a group per layer": (Profile(cuts), Profile(cuts)),
         "chosen": (model.cheapest("forward", cuts), model.cheapest("backward", cuts)),
     }
+
+    def seconds(forward: Profile, backward: Profile | None, part: Pass) -> float:
+        schedule = schedule_of(stem, tiling, forward, backward)
+        return Prediction(tally(schedule, cells_of(tiling.tiles, 1, 2), batch, weights=0), cluster).part(part)
+
     return {
-        name: LinkWay(str(forward), str(backward), model.total(forward, "forward"), model.total(backward, "backward"))
+        name: LinkWay(
+            str(forward), str(backward), seconds(forward, None, "forward"), seconds(backward, backward, "backward")
+        )
         for name, (forward, backward) in profiles.items()
-    }
+    }  # fmt: skip
 
 
 def sequential_ways(size: int, *, frozen: bool) -> list[dict[str, Any]]:

@@ -103,7 +103,7 @@ def _links(cells: list[Cell]) -> str:
     size, batch = cells[0]["jobs"][0]["size"], cells[0]["jobs"][0]["batch"]
     title = (
         f"**Two hosts, a tile each, over links of different speed; {size} pixels, batch {batch}, frozen norms.** "
-        "With what the gateway sends and gets, which the predictions leave out: about the same for all groups.\n\n"
+        "With what the gateway sends and gets.\n\n"
     )
     return title + markdown(header, rows)
 

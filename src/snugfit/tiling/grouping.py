@@ -7,14 +7,16 @@ directions have a profile of their own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from snugfit.tiling.layers import Layers, Region, Tiling
+from snugfit.tiling.layers import Layer, Layers, Region, Tiling
 from snugfit.tiling.profile import Profile
 
 Direction = Literal["forward", "backward"]
+GATEWAY = 0
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,16 @@ class CostModel:
         prices: per tile, in the order of ``tiling.tiles``, of the device that runs it; or one for all.
         batch: images.
         worst: whether a group takes as long as its slowest tile, since all wait at its end; the mean of tiles else.
+        owners: of every tile, the rank that runs it. With these, the gateway, rank 0, sends what others need of the
+            first map, and of the last one's gradient, one after another over its own link; without, they are there, and
+            only halos are sent, as in section 5.1.
     """
 
     tiling: Tiling
     prices: Sequence[Prices]
     batch: int = 1
     worst: bool = True
+    owners: Sequence[int] | None = None
     _known: dict[tuple[int, int, Direction], float] = field(default_factory=dict, compare=False, repr=False)
 
     def work(self, start: int, stop: int, direction: Direction) -> list[Work]:
@@ -116,12 +122,36 @@ class CostModel:
         key = (start, stop, direction)
         if key not in self._known:
             prices = list(self.prices) * (len(self.tiling.tiles) if len(self.prices) == 1 else 1)
+            works, sent = self.work(start, stop, direction), 0.0
+            if self.owners is not None and (start == 0 if direction == "forward" else stop == len(self._layers)):
+                sent = self._from_gateway(start, stop, direction, prices)
+                works = [replace(work, elements=0) for work in works]
             costs = [
                 price.of(Work(self.batch * work.macs, self.batch * work.elements, work.syncs))
-                for price, work in zip(prices, self.work(start, stop, direction), strict=True)
+                for price, work in zip(prices, works, strict=True)
             ]
-            self._known[key] = max(costs) if self.worst else sum(costs) / len(costs)
+            self._known[key] = self.batch * sent + (max(costs) if self.worst else sum(costs) / len(costs))
         return self._known[key]
+
+    @property
+    def _layers(self) -> Sequence[Layer]:
+        return self.tiling.layers.layers
+
+    def _from_gateway(self, start: int, stop: int, direction: Direction, prices: Sequence[Prices]) -> float:
+        """Cost of what the gateway sends the tiles of others for the first group of a pass, halos and all."""
+        assert self.owners is not None
+        layers, tiles, cost = self.tiling.layers, Counter(self.owners), 0.0
+        made, sent = (stop, start) if direction == "forward" else (start, stop)
+        for tile, owner, price in zip(self.tiling.tiles, self.owners, prices, strict=True):
+            core = self.tiling.core(made, tile)
+            regions = (
+                layers.needed(start, stop, {stop: core})
+                if direction == "forward"
+                else layers.reached(start, stop, core)
+            )
+            if owner != GATEWAY and sent in regions:  # a price counts the tiles that its process has
+                cost += layers.maps[sent].channels * regions[sent].area * price.element / tiles[owner]
+        return cost
 
     def total(self, profile: Profile, direction: Direction) -> float:
         """Cost of a profile (equation 5.1)."""

@@ -153,3 +153,25 @@ def test_profiles_print_and_parse_back():
 def test_what_is_no_profile(text):
     with pytest.raises(UsageError):
         Profile.parse(text, (0, 1, 2, 5, 6))
+
+
+def test_the_gateway_sends_one_tile_after_another():
+    """Of the images, and of the gradient of the last map, what the tiles of others need; its own is there."""
+    layers = yolo()
+    tiling = Tiling.of(layers, balanced(38, 2), balanced(38, 2))
+    plain = CostModel(tiling, [Prices(0.0, 1.0)])
+    first, last = (CostModel(tiling, [Prices(0.0, 1.0)], owners=each) for each in ((0, 1, 2, 3), (0, 0, 0, 0)))
+    stop = len(layers.layers)
+    assert first.group(0, 1, "forward") == 3 * 3 * 305 * 305 and last.group(0, 1, "forward") == 0
+    assert first.group(stop - 1, stop, "backward") == 3 * 256 * 19 * 19
+    for start, end in ((1, 4), (4, stop - 1)):
+        assert first.group(start, end, "forward") == plain.group(start, end, "forward")
+
+
+def test_tiles_of_one_process_share_its_price():
+    """A price tells how many tiles its process runs one after another; the gateway sends each of them once."""
+    layers = yolo()
+    tiling = Tiling.of(layers, balanced(38, 2), balanced(38, 2))
+    apart = CostModel(tiling, [Prices(0.0, 1.0)] * 4, owners=(0, 1, 2, 3)).group(0, 1, "forward")
+    pairs = CostModel(tiling, [Prices(0.0, 2.0)] * 4, owners=(0, 0, 1, 1)).group(0, 1, "forward")
+    assert pairs == apart * 2 / 3

@@ -144,7 +144,7 @@ def _over_several(stem: Stem, wishes: Wishes, cluster: Cluster, images: int) -> 
     owners = owners_of(grid, wishes.replicas, min(wishes.processes, grid[0] * grid[1] * wishes.replicas))
     shares = by_speed(cluster, grid, owners[0]) if wishes.tile_sizes == "speed" else None
     prices = _dearest([prices_of(cluster, each) for each in owners])
-    model = CostModel(tiling_of(stem.layers, grid, shares), prices, images)
+    model = CostModel(tiling_of(stem.layers, grid, shares), prices, images, owners=owners[0])
 
     def groups(wish: str, direction: Direction) -> list[str]:
         if wish != "auto":
