@@ -79,7 +79,7 @@ def tiled_step(
             last = made.requires_grad_(True)
             with torch.enable_grad():
                 (upper,) = torch.autograd.grad(last.square().mean(), last)
-        net.backward(upper)
+        net.backward(upper, sums=sums)
         if not sums:
             dist.barrier()  # nothing else tells when the others are done
         backward = time.perf_counter()

@@ -27,7 +27,7 @@ FEW = settings(
 )
 
 
-def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, replicas, rest, processes):
+def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, replicas, rest, processes, early):
     """On every process: what who computes the rest has, and the buffers of this process."""
     module = network(plans).train(training)
     stem = stem_of(module, (3, *size))
@@ -44,7 +44,7 @@ def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, 
         with torch.enable_grad():
             weighted(made).backward()
         upper = made.grad
-    found = net.backward(upper)
+    found = net.backward(upper, sums=early)
     net.sum_gradients()
     own = [parameter.grad for parameter in module.parameters()]
     buffers = [buffer.numpy() for buffer in module.buffers()]
@@ -61,10 +61,10 @@ def subset(draw, cuts):
 @given(
     st.data(), st.lists(LAYERS, max_size=6), st.integers(9, 20), st.integers(9, 20), st.booleans(), st.booleans(),
     st.integers(1, 4), st.integers(1, 6), st.integers(1, 6), st.integers(1, 2),
-    st.sampled_from(("gateway", "replicated")),
+    st.sampled_from(("gateway", "replicated")), st.booleans(),
 )  # fmt: skip
 def test_any_grid_any_groups_any_processes(
-    processes, data, plans, height, width, training, recompute, down, across, count, replicas, rest
+    processes, data, plans, height, width, training, recompute, down, across, count, replicas, rest, early
 ):
     module = network(plans).train(training)
     try:
@@ -82,7 +82,7 @@ def test_any_grid_any_groups_any_processes(
     count = min(count, down * across * replicas)
     found = processes.run(
         tiled, plans, (height, width), 3, training, (down, across), profiles, recompute, replicas, rest, count,
-        processes=count,
+        early, processes=count,
     )  # fmt: skip
     for number, (outputs, weights, buffers) in enumerate(found):
         if number == 0:
@@ -118,7 +118,7 @@ def stepped(group, rank, name, size, rate, grid, processes, steps):
             made.requires_grad_(True)
             F.cross_entropy(rest(made), torch.tensor([1, 3])).backward()
             upper = made.grad
-        net.backward(upper)
+        net.backward(upper, sums=step % 2 == 0)
         net.sum_gradients()
         optimizer.step()
     own = module if rank == 0 else stem_module(stem)

@@ -22,10 +22,17 @@ _BACKWARD = torch.ops.aten.convolution_backward
 
 @dataclass(frozen=True)
 class Held:
-    """A part of a map: values (B, C, h, w), and which region of the map they are."""
+    """A part of a map.
+
+    Attributes:
+        values: (B, C, h, w).
+        region: of the map.
+        spare: whether nothing else reads this memory, so that it may be overwritten.
+    """
 
     values: Tensor
     region: Region
+    spare: bool = False
 
     def part(self, region: Region) -> Tensor:
         """A view of a region that lies in it."""
@@ -94,6 +101,8 @@ class Adjoint:
     """
 
     reads: Reads = "input"
+    fresh = False
+    """Whether the gradient that it gives is in memory of its own, or in memory that was spare."""
 
     def __init__(self, call: Callable[..., Tensor], fill: float = 0.0) -> None:
         self.call, self.fill = call, fill
@@ -140,26 +149,40 @@ class Addition(Linear):
         return spread(part.gradient.values, part)
 
 
+class Pool(Adjoint):
+    """Of a max pool, padded with minus infinity."""
+
+    fresh = True
+
+    def __init__(self, call: Callable[..., Tensor]) -> None:
+        super().__init__(call, -torch.inf)
+
+
 class FromOutput(Adjoint):
     """Of an activation whose slope follows from what it makes.
 
     Args:
-        slope: makes the gradient of the input of that of the output, and the output.
+        slope: writes the gradient of the input into the last of: that of the output, the output, and either's like.
     """
 
     reads: Reads = "output"
+    fresh = True
 
-    def __init__(self, slope: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, slope: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         self.slope = slope
 
     def back(self, part: Part) -> list[Tensor | None]:
-        """Gradients of what it reads."""
+        """Gradients of what it reads; in the memory of that of its output, where that is spare."""
         assert part.output is not None
-        return spread(self.slope(part.gradient.values, part.output.part(part.gradient.region)), part)
+        upper = part.gradient.values
+        into = upper if part.gradient.spare else torch.empty_like(upper)
+        return spread(self.slope(upper, part.output.part(part.gradient.region), into), part)
 
 
 class Convolution(Adjoint):
     """Of a convolution; its weights read the input, where they train."""
+
+    fresh = True
 
     def __init__(self, layer: nn.Conv2d) -> None:
         self.layer = layer
@@ -174,13 +197,17 @@ class Convolution(Adjoint):
         return _trains(self.layer)
 
     def back(self, part: Part) -> list[Tensor | None]:
-        """The gradient of what it reads (section 4.1)."""
-        needs = part.needs
-        shape = (len(part.gradient.values), part.sizes[0].channels, len(needs.rows), len(needs.columns))
+        """The gradient of what it reads (section 4.1); what is wanted at neither end is left out, as padding."""
+        layer, needs, wanted = part.layer, part.needs, part.wanted[0]
+        assert wanted is not None
+        down = min(needs.rows.around(wanted.rows), layer.rows.reach - 1)
+        across = min(needs.columns.around(wanted.columns), layer.columns.reach - 1)
+        region = Region(needs.rows.without(down), needs.columns.without(across))
+        shape = (len(part.gradient.values), part.sizes[0].channels, len(region.rows), len(region.columns))
         like = part.gradient.values.new_empty(1).expand(shape)
-        found = self._gradients(part.gradient.values, like, (True, False, False))[0]
+        found = self._gradients(part.gradient.values, like, (True, False, False), (down, across))[0]
         assert found is not None
-        return spread(found, part)
+        return [Held(found, region).spread(wanted)]
 
     def train(self, part: Part) -> None:
         """Add what the tile's own pixels contribute (section 4.1): the input's halo is half a kernel wide (NOTES 5)."""
@@ -193,16 +220,20 @@ class Convolution(Adjoint):
             entry = part.inputs[0].framed(part.layer.needs(part.core), part.sizes[0])
             accumulate(weight, self._gradients(own, entry, (False, True, False))[1])
 
-    def _gradients(self, upper: Tensor, entry: Tensor, wanted: tuple[bool, bool, bool]) -> Sequence[Any]:
+    def _gradients(
+        self, upper: Tensor, entry: Tensor, wanted: tuple[bool, bool, bool], pads: tuple[int, int] = (0, 0)
+    ) -> Sequence[Any]:
         layer = self.layer
         found: Sequence[Any] = _BACKWARD(
-            upper, entry, layer.weight, None, layer.stride, (0, 0), layer.dilation, False, (0, 0), layer.groups, wanted
+            upper, entry, layer.weight, None, layer.stride, pads, layer.dilation, False, (0, 0), layer.groups, wanted
         )
         return found
 
 
 class Norm(Adjoint):
     """Of BatchNorm, by running statistics or by those of the batch, as its layer is set."""
+
+    fresh = True
 
     def __init__(self, layer: nn.BatchNorm2d) -> None:
         self.layer = layer
@@ -237,8 +268,8 @@ class Norm(Adjoint):
         return plain, products
 
     def back(self, part: Part) -> list[Tensor | None]:
-        """The gradient of what it reads, with frozen statistics."""
-        return spread(part.gradient.values * self._scale(part)[:, None, None], part)
+        """The gradient of what it reads, with frozen statistics; in the memory of that of its output, if spare."""
+        return spread(self._scaled(part), part)
 
     def back_by_batch(self, part: Part, plain: Tensor, products: Tensor, pixels: int) -> list[Tensor | None]:
         """The gradient of what it reads, from sums over the whole map.
@@ -254,8 +285,8 @@ class Norm(Adjoint):
         slope = -scale * inverse * products / pixels
         shift = -scale * plain / pixels - slope * mean
         entry = part.inputs[0].part(part.gradient.region)
-        found = torch.addcmul(shift[:, None, None], entry, slope[:, None, None])
-        return spread(found.addcmul_(part.gradient.values, scale[:, None, None]), part)
+        found = self._scaled(part).add_(shift[:, None, None]).addcmul_(entry, slope[:, None, None])
+        return spread(found, part)
 
     def train(self, part: Part) -> None:
         """Add what the tile's own pixels contribute to scale and shift."""
@@ -276,6 +307,10 @@ class Norm(Adjoint):
             return part.moments
         assert self.layer.running_mean is not None and self.layer.running_var is not None
         return self.layer.running_mean, self.layer.running_var
+
+    def _scaled(self, part: Part) -> Tensor:
+        upper, scale = part.gradient.values, self._scale(part)[:, None, None]
+        return upper.mul_(scale) if part.gradient.spare else upper * scale
 
     def _scale(self, part: Part) -> Tensor:
         inverse = torch.rsqrt(self._moments(part)[1] + self.layer.eps)
@@ -315,17 +350,20 @@ def activation(layer: nn.Module) -> Adjoint | None:
 
 def leaky(slope: float) -> Adjoint:
     """Of a ReLU with a slope above 0 on the left."""
-    return FromOutput(lambda upper, made: torch.ops.aten.leaky_relu_backward(upper, made, slope, True))
+    back = torch.ops.aten.leaky_relu_backward
+    return FromOutput(lambda upper, made, into: back(upper, made, slope, True, grad_input=into))
 
 
 def rectified() -> Adjoint:
     """Of a ReLU."""
-    return FromOutput(lambda upper, made: torch.ops.aten.threshold_backward(upper, made, 0))
+    back = torch.ops.aten.threshold_backward
+    return FromOutput(lambda upper, made, into: back(upper, made, 0, grad_input=into))
 
 
 def clipped() -> Adjoint:
     """Of a ReLU6."""
-    return FromOutput(lambda upper, made: torch.ops.aten.hardtanh_backward(upper, made, 0.0, 6.0))
+    back = torch.ops.aten.hardtanh_backward
+    return FromOutput(lambda upper, made, into: back(upper, made, 0.0, 6.0, grad_input=into))
 
 
 _ACTIVATIONS: Mapping[type[nn.Module], Callable[[], Adjoint]] = {nn.ReLU: rectified, nn.ReLU6: clipped}

@@ -25,11 +25,11 @@ from snugfit.tiling.exchange import Pending
 from snugfit.tiling.layers import Region, Tiling
 from snugfit.tiling.operators import Stem
 from snugfit.tiling.profile import Profile
-from snugfit.tiling.reductions import all_moments, all_sum
+from snugfit.tiling.reductions import RunningSums, all_moments, all_sum
 from snugfit.tiling.routes import Cell, Routes, Source, Wanted
 from snugfit.tiling.schedule import Backward, BackwardGroup, Schedule
 from snugfit.tiling.statistics import track
-from snugfit.tiling.transport import Transport
+from snugfit.tiling.transport import Gathering, Transport
 
 
 def schedule_of(
@@ -46,12 +46,12 @@ def schedule_of(
         image: whether the gradient of the images is wanted.
     """
     if backward is None:
-        return Schedule(tiling, forward, forward, None)
+        return Schedule(tiling, forward, forward, None).joined()
     adjoints = [each.adjoint for each in stem.operators]
     network = Backward.of(
         stem.layers, [each.trains() for each in adjoints], [each.reads for each in adjoints], image=image
     )
-    return Schedule(tiling, forward, backward, network, recompute)
+    return Schedule(tiling, forward, backward, network, recompute).joined()
 
 
 @dataclass
@@ -62,13 +62,13 @@ class _State:
         images: of the batch.
         maps: what is kept for the backward pass, by number of the map.
         moments: mean and variance of norms that normalise by their batch, by number of the layer.
-        sums: what such a norm needs for its backward pass, where that is there before its turn.
+        sums: what such a norm needs for its backward pass, where that is under way before its turn.
     """
 
     images: int
     maps: dict[int, dict[int, Held]] = field(default_factory=dict)
     moments: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    sums: dict[int, Tensor] = field(default_factory=dict)
+    sums: dict[int, Gathering] = field(default_factory=dict)
 
 
 class TiledNetwork:
@@ -94,6 +94,7 @@ class TiledNetwork:
         self.mine = [number for number, cell in enumerate(self.cells) if cell.rank == transport.rank]
         self._state = _State(0)
         self._later: tuple[Adjoint, tuple[Part, ...]] | None = None
+        self._running: RunningSums | None = None
         self.waited: dict[str, float] = defaultdict(float)
 
     @cached_property
@@ -134,11 +135,13 @@ class TiledNetwork:
         return self._gather(last, values, everywhere=self.replicated)
 
     @torch.no_grad()
-    def backward(self, gradient: Tensor | None) -> Tensor | None:
+    def backward(self, gradient: Tensor | None, *, sums: bool = False) -> Tensor | None:
         """The gradient of the last map to gradients of weights, added to ``.grad`` on every process.
 
         Args:
             gradient: (B, C, H, W) on who computes the rest; None elsewhere.
+            sums: whether :meth:`sum_gradients` follows at once, the same on all processes: sums then begin as soon as
+                the gradients of a layer are there.
 
         Returns:
             The gradient of the images on the gateway, if the schedule wants that; None elsewhere.
@@ -148,16 +151,20 @@ class TiledNetwork:
         count = max((len(each) for each in self.schedule.backward_groups.values()), default=0)
         values = {self.transport.rank: gradient} if gradient is not None else {}
         first: Source = "everyone" if self.replicated else "gateway"
+        self._running = RunningSums(self.transport) if sums and self.transport.size > 1 else None
+        above = len(self.stem.operators)
         for index in range(count):
             here = {cell: groups[cell][index] for cell in self.mine}
             start, stop = self._span(index)
             pending = self._begin(stop, "cores" if index else first, values, Wanted("backward", index))
-            self._train_later()
             self._recompute(index, here)
             if index and stop - 1 in self.by_batch:  # its sums travel beside the halo
                 self._state.sums[stop - 1] = self._sums_of_cores(stop, here, values)
+            self._train_later()
+            above = self._sum_down_to(stop, above)
             values = self._back(start, stop, here, self._held(pending, "halos" if index else "gateway"))
         self._train_later()
+        self._sum_down_to(0, above)
         found = self._gather(0, values) if self.schedule.network.flows[0] else None
         self._state = _State(0)
         return found
@@ -165,7 +172,11 @@ class TiledNetwork:
     def sum_gradients(self) -> None:
         """Add up the gradients of weights over processes, in place; all have the sums then (NOTES 5)."""
         with self._waiting("sums"):
-            all_sum(self.gradients(), self.transport)
+            if self._running is None:
+                all_sum(self.gradients(), self.transport)
+            else:
+                self._running.wait()
+        self._running = None
 
     def parameters(self) -> list[nn.Parameter]:
         """Of the layers, those that train."""
@@ -174,12 +185,23 @@ class TiledNetwork:
 
     def gradients(self) -> list[Tensor]:
         """Of its parameters that train; zeros where there is none."""
-        found = []
-        for parameter in self.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            found.append(parameter.grad)
-        return found
+        return [_gradient(parameter) for parameter in self.parameters()]
+
+    @cached_property
+    def _first_read(self) -> list[list[nn.Parameter]]:
+        """Of every layer, the parameters that no layer before it has: their gradients are complete behind it."""
+        before = [{*self.stem.parameters(0, number)} for number in range(len(self.stem.operators))]
+        return [
+            [each for each in self.stem.parameters(number, number + 1) if each not in known]
+            for number, known in enumerate(before)
+        ]
+
+    def _sum_down_to(self, number: int, above: int) -> int:
+        """Begin to sum gradients of layers from a number up to those for which that was done; returns the number."""
+        if self._running is not None:
+            for layer in reversed(range(number, above)):
+                self._running.add([_gradient(each) for each in self._first_read[layer] if each.requires_grad])
+        return number
 
     def _span(self, index: int) -> tuple[int, int]:
         any_tile = next(iter(self.schedule.backward_groups.values()))
@@ -296,12 +318,14 @@ class TiledNetwork:
         elif operator.adjoint.trains():
             self._train_later()
             self._later = (operator.adjoint, tuple(parts.values()))
+            if isinstance(operator.adjoint, Norm):  # it may overwrite what its weights read
+                self._train_later()
         for cell, part in parts.items():
             if any(part.wanted):
                 passed = back(part) if part.gradient.values.numel() else zeros(part)
                 for read, region, found in zip(operator.layer.reads, part.wanted, passed, strict=True):
                     if found is not None and region is not None:
-                        _add(gradients[cell], read, Held(found, region))
+                        _add(gradients[cell], read, Held(found, region, operator.adjoint.fresh))
 
     def _train_later(self) -> None:
         """Gradients of the weights of the layer before: the last ones of a group while its halo is on its way."""
@@ -316,24 +340,31 @@ class TiledNetwork:
         self, norm: Norm, number: int, parts: Mapping[int, Part]
     ) -> Callable[[Part], Sequence[Tensor | None]]:  # fmt: skip
         """How a norm by its batch passes gradients back: by sums over all cells."""
-        sums = self._state.sums.pop(number, None)
-        if sums is None:
-            sums = self._sums(norm, parts)
+        gathering = self._state.sums.pop(number, None)
+        if gathering is None:
+            gathering = self._sums(norm, parts)
+            self._train_later()
+        with self._waiting("sums"):
+            sums = torch.stack(gathering.wait()).sum(0)
         pixels = self._pixels(self.stem.layers.layers[number].reads[0])
         return lambda part: norm.back_by_batch(part, sums[0], sums[1], pixels)
 
-    def _sums(self, norm: Norm, parts: Mapping[int, Part]) -> Tensor:
-        """What a norm by its batch needs to pass gradients back, (2, C); its weights get their share of that."""
+    def _sums(self, norm: Norm, parts: Mapping[int, Part]) -> Gathering:
+        """What a norm by its batch needs to pass gradients back, (2, C); its weights get their share of that.
+
+        Returns:
+            The sums of every process.
+        """
         sums = torch.zeros(2, norm.layer.num_features, dtype=self.like.dtype, device=self.like.device)
         for part in parts.values():
             plain, products = norm.sums(part)
             norm.add(plain, products)
             sums += torch.stack([plain, products])
-        with self._waiting("sums"):
-            all_sum([sums], self.transport)
-        return sums
+        return self.transport.gather(sums)
 
-    def _sums_of_cores(self, stop: int, groups: Mapping[int, BackwardGroup], values: Mapping[int, Tensor]) -> Tensor:
+    def _sums_of_cores(
+        self, stop: int, groups: Mapping[int, BackwardGroup], values: Mapping[int, Tensor]
+    ) -> Gathering:  # fmt: skip
         """The same of the norm that ends a group, of whose output's gradient no more than cores is there yet."""
         norm = self.stem.operators[stop - 1].adjoint
         assert isinstance(norm, Norm)
@@ -365,9 +396,10 @@ class TiledNetwork:
 
     def _held(self, pending: Pending, what: str = "halos") -> dict[int, Held]:
         """What each of this process's cells wanted."""
-        wanted = pending.exchange.wanted
+        wanted, given = pending.exchange.wanted, {_memory(values) for values in pending.values.values()}
         with self._waiting(what):
-            return {cell: Held(values, wanted[cell].region) for cell, values in pending.wait().items()}
+            found = pending.wait()
+        return {cell: Held(values, wanted[cell].region, _memory(values) not in given) for cell, values in found.items()}
 
     def _gather(self, number: int, values: Mapping[int, Tensor], *, everywhere: bool = False) -> Tensor | None:
         """The whole map from cores, on the gateway; or everywhere, and then in one order of memory.
@@ -389,4 +421,16 @@ class TiledNetwork:
 def _add(gradients: dict[int, Held], number: int, found: Held) -> None:
     """Add a gradient to that which other readers of the map have passed back; both are of the same region."""
     before = gradients.get(number)
-    gradients[number] = found if before is None else Held(before.values + found.values, found.region)
+    gradients[number] = found if before is None else Held(before.values + found.values, found.region, True)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """Of a parameter; zeros where there is none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _memory(values: Tensor) -> int:
+    """What tells whether two tensors share memory."""
+    return values.untyped_storage().data_ptr()

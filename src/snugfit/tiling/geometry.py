@@ -47,6 +47,14 @@ class Interval:
         """Whether another interval lies within this one; an empty one always does."""
         return isinstance(other, Interval) and self.hull(other) == (self if self else other)
 
+    def around(self, part: Interval) -> int:
+        """Rows that can be left out at both ends alike without touching a part of it; 0 where that is empty."""
+        return max(min(part.start - self.start, self.stop - part.stop), 0) if part else 0
+
+    def without(self, rows: int) -> Interval:
+        """All but so many rows at both ends."""
+        return Interval(self.start + rows, self.stop - rows)
+
     def within(self, other: Interval) -> slice:
         """Where it lies in a tensor that holds ``other``."""
         return slice(self.start - other.start, self.stop - other.start) if self else slice(0, 0)

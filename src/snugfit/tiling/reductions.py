@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
 
-from snugfit.tiling.transport import Transport
+from snugfit.tiling.transport import Transport, Waiting
 
 BUCKET_BYTES = 2_000_000
 
@@ -19,6 +19,45 @@ def all_sum(tensors: Sequence[Tensor], transport: Transport) -> None:
         for some in buckets(tensors):
             with in_one(some) as flat:
                 transport.all_sum(flat)
+
+
+class RunningSums:
+    """Sums over processes of tensors that become ready one after another, while other work is done.
+
+    Args:
+        transport: to the other processes, all of which add the same tensors in the same order.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._ready: list[Tensor] = []
+        self._under_way: list[tuple[AbstractContextManager[Tensor], Waiting]] = []
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Take tensors that do not change any more; they travel as soon as they make a message of some megabytes."""
+        for tensor in tensors:
+            self._ready.append(tensor)
+            if sum(each.numel() * each.element_size() for each in self._ready) >= BUCKET_BYTES:
+                self._send()
+
+    def wait(self) -> None:
+        """Until all tensors hold their sums."""
+        if self._ready:
+            self._send()
+        while self._under_way:
+            self._end_first()
+
+    def _send(self) -> None:
+        if len(self._under_way) > 1:  # so that copies stay few
+            self._end_first()
+        message = in_one(self._ready)
+        self._under_way.append((message, self._transport.begin_sum(message.__enter__())))
+        self._ready = []
+
+    def _end_first(self) -> None:
+        message, work = self._under_way.pop(0)
+        work.wait()
+        message.__exit__(None, None, None)
 
 
 def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -75,7 +114,7 @@ def all_moments(
             own, count = _combined(own, count, _sums_of(part, size), size), count + size
     total, count = own, counts[transport.rank] if transport.size == 1 else 0
     if transport.size > 1:
-        for other, size in zip(transport.all_gather(own), counts, strict=True):
+        for other, size in zip(transport.gather(own).wait(), counts, strict=True):
             if size:
                 total, count = (_combined(total, count, other, size) if count else other), count + size
     return total[0], total[1] / count
@@ -86,9 +125,8 @@ def _sums_of(part: Tensor, size: int) -> Tensor:
 
     By the operator of BatchNorm, which walks maps in ``channels_last`` in their order; ``var_mean`` does not.
     """
-    _, mean, inverse = torch.native_batch_norm(part, None, None, None, None, True, 0.0, 0.0)
-    squares = size / inverse.square()  # the operator tells 0 where nothing differs
-    return torch.stack([mean, torch.where(inverse > 0, squares, 0.0)])
+    mean, variance = torch.ops.aten.batch_norm_update_stats(part, None, None, 0.0)
+    return torch.stack([mean, variance * size])
 
 
 def _combined(first: Tensor, count: int, second: Tensor, more: int) -> Tensor:

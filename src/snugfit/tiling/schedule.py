@@ -8,7 +8,7 @@ pass, which makes it a little wider than it needs itself, or is computed anew fr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -126,6 +126,33 @@ class Schedule:
             found[tile] = held
         return found
 
+    def joined(self) -> Schedule:
+        """The same work in fewer groups: none meet where no tile fetches anything.
+
+        Backward groups that compute maps anew stay, since they are what bounds how many of these are held.
+        """
+        tiles, core = self.tiling.tiles, self.tiling.core
+        forward = [
+            start
+            for index, (start, _) in enumerate(self.forward.groups)
+            if index and any(self.forward_groups[tile][index].get(start) != core(start, tile) for tile in tiles)
+        ]
+        backward = [
+            groups[0].stop
+            for index, groups in enumerate(zip(*self.backward_groups.values(), strict=True))
+            if index
+            and any(
+                found.gradients.get(found.stop) != core(found.stop, tile)
+                for tile, found in zip(tiles, groups, strict=True)
+            )
+        ]
+        found = replace(self, forward=_meeting(self.forward, forward))
+        return (
+            found
+            if self.recompute or self.network is None
+            else replace(found, backward=_meeting(self.backward, backward))
+        )
+
     def _summed(self, start: int, stop: int, tile: tuple[int, int]) -> Regions:
         """All of a tile's own pixels where sums over the whole map are taken, even those that nothing else reads."""
         layers = self.tiling.layers.layers[start:stop]
@@ -170,6 +197,10 @@ class Schedule:
                 needs = layer.needs(made)
                 saved = _hulls(saved, {read: needs & layers.maps[read].whole for read in layer.reads})
         return saved
+
+
+def _meeting(profile: Profile, inner: Iterable[int]) -> Profile:
+    return Profile((profile.cuts[0], *sorted(inner), profile.cuts[-1]))
 
 
 def _hulls(first: Mapping[int, Region], second: Mapping[int, Region]) -> Regions:

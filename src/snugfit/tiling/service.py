@@ -115,7 +115,7 @@ class OverTiles:
         before = [parameter.grad for parameter in parameters]
         for parameter, grad in zip(parameters, self._partial or [None] * len(parameters), strict=True):
             parameter.grad = grad
-        self.tiles.training.backward(gradient)
+        self.tiles.training.backward(gradient, sums=self.update and self.tiles.plan.update == "all-reduce")
         if self.update:
             self.tiles.sum_gradients()
         found = [parameter.grad for parameter in parameters]
@@ -251,7 +251,7 @@ def follow_step(tiles: Tiles, order: Order, update: Callable[[float], None]) -> 
     """
     tiles.module.train()
     tiles.training.forward(None, order.images)
-    tiles.training.backward(None)
+    tiles.training.backward(None, sums=order.update and tiles.plan.update == "all-reduce")
     if not order.update:
         return
     tiles.sum_gradients()

@@ -163,7 +163,7 @@ def _pool(name: str, layer: Any, reads: tuple[int, ...], shapes: tuple[Any, Any]
     function = F.max_pool2d if maximum else F.avg_pool2d
     call = partial(_pooled, function, layer.kernel_size, layer.stride, options)
     fill = -torch.inf if maximum else 0.0
-    back = adjoint.Adjoint(call, fill) if maximum else adjoint.Linear(call)
+    back = adjoint.Pool(call) if maximum else adjoint.Linear(call)
     return Operator(Layer(name, reads, rows, columns), call, back, None, fill, layer)
 
 

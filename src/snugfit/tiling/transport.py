@@ -18,6 +18,13 @@ class Waiting(Protocol):
         """Return when it is done."""
 
 
+class Gathering(Protocol):
+    """Tensors of all processes, on their way to all."""
+
+    def wait(self) -> list[Tensor]:
+        """These, in the order of ranks."""
+
+
 class Transport(Protocol):
     """What tiles need of a group of processes.
 
@@ -40,6 +47,12 @@ class Transport(Protocol):
     def all_sum(self, flat: Tensor) -> None:
         """Add up a tensor over processes, in place."""
 
+    def begin_sum(self, flat: Tensor) -> Waiting:
+        """Begin to add up a tensor over processes, in place."""
+
+    def gather(self, tensor: Tensor) -> Gathering:
+        """Begin to give all processes the tensors of all."""
+
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         """The tensors of all processes, in the order of ranks."""
 
@@ -52,6 +65,22 @@ class Transport(Protocol):
 
 GATEWAY = 0
 """Rank of the process that has images, labels and the rest of the network."""
+DIRECT = 4
+"""Processes up to which everyone sends sums to everyone: a message takes half of the time of a collective."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Tensors of all processes, and what has to end until they are there."""
+
+    tensors: list[Tensor]
+    works: Sequence[Waiting] = ()
+
+    def wait(self) -> list[Tensor]:
+        """Tensors in the order of ranks."""
+        for work in self.works:
+            work.wait()
+        return self.tensors
 
 
 @dataclass(frozen=True)
@@ -85,11 +114,23 @@ class Processes:
         """An all-reduce."""
         dist.all_reduce(flat, group=self.group)
 
+    def begin_sum(self, flat: Tensor) -> Waiting:
+        """An all-reduce beside other work."""
+        work: Waiting = dist.all_reduce(flat, group=self.group, async_op=True)
+        return work
+
+    def gather(self, tensor: Tensor) -> Gathered:
+        """Messages from everyone to everyone; an all-gather where there are many."""
+        found = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in range(self.size)]
+        if self.size > DIRECT:
+            work = dist.all_gather(found, tensor.clone(), group=self.group, async_op=True)
+            return Gathered(found, [work])
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        return Gathered(found, self.swap({rank: tensor for rank in others}, {rank: found[rank] for rank in others}))
+
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """An all-gather."""
-        found = [torch.empty_like(flat) for _ in range(self.size)]
-        dist.all_gather(found, flat, group=self.group)
-        return found
+        """The same, waited for."""
+        return self.gather(flat).wait()
 
     def sum_at_gateway(self, flat: Tensor) -> None:
         """A reduction."""
@@ -115,6 +156,14 @@ class Alone:
 
     def all_sum(self, flat: Tensor) -> None:
         """There is nothing to add."""
+
+    def begin_sum(self, flat: Tensor) -> Waiting:
+        """There is nothing to add."""
+        return Gathered([flat])
+
+    def gather(self, tensor: Tensor) -> Gathered:
+        """The same from all."""
+        return Gathered([tensor] * self.size)
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         """The same from all."""

@@ -130,3 +130,9 @@ def test_parts_of_what_a_layer_reads_cover_it(size, count, window):
     parts = scaled_up(balanced(window.outputs(size), count), window, size)
     assert [row for part in parts for row in range(part.start, part.stop)] == list(range(size))
     assert len(parts) == count
+
+
+def test_what_can_be_left_out_at_both_ends():
+    whole = Interval(-1, 9)
+    assert whole.around(Interval(0, 7)) == 1 and whole.without(1) == Interval(0, 8)
+    assert whole.around(Interval(-1, 5)) == 0 == whole.around(Interval(3, 12)) == whole.around(Interval(0, 0))

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from snugfit.tiling.reductions import BUCKET_BYTES, all_moments, all_sum, buckets, in_one
-from snugfit.tiling.transport import Alone
+from snugfit.tiling.reductions import BUCKET_BYTES, RunningSums, all_moments, all_sum, buckets, in_one
+from snugfit.tiling.transport import Alone, Gathered
 
 
 def test_moments_of_parts_are_those_of_the_whole():
@@ -32,9 +32,9 @@ def test_moments_of_other_processes_count_by_their_pixels():
         size: int = 2
         seen: list = field(default_factory=list)
 
-        def all_gather(self, flat):
+        def gather(self, tensor):
             theirs = torch.stack([other.mean((0, 2, 3)), other.var((0, 2, 3), correction=0) * 28])
-            return [flat, theirs]
+            return Gathered([tensor, theirs])
 
     mean, variance = all_moments([own], [16, 28], like, Two())
     both = torch.cat([own, other], 3)
@@ -75,3 +75,33 @@ def test_whole_numbers_alone_travel_as_such():
         assert flat.dtype == torch.int64
         flat.add_(1)
     assert [each.tolist() for each in counts] == [2**40 + 2, [4, 5]]
+
+
+def test_sums_that_run_beside_other_work_are_few_at_once():
+    events = []
+
+    @dataclass(frozen=True)
+    class Work:
+        flat: torch.Tensor
+
+        def wait(self):
+            events.append("end")
+            self.flat.mul_(2)
+
+    @dataclass(frozen=True)
+    class Doubling(Alone):
+        size: int = 2
+
+        def begin_sum(self, flat):
+            events.append("begin")
+            return Work(flat)
+
+    tensors = [torch.ones(n, 2) for n in (BUCKET_BYTES // 8, BUCKET_BYTES // 8, 3, BUCKET_BYTES // 8, 5)]
+    sums = RunningSums(Doubling())
+    sums.add(tensors[:3])
+    assert events == ["begin", "begin"]
+    sums.add(tensors[3:])
+    assert events == ["begin", "begin", "end", "begin"]
+    sums.wait()
+    assert events.count("begin") == events.count("end") == 4
+    assert all((tensor == 2).all() for tensor in tensors)

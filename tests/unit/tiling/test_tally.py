@@ -283,3 +283,21 @@ def test_backward_groups_that_meet_behind_convolutions_keep_less():
     cells = cells_of(tiling.tiles, 1, 4)
     more, less = (tally(schedule_of(stem, tiling, forward, each), cells, 1) for each in (beside, apart))
     assert less.kept_bytes[0] < more.kept_bytes[0] and less.macs(0) <= more.macs(0)
+
+
+def test_groups_do_not_meet_where_nothing_is_fetched():
+    """Norms with frozen statistics, activations and pools without overlap need no halo; a recomputing plan stays."""
+    module = network([("norm", True), ("activation", 2), ("conv", 3, 1, 1, 1, 1, False), ("norm", True)]).eval()
+    stem = stem_of(module, (3, 16, 16))
+    tiling, cuts = Tiling.of(stem.layers, balanced(16, 2), balanced(16, 2)), stem.layers.cuts
+    every = every_cut(cuts)
+    found = schedule_of(stem, tiling, every, every)
+    kept = schedule_of(stem, tiling, every, every, recompute=True)
+    cells = cells_of(tiling.tiles, 1, 4)
+    assert (str(found.forward), str(found.backward)) == ("0-3 | 3-5", "0-4 | 4-5")
+    assert kept.backward == every
+    plain = Schedule(tiling, every, every, found.network)
+    counts = [tally(each, cells, 1) for each in (found, plain)]
+    for rank in range(4):
+        assert counts[0].macs(rank) == counts[1].macs(rank) and counts[0].sent(rank) == counts[1].sent(rank)
+    assert counts[0].kept_bytes == counts[1].kept_bytes
