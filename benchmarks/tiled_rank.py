@@ -110,7 +110,8 @@ def net_of(job: Job) -> TiledNetwork:
     forward = named_profile(job["forward"], cuts)
     backward = named_profile(job["backward"], cuts) if job["backward"] else None
     schedule = schedule_of(stem, tiling, forward, backward, recompute=job["recompute"])
-    return TiledNetwork(stem, schedule, cells_of(tiling.tiles, 1, dist.get_world_size()), Processes())
+    cells = cells_of(tiling.tiles, 1, dist.get_world_size())
+    return TiledNetwork(stem, schedule, cells, Processes(), job.get("split", ()))
 
 
 def measure_tiled(job: Job) -> dict[str, Any]:

@@ -27,7 +27,7 @@ FEW = settings(
 )
 
 
-def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, replicas, rest, processes, early):
+def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, replicas, rest, processes, early, split):
     """On every process: what who computes the rest has, and the buffers of this process."""
     module = network(plans).train(training)
     stem = stem_of(module, (3, *size))
@@ -35,7 +35,8 @@ def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, 
     tiling = Tiling.of(stem.layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
     forward, backward = (Profile(cuts) for cuts in profiles)
     schedule = schedule_of(stem, tiling, forward, backward, recompute=recompute, image=True)
-    net = TiledNetwork(stem, schedule, cells_of(tiling.tiles, replicas, processes), Processes(group), rest)
+    cells = cells_of(tiling.tiles, replicas, processes)
+    net = TiledNetwork(stem, schedule, cells, Processes(group), rest, range(split))
     given_images = images(*size, batch) if rank == 0 else None
     made = net.forward(given_images, batch)
     upper = None
@@ -61,10 +62,10 @@ def subset(draw, cuts):
 @given(
     st.data(), st.lists(LAYERS, max_size=6), st.integers(9, 20), st.integers(9, 20), st.booleans(), st.booleans(),
     st.integers(1, 4), st.integers(1, 6), st.integers(1, 6), st.integers(1, 2),
-    st.sampled_from(("gateway", "replicated")), st.booleans(),
+    st.sampled_from(("gateway", "replicated")), st.booleans(), st.sampled_from((0, 100)),
 )  # fmt: skip
 def test_any_grid_any_groups_any_processes(
-    processes, data, plans, height, width, training, recompute, down, across, count, replicas, rest, early
+    processes, data, plans, height, width, training, recompute, down, across, count, replicas, rest, early, split
 ):
     module = network(plans).train(training)
     try:
@@ -82,7 +83,7 @@ def test_any_grid_any_groups_any_processes(
     count = min(count, down * across * replicas)
     found = processes.run(
         tiled, plans, (height, width), 3, training, (down, across), profiles, recompute, replicas, rest, count,
-        early, processes=count,
+        early, split, processes=count,
     )  # fmt: skip
     for number, (outputs, weights, buffers) in enumerate(found):
         if number == 0:

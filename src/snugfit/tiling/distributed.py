@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +28,7 @@ from snugfit.tiling.profile import Profile
 from snugfit.tiling.reductions import RunningSums, all_moments, all_sum
 from snugfit.tiling.routes import Cell, Routes, Source, Wanted
 from snugfit.tiling.schedule import Backward, BackwardGroup, Schedule
+from snugfit.tiling.splitting import Split, can_split
 from snugfit.tiling.statistics import track
 from snugfit.tiling.transport import Gathering, Transport
 
@@ -80,6 +81,8 @@ class TiledNetwork:
         cells: tiles of all processes.
         transport: to the other processes.
         rest: who has the last map and gives its gradient.
+        split: forward groups that run what of their first layer needs no halo while that is on its way, where they
+            can; every process may have its own.
 
     Attributes:
         waited: seconds spent in waiting, by what for: ``halos``, the ``gateway`` (images, the last map and its
@@ -87,8 +90,12 @@ class TiledNetwork:
     """
 
     def __init__(
-        self, stem: Stem, schedule: Schedule, cells: Sequence[Cell], transport: Transport, rest: Rest = "gateway"
-    ) -> None:
+        self, stem: Stem, schedule: Schedule, cells: Sequence[Cell], transport: Transport, rest: Rest = "gateway",
+        split: Container[int] = (),
+    ) -> None:  # fmt: skip
+        self.split = frozenset(
+            index for index in range(len(schedule.forward.groups)) if index in split and can_split(schedule, index)
+        )
         self.stem, self.schedule, self.cells, self.transport = stem, schedule, tuple(cells), transport
         self.routes, self.replicated = Routes(schedule, self.cells, transport.size), rest == "replicated"
         self.mine = [number for number, cell in enumerate(self.cells) if cell.rank == transport.rank]
@@ -128,9 +135,14 @@ class TiledNetwork:
             pending = self._begin(start, source, values, Wanted("forward", index))
             if index and start in self.by_batch:  # its sums travel beside the halo
                 self._state.moments[start] = self._moments(start, values)
+            inner = self._inner(start, regions, values) if index in self.split else {}
             held = self._held(pending, "halos" if index else "gateway")
             entries = {cell: {start: held[cell]} for cell in self.mine}
-            made = self._run(start, stop, regions, entries, keep=True)
+            for cell, (parts, values_inside) in inner.items():
+                entries[cell][start + 1] = self._outer(
+                    start, regions[cell][start + 1], parts, values_inside, held[cell]
+                )
+            made = self._run(start + (index in self.split), stop, regions, entries, keep=True)
             values = {cell: made[cell][stop].part(self._core(stop, cell)) for cell in self.mine}
         return self._gather(last, values, everywhere=self.replicated)
 
@@ -235,6 +247,33 @@ class TiledNetwork:
             for cell in self.mine:
                 held[cell] = self._run_cell(cell, first, end, regions[cell], held[cell], moments, keep=keep)
         return held
+
+    def _inner(
+        self, start: int, regions: Mapping[int, Mapping[int, Region]], values: Mapping[int, Tensor]
+    ) -> dict[int, tuple[Split, Tensor]]:
+        """Of every cell, what a group's first layer makes without a halo, and what is left."""
+        layers, found = self.stem.layers, dict[int, tuple[Split, Tensor]]()
+        for cell in self.mine:
+            own = Held(values[cell], self._core(start, cell))
+            parts = Split.of(layers.layers[start], regions[cell][start + 1], own.region, layers.maps[start])
+            found[cell] = parts, self.stem.part(start, parts.inner, own)
+        return found
+
+    def _outer(self, start: int, made: Region, parts: Split, inner: Tensor, held: Held) -> Held:
+        """All of what a group's first layer makes: the inner part, and strips around it."""
+        if parts.inner == made:
+            return Held(inner, made)
+        shape = (len(inner), inner.shape[1], len(made.rows), len(made.columns))
+        last = held.values.stride(1) == 1 and inner.shape[1] > 1
+        found = torch.empty(
+            shape, dtype=inner.dtype, device=inner.device,
+            memory_format=torch.channels_last if last else torch.contiguous_format,
+        )  # fmt: skip
+        whole = Held(found, made)
+        whole.part(parts.inner).copy_(inner)
+        for strip in parts.strips:
+            whole.part(strip).copy_(self.stem.part(start, strip, held))
+        return whole
 
     def _run_cell(
         self, cell: int, start: int, stop: int, regions: Mapping[int, Region], entries: dict[int, Held],

@@ -107,6 +107,15 @@ class Window:
         last = (inputs.stop - 1 + self.before) // self.stride
         return Interval(first, last + 1) if first <= last else EMPTY
 
+    def inside(self, inputs: Interval, size: int) -> Interval:
+        """The outputs that read none of a map's ``size`` rows but these."""
+        if not inputs:
+            return EMPTY
+        first = -((-inputs.start - self.before) // self.stride) if inputs.start > 0 else 0  # rounded up
+        last = (inputs.stop + self.before - self.reach) // self.stride
+        stop = last + 1 if inputs.stop < size else self.outputs(size)
+        return Interval(first, stop) if first < stop else EMPTY
+
 
 SAME = Window()
 """Row by row: norms, activations, additions."""

@@ -100,6 +100,10 @@ class Stem:
         wanted = [number for number in values if number > start and (number in alive or number in keep)]
         return {number: values[number] for number in wanted}
 
+    def part(self, number: int, made: Region, held: Held) -> Tensor:
+        """A part of what a layer makes, (B, C, h, w), of a part of the one map that it reads."""
+        return self._made(number, made, [held], None, spare=False)
+
     def _is_spare(self, number: int, start: int, kept: Container[int]) -> bool:
         """Whether an operator may overwrite what it reads: made here in memory of its own, and for it alone."""
         reads = self.operators[number].layer.reads

@@ -1,0 +1,101 @@
+"""The first layer of a group in parts: what needs no halo while that is on its way, and then the strips around it.
+
+Exactly the same pixels are made; it costs a copy of the output and some small calls, and hides the time of an exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from snugfit.tiling.geometry import Interval
+from snugfit.tiling.layers import Layer, MapSize, Region
+from snugfit.tiling.pricing import Prediction
+from snugfit.tiling.routes import Cell
+from snugfit.tiling.schedule import Schedule
+from snugfit.tiling.tally import FLOAT
+
+COPIED_BYTES_PER_SECOND, CALL_SECONDS = 4e9, 1e-4
+"""Of assembling the output from its parts, and of a call for a strip; about those of one thread."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """What a layer makes of a part of a map, in parts that cover it once.
+
+    Attributes:
+        inner: of what the tile itself has; it may be empty.
+        strips: around it; up to four.
+    """
+
+    inner: Region
+    strips: tuple[Region, ...]
+
+    @classmethod
+    def of(cls, layer: Layer, made: Region, core: Region, size: MapSize) -> Split:
+        """Cut a part of a layer's output.
+
+        Args:
+            layer: the layer.
+            made: what it makes on the tile.
+            core: what the tile has of the map that it reads.
+            size: of that map.
+        """
+        inner = Region(
+            made.rows & layer.rows.inside(core.rows, size.height),
+            made.columns & layer.columns.inside(core.columns, size.width),
+        )
+        if not inner.area:
+            return cls(inner, (made,))
+        above, below = Interval(made.rows.start, inner.rows.start), Interval(inner.rows.stop, made.rows.stop)
+        before = Interval(made.columns.start, inner.columns.start)
+        behind = Interval(inner.columns.stop, made.columns.stop)
+        strips = [Region(rows, made.columns) for rows in (above, below)]
+        strips += [Region(inner.rows, columns) for columns in (before, behind)]
+        return cls(inner, tuple(strip for strip in strips if strip.area))
+
+
+def can_split(schedule: Schedule, index: int) -> bool:
+    """Whether a forward group begins with a convolution or pool that reads a halo; sums of norms come first."""
+    start = schedule.forward.groups[index][0]
+    first = schedule.tiling.layers.layers[start]
+    return index > 0 and first.reads == (start,) and not first.sums
+
+
+def groups_to_split(
+    schedule: Schedule, cells: Sequence[Cell], prediction: Prediction, images: int
+) -> frozenset[int]:  # fmt: skip
+    """The forward groups in which hiding the exchange is worth more than it costs.
+
+    Hidden is the shorter of the exchange and of what the slowest tile computes of the first layer without its halo.
+
+    Args:
+        schedule: what every tile does.
+        cells: tiles of all processes.
+        prediction: seconds of the step.
+        images: of a tile.
+    """
+    spans = [each for each in prediction.spans if each.stage.kind in ("images", "forward halo")]
+    return frozenset(
+        index
+        for index, span in enumerate(spans)
+        if can_split(schedule, index)
+        and any(min(span.sending, work) > cost for work, cost in _works(schedule, cells, prediction, images, index))
+    )
+
+
+def _works(
+    schedule: Schedule, cells: Sequence[Cell], prediction: Prediction, images: int, index: int
+) -> list[tuple[float, float]]:
+    """Of every cell, seconds of computing what needs no halo, and of what splitting adds."""
+    layers, start = schedule.tiling.layers, schedule.forward.groups[index][0]
+    layer, made, found = layers.layers[start], layers.maps[start + 1], list[tuple[float, float]]()
+    for cell in cells:
+        region = schedule.forward_groups[cell.tile][index].get(start + 1)
+        if region is None or not region.area:
+            continue
+        parts = Split.of(layer, region, schedule.tiling.core(start, cell.tile), layers.maps[start])
+        seconds = images * parts.inner.area * layer.macs / prediction.cluster.ranks[cell.rank].macs_per_second
+        copied = FLOAT * images * made.channels * region.area / COPIED_BYTES_PER_SECOND
+        found.append((seconds, copied + CALL_SECONDS * len(parts.strips)))
+    return found
