@@ -111,7 +111,7 @@ def net_of(job: Job) -> TiledNetwork:
     backward = named_profile(job["backward"], cuts) if job["backward"] else None
     schedule = schedule_of(stem, tiling, forward, backward, recompute=job["recompute"])
     cells = cells_of(tiling.tiles, 1, dist.get_world_size())
-    return TiledNetwork(stem, schedule, cells, Processes(), job.get("split", ()))
+    return TiledNetwork(stem, schedule, cells, Processes(), split=job.get("split", ()))
 
 
 def measure_tiled(job: Job) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from snugfit.core.request import Rest, WeightUpdate
 from snugfit.tiling.geometry import Interval, balanced
 from snugfit.tiling.layers import Region
 from snugfit.tiling.schedule import BackwardGroup, Regions, Schedule
-from snugfit.tiling.tally import FLOAT, Kind, Messages, Pass, Stage, Tally, all_gathered, all_reduced
+from snugfit.tiling.tally import DIRECT, FLOAT, Kind, Messages, Pass, Stage, Tally, all_gathered, all_reduced, all_told
 
 if TYPE_CHECKING:
     from snugfit.tiling.routes import Cell
@@ -158,7 +158,7 @@ class _Counter:
         return Stage("maps anew", "recompute", self._halos(start, wanted), macs)
 
     def _norms(self, start: int, stop: int, part: Pass, *, halo: bool) -> list[Stage]:
-        """Sums over the whole map: means and squares gathered forward, two sums added up backward.
+        """Sums over the whole map: means and squares forward, two sums backward, of every process to all.
 
         Those of a norm at which a group begins travel beside its halo, and wait one message less.
         """
@@ -167,11 +167,11 @@ class _Counter:
         if part == "backward":
             numbers = [each for each in reversed(numbers) if network is None or network.flows[each + 1]]
         beside = (start if part == "forward" else stop - 1) if halo else None
-        ring = all_gathered if part == "forward" else all_reduced
-        rounds = (self.processes - 1) * (1 if part == "forward" else 2)
+        told = all_told if self.processes <= DIRECT else all_gathered
+        rounds = 1 if self.processes <= DIRECT else self.processes - 1
         return [
             replace(
-                self._idle("norms", part, ring(2 * layers[each].sums, self.processes)),
+                self._idle("norms", part, told(2 * layers[each].sums, self.processes)),
                 rounds=max(rounds - (each == beside), 0),
             )
             for each in numbers

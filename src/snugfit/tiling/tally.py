@@ -9,6 +9,9 @@ from typing import Literal
 FLOAT = 4
 """Bytes."""
 
+DIRECT = 4
+"""Processes up to which everyone sends sums of norms to everyone: a message takes half of the time of a collective."""
+
 Kind = Literal[
     "images", "forward halo", "norms", "last map", "rest", "gradient", "backward halo", "maps anew", "weights"
 ]  # fmt: skip
@@ -95,6 +98,12 @@ def all_reduced(floats: int, processes: int) -> Messages:
 def all_gathered(floats: int, processes: int) -> Messages:
     """What everyone has, told to all by a ring."""
     return _ring((processes - 1) * floats, processes)
+
+
+def all_told(floats: int, processes: int) -> Messages:
+    """The same, by messages from everyone to everyone."""
+    pairs = ((source, target) for source in range(processes) for target in range(processes) if source != target)
+    return dict.fromkeys(pairs, floats) if floats else {}
 
 
 def _ring(floats: int, processes: int) -> Messages:

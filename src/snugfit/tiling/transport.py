@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from snugfit.tiling.tally import DIRECT
+
 
 class Waiting(Protocol):
     """Something that is under way."""
@@ -65,8 +67,6 @@ class Transport(Protocol):
 
 GATEWAY = 0
 """Rank of the process that has images, labels and the rest of the network."""
-DIRECT = 4
-"""Processes up to which everyone sends sums to everyone: a message takes half of the time of a collective."""
 
 
 @dataclass(frozen=True)

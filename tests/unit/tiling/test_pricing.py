@@ -10,7 +10,7 @@ from snugfit.tiling.grouping import CostModel, Prices, group_work
 from snugfit.tiling.layers import Tiling
 from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
-from snugfit.tiling.tally import Stage, Tally, all_gathered, all_reduced
+from snugfit.tiling.tally import Stage, Tally, all_gathered, all_reduced, all_told
 
 
 def rank(number, host, speed):
@@ -59,6 +59,7 @@ def test_rings():
     assert all_reduced(300, 1) == {} == all_gathered(0, 3)
     assert all_reduced(300, 3) == {(0, 1): 400, (1, 2): 400, (2, 0): 400}
     assert all_gathered(300, 3) == {(0, 1): 600, (1, 2): 600, (2, 0): 600}
+    assert all_told(7, 2) == {(0, 1): 7, (1, 0): 7} and all_told(0, 2) == {} == all_told(7, 1)
     weights = Stage("weights", "backward", all_reduced(300, 3), (0, 0, 0), rounds=4)
     found = Prediction(Tally((weights,), (0,) * 3, (1,) * 3), cluster())
     assert found.seconds == pytest.approx(4 * 400 / 400 + 4 * 0.01)
