@@ -27,7 +27,9 @@ FEW = settings(
 )
 
 
-def tiled(group, rank, plans, size, batch, training, grid, profiles, recompute, replicas, rest, processes, early, split):
+def tiled(
+    group, rank, plans, size, batch, training, grid, profiles, recompute, replicas, rest, processes, early, split
+):
     """On every process: what who computes the rest has, and the buffers of this process."""
     module = network(plans).train(training)
     stem = stem_of(module, (3, *size))

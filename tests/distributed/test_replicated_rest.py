@@ -147,14 +147,14 @@ SENT = []
 
 
 def sent(group, rank, plan, shape):
-    """The values that a process sends in a step beside sums, and how many were counted."""
+    """The values that a process sends in a step beside sums of gradients, and how many were counted."""
     SENT.clear()
     tiles = Tiles(chain("cpu").to_module(), shape, plan, Weighed(group))
     net = tiles.training
     made = net.forward(images(SIZE, SIZE, BATCH) if rank == GATEWAY else None, BATCH)
     net.backward(None if made is None else torch.ones_like(made))
     counted = tally(net.schedule, net.cells, BATCH, processes=dist.get_world_size(group), rest=plan.rest)
-    return sum(SENT), counted.sent(rank) - counted.sent(rank, "norms", "weights")
+    return sum(SENT), counted.sent(rank) - counted.sent(rank, "weights")
 
 
 @pytest.mark.parametrize("rest", ["gateway", "replicated"])

@@ -238,7 +238,7 @@ class TiledNetwork:
         state, held = self._state, entries
         for first, end in pairwise(stops):
             moments = {}
-            if first in self.by_batch:
+            if first in self.by_batch and first < end:  # nothing is left of a split group of one layer
                 if first not in state.moments:
                     read = self.stem.layers.layers[first].reads[0]
                     cores = {cell: held[cell][read].part(self._core(read, cell)) for cell in self.mine}

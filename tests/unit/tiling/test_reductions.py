@@ -23,6 +23,11 @@ def test_a_channel_that_never_differs_has_no_variance():
     assert mean.item() == 7 and variance.item() == 0
 
 
+def test_moments_have_shapes_without_memory_too():
+    mean, variance = all_moments([torch.empty(2, 3, 4, 4, device="meta")], [32], torch.empty(3, device="meta"), Alone())
+    assert mean.is_meta and mean.shape == variance.shape == (3,)
+
+
 def test_moments_of_other_processes_count_by_their_pixels():
     own, other = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.randn(1, 2, 4, 7, dtype=torch.float64)
     like = torch.empty(2, dtype=torch.float64)
