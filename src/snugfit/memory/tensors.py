@@ -16,9 +16,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+_left_out: dict[int, weakref.ref[Any]] = {}
+
+
+def leave_out(storage: torch.UntypedStorage) -> None:
+    """Count this storage nowhere, for it takes no memory: it is a mapped file. Called before anything else sees it."""
+    key = storage._cdata
+    _left_out[key] = weakref.ref(storage, lambda _: _left_out.pop(key, None))
+
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of every storage from the operator that makes it until it is freed.
+    """Counts the bytes of every storage from the operator that makes it until it is freed; not those of mapped files.
 
     Attributes:
         live: bytes alive now.
@@ -34,7 +42,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count a tensor that was made before."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._seen:
+        if key in self._seen or key in _left_out:
             return
         self._seen[key] = weakref.ref(storage, lambda _: self._drop(key, size))
         self.live += size

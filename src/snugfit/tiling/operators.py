@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
 from snugfit.tiling.adjoint import Addition, Adjoint, Convolution, Held, Norm
 from snugfit.tiling.layers import Layer, Layers, Region
+from snugfit.tiling.statistics import Normalised
 
 Statistics = Mapping[int, tuple[Tensor, Tensor]]
 """Mean and variance (C,) of the map that a norm reads, by the norm's number."""
@@ -135,8 +134,5 @@ def normalises_by_batch(layer: nn.Module | None) -> bool:
 def normalised(norm: nn.Module | None, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """What BatchNorm makes of a part of a map, (B, C, h, w), by mean and variance of the whole one, both (C,)."""
     assert isinstance(norm, nn.BatchNorm2d)
-    if not torch.is_grad_enabled():
-        return F.batch_norm(x, mean, variance, norm.weight, norm.bias, eps=norm.eps)
-    scale = torch.rsqrt(variance + norm.eps)
-    y = (x - mean[:, None, None]) * (scale if norm.weight is None else scale * norm.weight)[:, None, None]
-    return y if norm.bias is None else y + norm.bias[:, None, None]
+    made: Tensor = Normalised.apply(x, mean, variance, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+    return made

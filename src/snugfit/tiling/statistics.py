@@ -7,26 +7,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 
-class BatchStatistics(torch.autograd.Function):
-    """Mean and biased variance (C,) of a map (B, C, H, W); the backward pass needs one map of room."""
+class Normalised(torch.autograd.Function):
+    """Part of a map (B, C, h, w), normalised by mean and variance (C,) of the whole one; gradients flow to these too.
+
+    What autograd makes of the formula keeps two more tensors of the part's size; this one keeps what it reads.
+    """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of every channel."""
-        variance, mean = torch.var_mean(inputs, (0, 2, 3), correction=0)
-        ctx.save_for_backward(inputs, mean)
-        return mean, variance
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:  # fmt: skip
+        """Normalise, scale and shift."""
+        ctx.save_for_backward(x, mean, variance, weight)
+        ctx.eps = eps
+        return F.batch_norm(x, mean, variance, weight, bias, eps=eps)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, to_mean: Tensor, to_variance: Tensor) -> Tensor:
-        """What they pass back to every pixel."""
-        inputs, mean = ctx.saved_tensors
-        pixels = inputs.numel() // inputs.shape[1]
-        found: Tensor = (inputs - mean[:, None, None]).mul_((2 / pixels * to_variance)[:, None, None])
-        return found.add_((to_mean / pixels)[:, None, None])
+    def backward(ctx: Any, upper: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of all but ``eps``."""
+        x, mean, variance, weight = ctx.saved_tensors
+        to_x, products, plain = torch.ops.aten.native_batch_norm_backward(
+            upper, x, weight, mean, variance, None, None, False, ctx.eps, (ctx.needs_input_grad[0], True, True)
+        )
+        inverse = torch.rsqrt(variance + ctx.eps)
+        scale = inverse if weight is None else inverse * weight
+        return to_x, -scale * plain, -0.5 * scale * inverse * products, products, plain, None
+
+
+@torch.no_grad()
+def pass_back(total: Tensor, inputs: Tensor, mean: Tensor, to_mean: Tensor, to_variance: Tensor) -> None:
+    """Add what mean and variance of a map pass back to every pixel, in place.
+
+    Args:
+        total: gradient of the map, (B, C, H, W).
+        inputs: the map.
+        mean: of it, (C,).
+        to_mean, to_variance: gradients of mean and biased variance, (C,).
+    """
+    pixels = inputs.numel() // inputs.shape[1]
+    slope = 2 / pixels * to_variance
+    shift = to_mean / pixels - slope * mean
+    slope, shift = (each.to(total)[:, None, None] for each in (slope, shift))
+    total.addcmul_(inputs, slope).add_(shift)
 
 
 @torch.no_grad()

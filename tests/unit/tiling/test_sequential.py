@@ -1,6 +1,10 @@
 """Tile after tile on one device: outputs and every gradient are the untiled network's, in any grid and grouping."""
 
 import copy
+import errno
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,16 +16,24 @@ from torch.nn import functional as F
 
 from snugfit import models
 from snugfit.chain import Chain
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, OutOfStorageError
+from snugfit.memory.mapped import MappedScratch
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.stem import stem_of
 
 
+@pytest.fixture(scope="module")
+def folder():
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+        assert list(Path(made).iterdir()) == []
+
+
 @settings(max_examples=80)
-@given(st.data(), st.lists(LAYERS, max_size=5), st.integers(8, 21), st.integers(8, 21), st.booleans())
-def test_a_tiled_step_is_the_untiled_one(data, plans, height, width, last):
+@given(st.data(), st.lists(LAYERS, max_size=5), st.integers(8, 21), st.integers(8, 21), st.booleans(), st.booleans())
+def test_a_tiled_step_is_the_untiled_one(folder, data, plans, height, width, last, mapped):
     module = network(plans)
     try:
         size = stem_of(module, (3, height, width)).layers.maps[-1]
@@ -30,7 +42,8 @@ def test_a_tiled_step_is_the_untiled_one(data, plans, height, width, last):
     grid = (data.draw(st.integers(1, min(4, size.height))), data.draw(st.integers(1, min(6, size.width))))
     cuts = stem_of(module, (3, height, width)).layers.cuts
     inner = data.draw(st.lists(st.sampled_from(cuts[1:-1]), unique=True)) if len(cuts) > 2 else []
-    tiled = TiledForward(module, (3, height, width), grid, Profile((cuts[0], *sorted(inner), cuts[-1])))
+    scratch = MappedScratch(folder) if mapped else None
+    tiled = TiledForward(module, (3, height, width), grid, Profile((cuts[0], *sorted(inner), cuts[-1])), scratch)
     given = images(height, width)
     if last:
         given = given.contiguous(memory_format=torch.channels_last)
@@ -38,9 +51,9 @@ def test_a_tiled_step_is_the_untiled_one(data, plans, height, width, last):
     assert_same(gradients(tiled, module, given), gradients(other, other, given))
 
 
-@settings(max_examples=40)
-@given(st.data(), st.lists(LAYERS, max_size=4), st.integers(8, 17), st.integers(8, 17))
-def test_norms_that_normalise_by_their_batch(data, plans, height, width):
+@settings(max_examples=80)
+@given(st.data(), st.lists(LAYERS, max_size=4), st.integers(8, 17), st.integers(8, 17), st.booleans())
+def test_norms_that_normalise_by_their_batch(folder, data, plans, height, width, mapped):
     """Wherever they stand, within residual blocks too; what they track is what the untiled step leaves."""
     module = network(plans)
     for layer in list(module.modules()):
@@ -56,7 +69,7 @@ def test_norms_that_normalise_by_their_batch(data, plans, height, width):
         return
     grid = (data.draw(st.integers(1, min(3, size.height))), data.draw(st.integers(1, min(3, size.width))))
     profile = data.draw(st.sampled_from((one_group, every_cut)))(stem_of(module, (3, height, width)).layers.cuts)
-    tiled = TiledForward(module, (3, height, width), grid, profile)
+    tiled = TiledForward(module, (3, height, width), grid, profile, MappedScratch(folder) if mapped else None)
     assert_same(gradients(tiled, module, images(height, width)), gradients(other, other, images(height, width)))
     for mine, theirs in zip(module.buffers(), other.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
@@ -64,8 +77,8 @@ def test_norms_that_normalise_by_their_batch(data, plans, height, width):
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("profile", [one_group, every_cut])
-def test_models_by_name(name, training, profile):
+@pytest.mark.parametrize(("profile", "mapped"), [(one_group, True), (every_cut, False)])
+def test_models_by_name(name, training, profile, mapped, folder):
     """The stem ends where a pool reads the whole map; what is behind it runs as it is."""
     torch.manual_seed(0)
     chain = Chain.from_module(models.build(name, 5, 40), (3, 40, 40), name)
@@ -76,7 +89,7 @@ def test_models_by_name(name, training, profile):
     other = copy.deepcopy(module)
     cuts = stem_of(module, (3, 40, 40)).layers.cuts
     assert stem_of(module, (3, 40, 40)).layers.maps[-1].channels >= 512
-    tiled = TiledForward(module, (3, 40, 40), (2, 2), profile(cuts))
+    tiled = TiledForward(module, (3, 40, 40), (2, 2), profile(cuts), MappedScratch(folder) if mapped else None)
     given = images(40, 40)
     assert_same(gradients(tiled, module, given), gradients(other, other, given))
     for mine, theirs in zip(module.buffers(), other.buffers(), strict=True):
@@ -118,6 +131,65 @@ def test_activations_of_one_tile_are_alive_at_a_time():
         peaks.append(tensor_peak_bytes(lambda tiled=tiled: tiled(given).sum().backward(), [module, given]))
     untiled = tensor_peak_bytes(lambda: module(given).sum().backward(), [module, given])
     assert peaks[1] < peaks[0] / 3 and peaks[1] < untiled / 3
+
+
+def normed(channels=16, depth=4):
+    layers = [
+        layer
+        for index in range(depth)
+        for layer in (
+            nn.Conv2d(3 if not index else channels, channels, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.LeakyReLU(0.1),
+        )
+    ]
+    return fx.symbolic_trace(nn.Sequential(*layers))
+
+
+def test_with_scratch_nothing_of_a_whole_map_is_in_memory_beside_input_and_output(folder):
+    """Batch statistics: the untiled step keeps eleven maps, in memory tiles keep four and gradients of two."""
+    module, given = normed(), torch.randn(1, 3, 96, 96).to(memory_format=torch.channels_last)
+    whole = 4 * 16 * 96 * 96
+    peaks = {}
+    for name, grid, scratch in (("memory", 4, None), (2, 2, MappedScratch(folder)), (4, 4, MappedScratch(folder))):
+        tiled = TiledForward(module, (3, 96, 96), (grid, grid), one_group((0, 12)), scratch)
+        peaks[name] = tensor_peak_bytes(lambda tiled=tiled: tiled(given).sum().backward(), [module, given])
+        module.zero_grad()
+    untiled = tensor_peak_bytes(lambda: module(given).sum().backward(), [module, given])
+    assert peaks[4] < untiled / 5 and peaks[4] < peaks["memory"] / 2.5 and peaks[4] < 2 * whole
+    assert peaks[4] - whole < (peaks[2] - whole) / 2
+
+
+def test_steps_use_the_same_scratch_again_whatever_the_batch(folder):
+    sizes = []
+    scratch = MappedScratch(folder, grown=sizes.append)
+    module = normed(4, 3)
+    tiled = TiledForward(module, (3, 12, 12), (2, 2), scratch=scratch)
+    for batch in (4, 4, 4, 2, 4):
+        tiled(torch.randn(batch, 3, 12, 12)).sum().backward()
+        module.eval()
+        with torch.no_grad():
+            tiled(torch.randn(batch, 3, 12, 12))
+        module.train()
+        assert scratch.bytes <= max(sizes)
+    assert scratch.bytes == max(sizes)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_step_is_one_error_and_harms_nothing(folder, monkeypatch):
+    module = normed(4, 3).double()
+    other = copy.deepcopy(module)
+    tiled = TiledForward(module, (3, 12, 12), (2, 2), scratch=MappedScratch(folder))
+    made = tiled(images(12, 12))
+
+    def full(descriptor, start, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(OutOfStorageError, match="no space left"):
+        patch.setattr(os, "posix_fallocate", full)
+        made.sum().backward()
+    module.zero_grad()
+    module.load_state_dict(other.state_dict())
+    assert_same(gradients(tiled, module, images(12, 12)), gradients(other, other, images(12, 12)))
 
 
 def test_frozen_layers_get_no_gradient_and_images_none_that_is_not_asked_for():

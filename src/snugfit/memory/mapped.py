@@ -1,0 +1,112 @@
+"""Tensors in memory-mapped files without a name: the kernel may drop their pages, so that they take no private memory.
+
+Unlike :mod:`snugfit.memory.scratch`, operators work on them in place, part by part. Files lose their name as soon as
+they are made: nothing stays behind, however the process ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from snugfit.errors import OutOfStorageError
+from snugfit.memory.scratch import stored_bytes
+from snugfit.memory.tensors import leave_out
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class MappedScratch:
+    """Room for tensors on disk; what a tensor took is used again for one of the same size once nothing refers to it.
+
+    Args:
+        folder: where; made if missing. One in memory (tmpfs) saves nothing.
+        limit: most bytes on disk; as many as there are by default.
+        grown: called with the bytes on disk whenever they grow.
+
+    Attributes:
+        bytes: on disk now, those that wait for another tensor included.
+    """
+
+    def __init__(self, folder: Path, limit: int | None = None, grown: Callable[[int], None] | None = None) -> None:
+        self.folder, self.limit, self.grown, self.bytes = folder, limit, grown, 0
+        self._free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
+        self._images = 0
+
+    def expect(self, images: int) -> None:
+        """Begin a pass over so many images: room for other numbers is given back."""
+        if images != self._images:
+            self._images = images
+            self._drop_free()
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, last: bool = False, meta: bool = False) -> Tensor:
+        """A tensor whose values are undefined, which memory is not counted of.
+
+        Args:
+            shape: (B, C, H, W).
+            dtype: its type.
+            last: in ``channels_last`` order.
+            meta: on the meta device, on which there are no files either; on the CPU otherwise.
+
+        Raises:
+            OutOfStorageError: the disk is full, or more than the limit would be on it.
+        """
+        size = max(stored_bytes(shape, dtype), 1)
+        storage = _nowhere(size) if meta else self._storage(size)
+        leave_out(storage)
+        batch, channels, height, width = shape
+        strides = (channels * height * width, 1, width * channels, channels)
+        if not last:
+            strides = (channels * height * width, height * width, width, 1)
+        made = torch.empty(0, dtype=dtype, device="meta" if meta else "cpu")
+        return made.set_(storage, 0, (batch, channels, height, width), strides)
+
+    def _storage(self, size: int) -> torch.UntypedStorage:
+        """A block as a storage; with the storage ends the view of the block, and it is free again."""
+        block = self._free[size].pop() if self._free[size] else self._block(size)
+        view = memoryview(block)
+        weakref.finalize(view, self._free[size].append, block).atexit = False
+        return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+
+    def _block(self, size: int) -> mmap.mmap:
+        """Map a new file, whose disk space is reserved: a disk that fills up later would end the process."""
+        if self.limit is not None and self.bytes + size > self.limit:
+            raise OutOfStorageError(
+                f"maps in scratch files need {(self.bytes + size) / 1e6:.0f} MB, but the storage budget has "
+                f"{self.limit / 1e6:.0f} MB. Allow more --storage, or use --scratch off."
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+                block = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise OutOfStorageError(
+                f"no space left for {size / 1e6:.0f} MB more of scratch in {self.folder}; free some, choose another "
+                "--cache-dir, or use --scratch off."
+            ) from error
+        self.bytes += size
+        if self.grown is not None:
+            self.grown(self.bytes)
+        return block
+
+    def _drop_free(self) -> None:
+        for size, blocks in self._free.items():
+            self.bytes -= size * len(blocks)
+            blocks.clear()
+
+
+def _nowhere(size: int) -> torch.UntypedStorage:
+    """A storage on the meta device."""
+    return torch.UntypedStorage(size, device="meta")  # type: ignore[no-untyped-call]

@@ -1,0 +1,241 @@
+"""Stretches of layers that run tile after tile on one device, each a function of whole maps with gradients of its own.
+
+Whole maps lie in memory, or in memory-mapped files; what a tile computes is in memory alone. A map that a segment reads
+and another behind it too is handed on: so each has one reader, whose gradient is added to in place, and autograd never
+adds up whole maps in memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
+
+from snugfit.memory.mapped import MappedScratch
+from snugfit.tiling.geometry import EMPTY
+from snugfit.tiling.layers import Region, Tiling
+from snugfit.tiling.operators import Stem
+from snugfit.tiling.statistics import pass_back
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Layers ``start``, ..., ``stop - 1``, of which the first may be a norm that normalises by its batch.
+
+    Attributes:
+        stem, tiling: the network's leading layers, and how they are cut.
+        start, stop: numbers of maps.
+        by_batch: whether the first layer is such a norm.
+        scratch: where whole maps lie between segments; in memory by default.
+    """
+
+    stem: Stem
+    tiling: Tiling
+    start: int
+    stop: int
+    by_batch: bool
+    scratch: MappedScratch | None = None
+
+    @cached_property
+    def entries(self) -> list[int]:
+        """Numbers of the maps that are read."""
+        reads = {read for layer in self.stem.layers.layers[self.start : self.stop] for read in layer.reads}
+        return sorted(number for number in reads if number <= self.start)
+
+    @cached_property
+    def outputs(self) -> list[int]:
+        """Numbers of the maps that are made for others."""
+        return [number for number in self.stem.layers.alive(self.stop) if number > self.start]
+
+    @property
+    def normed(self) -> int:
+        """Number of the map that the first layer reads."""
+        return self.stem.layers.layers[self.start].reads[0]
+
+    @cached_property
+    def tiles(self) -> list[tuple[dict[int, Region], dict[int, Region]]]:
+        """The parts of its outputs that each tile makes, and what the tile holds of every map for that."""
+        found = []
+        for tile in self.tiling.tiles:
+            cores = {number: self.tiling.core(number, tile) for number in self.outputs}
+            cores = {number: core for number, core in cores.items() if core.area}
+            if cores:
+                found.append((cores, self.stem.layers.needed(self.start, self.stop, cores)))
+        return found
+
+    def __call__(self, maps: dict[int, Tensor], moments: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Make its outputs.
+
+        Args:
+            maps: what it reads, (B, C, H, W), by number.
+            moments: mean and variance (C,) of the map that the first layer reads, where that normalises by its batch.
+
+        Returns:
+            Its outputs, and those of its entries that are handed on.
+        """
+        alive = self.stem.layers.alive(self.stop)
+        passed = [number for number in self.entries if number in alive and maps[number].requires_grad]
+        parameters = self.stem.parameters(self.start, self.stop)
+        entries = [maps[number] for number in self.entries]
+        made = _Tiled.apply(self, passed, *entries, *moments, *parameters)  # type: ignore[no-untyped-call]
+        return dict(zip([*self.outputs, *passed], made, strict=True))
+
+    def run(
+        self, regions: dict[int, Region], entries: Sequence[Tensor], moments: Sequence[Tensor]
+    ) -> dict[int, Tensor]:
+        """Run a tile on parts of its entries."""
+        read = {number: entry for number, entry in zip(self.entries, entries, strict=True) if number in regions}
+        statistics = {self.start: (moments[0], moments[1])} if self.by_batch else None
+        return self.stem.run(self.start, self.stop, regions, read, statistics)
+
+    def whole(self, number: int, like: Tensor, entry: Tensor) -> Tensor:
+        """Room for a map or its gradient: in scratch, but for the first map and the last one, which are others'.
+
+        Args:
+            number: of the map.
+            like: a part of it.
+            entry: a map whose order in memory is taken.
+        """
+        size = self.stem.layers.maps[number]
+        shape = (len(like), size.channels, size.height, size.width)
+        last = entry.is_contiguous(memory_format=torch.channels_last)
+        if self.scratch is not None and 0 < number < len(self.stem.operators):
+            return self.scratch.empty(shape, like.dtype, last=last, meta=like.is_meta)
+        order = torch.channels_last if last else torch.contiguous_format
+        return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=order)
+
+
+class _Tiled(torch.autograd.Function):
+    """A segment on maps (B, C, H, W), tile by tile of what it makes; arguments are entries, moments, parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, segment: Segment, passed: list[int], *arguments: Tensor) -> tuple[Tensor, ...]:
+        count, moments = len(segment.entries), 2 * segment.by_batch
+        entries, given = arguments[:count], arguments[count : count + moments]
+        ctx.save_for_backward(*arguments[: count + moments])
+        ctx.set_materialize_grads(False)
+        ctx.segment, ctx.passed, ctx.parameters = segment, passed, arguments[count + moments :]
+        ctx.autocast = _autocast_now(arguments[0].device.type)
+        outputs: dict[int, Tensor] = {}
+        for cores, regions in segment.tiles:
+            made = segment.run(regions, _parts(segment, entries, regions), given)
+            for number, core in cores.items():
+                if number not in outputs:
+                    outputs[number] = segment.whole(number, made[number], entries[0])
+                _part(outputs[number], core).copy_(_within(made[number], regions[number], core))
+        handed_on = [entries[segment.entries.index(number)] for number in passed]
+        return (*(outputs[number] for number in segment.outputs), *handed_on)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        segment: Segment = ctx.segment
+        sums = _Sums(segment, ctx.saved_tensors, ctx.parameters, ctx.needs_input_grad[2:])
+        own = len(segment.outputs)
+        sums.begin(dict(zip(ctx.passed, gradients[own:], strict=True)))
+        upper = dict(zip(segment.outputs, gradients[:own], strict=True))
+        for cores, regions in segment.tiles:
+            sums.add(cores, regions, upper, ctx.autocast)
+        sums.end()
+        moments = [None] * (len(ctx.saved_tensors) - len(segment.entries))
+        return None, None, *sums.totals, *moments, *sums.weights
+
+
+class _Sums:
+    """Gradients of a segment's entries and weights, summed over tiles; None for those that need none."""
+
+    def __init__(
+        self, segment: Segment, saved: Sequence[Tensor], parameters: Sequence[Tensor], needed: Sequence[bool]
+    ) -> None:
+        count = len(segment.entries)
+        self.segment, self.entries, self.moments = segment, saved[:count], saved[count:]
+        self.parameters, self.wanted = parameters, needed[:count]
+        self.trained = [place for place, need in enumerate(needed[len(saved) :]) if need]
+        self.totals: list[Tensor | None] = []
+        self.weights: list[Tensor | None] = [None] * len(parameters)
+        self.to_moments: list[Tensor | None] = [None] * len(self.moments)
+
+    @property
+    def _moments_matter(self) -> bool:
+        return self.segment.by_batch and self.wanted[self.segment.entries.index(self.segment.normed)]
+
+    def begin(self, handed_on: dict[int, Tensor | None]) -> None:
+        """Start with what readers behind have found of entries, in place, and with zeros of others."""
+        for number, entry, want in zip(self.segment.entries, self.entries, self.wanted, strict=True):
+            total = handed_on.get(number)
+            if want and total is None:
+                total = self.segment.whole(number, entry, entry).zero_()
+            self.totals.append(total if want else None)
+
+    def add(
+        self, cores: dict[int, Region], regions: dict[int, Region], gradients: dict[int, Tensor | None], autocast: Any
+    ) -> None:
+        """Run a tile forward and backward."""
+        parts = [part.detach() for part in _parts(self.segment, self.entries, regions)]
+        leaves = [part.requires_grad_(True) for part, want in zip(parts, self.wanted, strict=True) if want]
+        moments = [each.detach().requires_grad_(self._moments_matter) for each in self.moments]
+        trained = [self.parameters[place] for place in self.trained]
+        with torch.enable_grad(), autocast():
+            made = self.segment.run(regions, parts, moments)
+            outputs = {number: _within(made[number], regions[number], core) for number, core in cores.items()}
+        flowing = [(number, up) for number, up in gradients.items() if up is not None and number in outputs]
+        flowing = [(number, up) for number, up in flowing if outputs[number].requires_grad]
+        if not flowing:
+            return
+        edges = [get_gradient_edge(outputs[number]) for number, _ in flowing]
+        upper = [_part(up, cores[number]) for number, up in flowing]
+        del made, outputs  # their memory is not read again, but for what operators have kept
+        read = [*leaves, *(moments if self._moments_matter else []), *trained]
+        found = list(torch.autograd.grad(edges, read, upper, allow_unused=True))
+        for number, total in zip(self.segment.entries, self.totals, strict=True):
+            if total is not None and (part := found.pop(0)) is not None:
+                _part(total, regions[number]).add_(part)
+        if self._moments_matter:
+            self.to_moments = [_added(before, found.pop(0)) for before in self.to_moments]
+        for place, part in zip(self.trained, found, strict=True):
+            self.weights[place] = _added(self.weights[place], part)
+
+    def end(self) -> None:
+        """Pass back through mean and variance what all tiles together have found."""
+        to_mean, to_variance = self.to_moments if self._moments_matter else (None, None)
+        if to_mean is not None and to_variance is not None:
+            place = self.segment.entries.index(self.segment.normed)
+            total = self.totals[place]
+            assert total is not None
+            pass_back(total, self.entries[place], self.moments[0], to_mean, to_variance)
+
+
+def _added(before: Tensor | None, part: Tensor | None) -> Tensor | None:
+    """A sum, in place; nothing where there is nothing."""
+    if part is None or before is None:
+        return before if part is None else part
+    return before.add_(part)
+
+
+def _autocast_now(device: str) -> Callable[[], AbstractContextManager[object]]:
+    """What makes the backward pass compute in the types of the forward pass."""
+    if device == "meta":
+        return nullcontext
+    return partial(torch.autocast, device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
+
+
+def _parts(segment: Segment, entries: Sequence[Tensor], regions: dict[int, Region]) -> list[Tensor]:
+    """What a tile reads of each entry; nothing of those that it does not need."""
+    nothing = Region(EMPTY, EMPTY)
+    return [_part(entry, regions.get(n, nothing)) for n, entry in zip(segment.entries, entries, strict=True)]
+
+
+def _part(tensor: Tensor, region: Region) -> Tensor:
+    return tensor[..., region.rows.start : region.rows.stop, region.columns.start : region.columns.stop]
+
+
+def _within(tensor: Tensor, held: Region, core: Region) -> Tensor:
+    """The core of a tile, of a tensor that holds more: another output may need its halo."""
+    return tensor[..., core.rows.within(held.rows), core.columns.within(held.columns)]
