@@ -39,6 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "tiles": {"strategy": "tiled", "tiles": "2x2"},
     "tiles, grouped": {"strategy": "tiled", "forward_groups": "one", "optimizer": "adamw"},
+    "tiles, maps in files": {"strategy": "tiled", "tiles": "2x2", "scratch": "on"},
     "boxes in tiles": {"strategy": "tiled", "tiles": "1x2", **BOXES},
     "dfa": {"strategy": "feedback"},
     "boxes": {"strategy": "backprop", **BOXES},

@@ -194,6 +194,9 @@ class StrategyOptions:
             and adds the seconds that the network takes. Typical ones otherwise: 100 MB/s, half a millisecond.
         tile_sizes: tiles of ``tiled`` of equal size, or in proportion to the speeds of their devices (speed), as far
             as rows and columns can be; takes --cluster.
+        scratch: whether ``tiled`` on one process keeps whole maps in memory-mapped files in the cache folder, where
+            they take storage instead of memory: on, off, or auto (where the memory budget asks for it, with BatchNorm
+            on batch statistics).
     """
 
     strategy: str = "auto"
@@ -234,6 +237,7 @@ class StrategyOptions:
     rest: Rest = "gateway"
     cluster: str | None = None
     tile_sizes: TileSizes = "equal"
+    scratch: Choice = "auto"
 
     def __post_init__(self) -> None:
         self._check_elastic()

@@ -26,7 +26,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class MappedScratch:
-    """Room for tensors on disk; what a tensor took is used again for one of the same size once nothing refers to it.
+    """Room for tensors on disk; what a tensor took is used again for one of the same shape once nothing refers to it.
+
+    Room for a batch serves a smaller one too. So files neither grow nor shrink from step to step, and what the kernel's
+    high-water mark tells of memory can be told from what it tells of mapped pages.
 
     Args:
         folder: where; made if missing. One in memory (tmpfs) saves nothing.
@@ -40,13 +43,6 @@ class MappedScratch:
     def __init__(self, folder: Path, limit: int | None = None, grown: Callable[[int], None] | None = None) -> None:
         self.folder, self.limit, self.grown, self.bytes = folder, limit, grown, 0
         self._free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
-        self._images = 0
-
-    def expect(self, images: int) -> None:
-        """Begin a pass over so many images: room for other numbers is given back."""
-        if images != self._images:
-            self._images = images
-            self._drop_free()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, last: bool = False, meta: bool = False) -> Tensor:
         """A tensor whose values are undefined, which memory is not counted of.
@@ -61,7 +57,7 @@ class MappedScratch:
             OutOfStorageError: the disk is full, or more than the limit would be on it.
         """
         size = max(stored_bytes(shape, dtype), 1)
-        storage = _nowhere(size) if meta else self._storage(size)
+        storage = _nowhere(size) if meta else self._storage(size, kind=stored_bytes(shape[1:], dtype))
         leave_out(storage)
         batch, channels, height, width = shape
         strides = (channels * height * width, 1, width * channels, channels)
@@ -70,15 +66,20 @@ class MappedScratch:
         made = torch.empty(0, dtype=dtype, device="meta" if meta else "cpu")
         return made.set_(storage, 0, (batch, channels, height, width), strides)
 
-    def _storage(self, size: int) -> torch.UntypedStorage:
-        """A block as a storage; with the storage ends the view of the block, and it is free again."""
-        block = self._free[size].pop() if self._free[size] else self._block(size)
+    def _storage(self, size: int, kind: int) -> torch.UntypedStorage:
+        """A block as a storage; with the storage ends the view of the block, and it is free for others of its kind."""
+        free = self._free[kind]
+        while free and len(free[-1]) < size:
+            self.bytes -= len(free.pop())
+        block = free.pop() if free else self._block(size)
         view = memoryview(block)
-        weakref.finalize(view, self._free[size].append, block).atexit = False
-        return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+        weakref.finalize(view, free.append, block).atexit = False
+        return torch.frombuffer(view, dtype=torch.uint8, count=size).untyped_storage()
 
     def _block(self, size: int) -> mmap.mmap:
         """Map a new file, whose disk space is reserved: a disk that fills up later would end the process."""
+        if self.limit is not None and self.bytes + size > self.limit:
+            self._drop_free()
         if self.limit is not None and self.bytes + size > self.limit:
             raise OutOfStorageError(
                 f"maps in scratch files need {(self.bytes + size) / 1e6:.0f} MB, but the storage budget has "
@@ -102,8 +103,8 @@ class MappedScratch:
         return block
 
     def _drop_free(self) -> None:
-        for size, blocks in self._free.items():
-            self.bytes -= size * len(blocks)
+        for blocks in self._free.values():
+            self.bytes -= sum(map(len, blocks))
             blocks.clear()
 
 

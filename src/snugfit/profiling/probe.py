@@ -45,6 +45,7 @@ class Probe:
             it is empty.
         same: what is run, as text: probes with equal texts take the same, and are measured once. Where it is empty,
             nothing is known to be like it.
+        warm_up: whether the first step at a batch size does not tell what the next ones take, however long it is.
         needed: whether it is worth measuring, from the lines so far and the bytes available; always where it is None.
     """
 
@@ -57,6 +58,7 @@ class Probe:
     layers: int = 1
     network: str = ""
     same: str = ""
+    warm_up: bool = False
     needed: Callable[[Mapping[str, ProbeLine], float], bool] | None = None
 
     @property
@@ -196,7 +198,7 @@ class _Attempt:
         try:
             with self.limit.room_for_kernels():
                 seconds = _timed(step, batch)
-            if not self.measured or seconds < LONG_STEP_SECONDS:
+            if not self.measured or seconds < LONG_STEP_SECONDS or self.probe.warm_up:
                 self.meter.restart()
                 seconds = _timed(step, batch)
         except (RuntimeError, MemoryError, SystemError) as error:

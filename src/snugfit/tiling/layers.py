@@ -171,6 +171,15 @@ class Layers:
         read = {each for layer in self.layers[number:] for each in layer.reads}
         return tuple(sorted(each for each in read if each <= number))
 
+    def entries(self, start: int, stop: int) -> list[int]:
+        """The maps that layers ``start``, ..., ``stop - 1`` read of those before."""
+        reads = {read for layer in self.layers[start:stop] for read in layer.reads}
+        return sorted(number for number in reads if number <= start)
+
+    def outputs(self, start: int, stop: int) -> list[int]:
+        """The maps that layers ``start``, ..., ``stop - 1`` make for others."""
+        return [number for number in self.alive(stop) if number > start]
+
     def needed(self, start: int, stop: int, outputs: Mapping[int, Region], *, clip: bool = True) -> dict[int, Region]:
         """What of each map parts of other ones need, when layers ``start``, ..., ``stop - 1`` run (equations 4.1, 4.2).
 

@@ -35,6 +35,7 @@ class TilePlan:
             which sends them out.
         rest: who computes the layers behind the tiled ones, and updates their weights: the gateway, or every process.
         shares: of rows and of columns, in proportion; equal ones by default.
+        scratch: bytes per image that whole maps take in memory-mapped files, on one device; 0: they lie in memory.
     """
 
     grid: tuple[int, int]
@@ -45,6 +46,7 @@ class TilePlan:
     update: WeightUpdate = "all-reduce"
     shares: Shares | None = None
     rest: Rest = "gateway"
+    scratch: int = 0
 
     @property
     def cells(self) -> int:

@@ -46,13 +46,12 @@ class Segment:
     @cached_property
     def entries(self) -> list[int]:
         """Numbers of the maps that are read."""
-        reads = {read for layer in self.stem.layers.layers[self.start : self.stop] for read in layer.reads}
-        return sorted(number for number in reads if number <= self.start)
+        return self.stem.layers.entries(self.start, self.stop)
 
     @cached_property
     def outputs(self) -> list[int]:
         """Numbers of the maps that are made for others."""
-        return [number for number in self.stem.layers.alive(self.stop) if number > self.start]
+        return self.stem.layers.outputs(self.start, self.stop)
 
     @property
     def normed(self) -> int:

@@ -66,8 +66,6 @@ class TiledForward:
         Raises:
             OutOfStorageError: whole maps do not fit the scratch files' limit, or the disk.
         """
-        if self.scratch is not None:
-            self.scratch.expect(len(images))
         maps = {0: images}
         for segment in self._cut():
             moments = self._statistics(segment, maps) if segment.by_batch else ()

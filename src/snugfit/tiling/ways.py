@@ -6,8 +6,10 @@ several, each holds its own tile of everything (sections 5.1 and 6.2 of Rama and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from snugfit.tiling.geometry import SAME, balanced
 from snugfit.tiling.grouping import Direction, cheapest
@@ -79,6 +81,39 @@ def ways_on_one_device(layers: Layers, grids: Iterable[tuple[int, int]]) -> list
         if not unbeaten or way.bytes < unbeaten[-1].bytes:
             unbeaten.append(way)
     return unbeaten
+
+
+def scratch_bytes(layers: Layers, profile: Profile) -> int:
+    """Most bytes per image that whole maps and their gradients take in scratch files, on one device in a step.
+
+    Room is used again for maps of the same size alone, as :class:`snugfit.memory.mapped.MappedScratch` does. Maps of
+    the forward pass stay until the backward pass has read them; the first map and the last one lie in memory.
+
+    Args:
+        layers: the network.
+        profile: groups; norms by their batch begin one too.
+    """
+    cuts = sorted({*profile.cuts, *(number for number, each in enumerate(layers.layers) if each.sums)})
+    spans = list(pairwise(cuts))
+    reads = [[each for each in layers.entries(*span) if each] for span in spans]
+    makes = [[each for each in layers.outputs(*span) if each < len(layers.layers)] for span in spans]
+    alive, most = Counter[int](), Counter[int]()
+
+    def count(numbers: Iterable[int], change: int) -> None:
+        for number in numbers:
+            alive[layers.maps[number].elements] += change
+        for size in alive:
+            most[size] = max(most[size], alive[size])
+
+    count([number for made in makes for number in made], 1)
+    known: set[int] = set()
+    for place in range(len(spans) - 1, -1, -1):
+        count(set(reads[place]) - known, 1)
+        known |= set(reads[place])
+        count(set(makes[place]) & known, -1)
+        earlier = {number for before in reads[:place] for number in before}
+        count(set(reads[place]) - earlier, -1)
+    return FLOAT * sum(size * number for size, number in most.items())
 
 
 def thinned(ways: Sequence[Way], step: float = 0.93, most: int = 7) -> list[Way]:

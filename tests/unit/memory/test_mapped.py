@@ -39,11 +39,10 @@ def test_room_is_used_again_when_no_view_is_left(tmp_path):
     del view
     kept = [scratch.empty(SHAPE, torch.float32) for _ in range(2)]
     assert scratch.bytes == 2 * BYTES and len(kept) == 2
-    scratch.expect(2)
-    assert scratch.bytes == 2 * BYTES
     del kept
-    scratch.expect(3)
-    assert scratch.bytes == 0
+    assert scratch.empty((1, *SHAPE[1:]), torch.float32).numel() == 60 and scratch.bytes == 2 * BYTES
+    larger = scratch.empty((3, *SHAPE[1:]), torch.float32)
+    assert larger.numel() == 180 and scratch.bytes == 3 * BYTES // 2
 
 
 def test_tensors_outlive_the_scratch(tmp_path):
@@ -84,6 +83,8 @@ def test_the_storage_budget(tmp_path):
     with pytest.raises(OutOfStorageError, match=r"--storage"):
         scratch.empty(SHAPE, torch.float32)
     assert len(kept) == 2 and scratch.bytes == 2 * BYTES
+    kept.pop()
+    assert scratch.empty((1, 1, 2, 3), torch.float32).numel() == 6 and scratch.bytes == BYTES + 24
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -1,7 +1,10 @@
 """What ``tiled`` measures, proposes and refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from strategy_samples import line, profile
 from torch import nn
 
 from snugfit.chain import Chain
@@ -80,6 +83,42 @@ def test_settings_lead_back_to_the_plan_that_was_measured(processes, rest):
     )
     for key, plan in plans.items():
         assert chosen(Tiled(**settings_of(key), processes=processes)) == plan
+
+
+def test_where_norms_use_the_batch_whole_maps_may_lie_in_scratch_files_after_all_that_keep_them_in_memory():
+    plans = list(plans_for(chain(), Tiled(processes=1)).values())
+    mapped = [plan.scratch > 0 for plan in plans]
+    assert mapped == sorted(mapped) and set(mapped) == {False, True}
+    assert {plan.scratch > 0 for plan in plans_for(chain(), Tiled(processes=1, scratch="off")).values()} == {False}
+    assert {plan.scratch > 0 for plan in plans_for(chain(), Tiled(processes=1, scratch="on")).values()} == {True}
+    (one,) = plans_for(chain(), Tiled(processes=1, scratch="on", tiles="2x2", forward_groups="one")).values()
+    assert (one.grid, one.forward, one.scratch) == ((2, 2), "0-6", 2 * 4 * 4 * 16 * 16)
+
+
+def test_networks_without_norms_keep_whole_maps_in_memory_unless_told():
+    with torch.device("meta"):
+        layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(784, 3)]
+        plain = Chain.from_module(nn.Sequential(*layers), (1, 16, 16), "plain")
+    assert {plan.scratch for plan in plans_for(plain, Tiled(processes=1)).values()} == {0}
+    assert all(plan.scratch for plan in plans_for(plain, Tiled(processes=1, scratch="on")).values())
+
+
+def test_scratch_is_storage_in_the_estimate():
+    strategy = Tiled(processes=1, scratch="on", tiles="2x2", micro_batch=4)
+    ((key, plan),) = plans_for(chain(), strategy).items()
+    filled = replace(strategy, **settings_of(key))
+    cost = filled.estimate(workload(), profile(lines={key: line(0, 1)}), HARDWARE)
+    assert cost.storage_bytes == cost.phases[0].storage_bytes == 4 * plan.scratch
+    without = replace(filled, scratch="off", scratch_bytes=0)
+    key = key_of(chosen(without))
+    assert without.estimate(workload(), profile(lines={key: line(0, 1)}), HARDWARE).storage_bytes == 0
+
+
+def test_scratch_that_cannot_be():
+    with pytest.raises(UsageError, match="on one device"):
+        Tiled(processes=2, scratch="on")
+    with pytest.raises(UnknownNameError, match="whole maps"):
+        Tiled(processes=1, scratch="yes")
 
 
 def test_several_processes_have_a_tile_each():

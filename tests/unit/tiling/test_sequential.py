@@ -22,6 +22,7 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.stem import stem_of
+from snugfit.tiling.ways import scratch_bytes
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,24 @@ def test_steps_use_the_same_scratch_again_whatever_the_batch(folder):
         module.train()
         assert scratch.bytes <= max(sizes)
     assert scratch.bytes == max(sizes)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vgg16"])
+@pytest.mark.parametrize("groups", [one_group, every_cut])
+def test_the_bytes_of_scratch_are_known_before(name, groups, folder):
+    """To the byte, in a training step, whatever follows it: a smaller batch, or a pass without gradients."""
+    chain = Chain.from_module(models.build(name, 5, 32), (3, 32, 32), name)
+    module = chain.to_module().train()
+    layers = stem_of(module, (3, 32, 32)).layers
+    scratch = MappedScratch(folder)
+    tiled = TiledForward(module, (3, 32, 32), (1, 1), groups(layers.cuts), scratch)
+    predicted = scratch_bytes(layers, groups(layers.cuts))
+    for batch in (3, 3, 2):
+        tiled(torch.randn(batch, 3, 32, 32)).sum().backward()
+        assert scratch.bytes == 3 * predicted
+    with torch.no_grad():
+        tiled(torch.randn(3, 3, 32, 32))
+    assert scratch.bytes == 3 * predicted
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_step_is_one_error_and_harms_nothing(folder, monkeypatch):

@@ -20,10 +20,10 @@ from snugfit.tiling.layers import Layers
 from snugfit.tiling.operators import Stem
 from snugfit.tiling.plan import Shares, TilePlan, require_grid, tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
-from snugfit.tiling.profile import every_cut, named_profile, one_group
+from snugfit.tiling.profile import Profile, every_cut, named_profile, one_group
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.stem import stem_of
-from snugfit.tiling.ways import meeting_points, squarest, thinned, ways_on_one_device
+from snugfit.tiling.ways import meeting_points, scratch_bytes, squarest, thinned, ways_on_one_device
 
 GRIDS = ((1, 1), (2, 2), (3, 3), (4, 4), (6, 6), (8, 8))
 """That one device considers."""
@@ -77,6 +77,14 @@ class Wishes(Protocol):
         """What tiles are in proportion to."""
 
     @property
+    def scratch(self) -> Choice:
+        """Whether whole maps lie in memory-mapped files."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What they take there per image; filled in with the rest."""
+
+    @property
     def shares(self) -> str:
         """Of rows and columns of tiles, as :func:`text_of` prints them; filled in with the rest."""
 
@@ -125,16 +133,29 @@ def _on_one(layers: Layers, wishes: Wishes) -> list[TilePlan]:
     grid = meant_grid(wishes.tiles)
     if grid is not None:
         require_grid(grid, layers.maps[-1].height, layers.maps[-1].width)
-    groups = wishes.forward_groups
+    fitting = [each for each in GRIDS if max(each) <= min(layers.maps[-1].height, layers.maps[-1].width)]
+    grids = [grid] if grid else fitting
+    by_batch = any(each.sums for each in layers.layers)
+    in_memory = [] if wishes.scratch == "on" else _in_memory(layers, grids, wishes.forward_groups)
+    mapped = wishes.scratch == "on" or (wishes.scratch == "auto" and by_batch)
+    return [*in_memory, *(_mapped(layers, grids, wishes.forward_groups) if mapped else ())]
+
+
+def _in_memory(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> list[TilePlan]:
     if groups != "auto":
-        grids = (
-            [grid]
-            if grid
-            else [each for each in GRIDS if each[0] <= min(layers.maps[-1].height, layers.maps[-1].width)]
-        )
         return [TilePlan(each, forward=groups, backward=groups, recompute=True) for each in grids]
-    ways = thinned(ways_on_one_device(layers, GRIDS if grid is None else (grid,)))
+    ways = thinned(ways_on_one_device(layers, grids))
     return [TilePlan(each.grid, forward=str(each.profile), backward=str(each.profile), recompute=True) for each in ways]
+
+
+def _mapped(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> list[TilePlan]:
+    """With whole maps in scratch files: groups meet wherever that may gain, for maps between them take no memory."""
+    profile = Profile(meeting_points(layers)) if groups == "auto" else named_profile(groups, layers.cuts)
+    finer = [each for each in grids if each != (1, 1)] or grids
+    stored = scratch_bytes(layers, profile)
+    return [
+        TilePlan(each, forward=str(profile), backward=str(profile), recompute=True, scratch=stored) for each in finer
+    ]
 
 
 def _over_several(stem: Stem, wishes: Wishes, cluster: Cluster, images: int) -> list[TilePlan]:
@@ -202,19 +223,21 @@ def key_of(plan: TilePlan, network: str = "") -> str:
         plan: the plan.
         network: what the network adds, as :class:`Network` prints.
     """
-    again = "again" if plan.recompute else "kept"
+    again, scratch = "again" if plan.recompute else "kept", str(plan.scratch)
     grid = f"{plan.grid[0]}x{plan.grid[1]}"
     groups, update = (plan.forward, plan.backward, again), (plan.update, plan.rest)
-    return ":".join((PREFIX, grid, str(plan.replicas), *groups, *update, text_of(plan.shares), network))
+    parts = (PREFIX, grid, str(plan.replicas), *groups, *update, text_of(plan.shares))
+    return ":".join((*parts, scratch, network))
 
 
 def settings_of(key: str) -> dict[str, Any]:
     """The strategy's settings that a probe was measured with."""
-    _, tiles, replicas, forward, backward, again, update, rest, shares, network = key.split(":")
+    _, tiles, replicas, forward, backward, again, update, rest, shares, scratch, network = key.split(":")
     return {
         "tiles": tiles, "replicas": int(replicas), "forward_groups": forward, "backward_groups": backward,
         "recompute": "on" if again == "again" else "off", "weight_update": update, "rest": rest,
-        "shares": shares, "network": network,
+        "shares": shares, "scratch": "on" if int(scratch) else "off", "scratch_bytes": int(scratch),
+        "network": network,
     }  # fmt: skip
 
 
@@ -237,4 +260,5 @@ def chosen(wishes: Wishes) -> TilePlan:
     assert grid is not None and wishes.recompute != "auto"
     groups = (wishes.forward_groups, wishes.backward_groups)
     again, shares = wishes.recompute == "on", shares_of(wishes.shares)
-    return TilePlan(grid, wishes.replicas, *groups, again, wishes.weight_update, shares, wishes.rest)
+    rest, scratch = wishes.rest, wishes.scratch_bytes
+    return TilePlan(grid, wishes.replicas, *groups, again, wishes.weight_update, shares, rest, scratch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from snugfit.chain import Chain
@@ -16,6 +18,7 @@ from snugfit.core.record import Record
 from snugfit.core.request import Choice, Rest, TileSizes, WeightUpdate
 from snugfit.core.workload import Workload
 from snugfit.errors import ModelError, UnknownNameError, UsageError
+from snugfit.memory.mapped import MappedScratch
 from snugfit.profiling import Probe
 from snugfit.strategies.prediction import room_in
 from snugfit.strategies.tiled.choices import PREFIX, chosen, key_of, meant_grid, plans_for, settings_of, typical_cluster
@@ -55,6 +58,8 @@ class Tiled:
         processes: how many there are.
         cluster: file with what ``snugfit cluster doctor`` measured; typical devices and links otherwise.
         tile_sizes: whether tiles are of equal size, or in proportion to the speeds of the cluster's devices.
+        scratch: whether whole maps and their gradients lie in memory-mapped files, on one device.
+        scratch_bytes: what they take there per image; filled in by :meth:`propose`.
         shares, network: of rows and columns of tiles, and what the cluster adds to steps; filled in by :meth:`propose`.
         micro_batch, micro_batches, accumulate: as in ``backprop``.
     """
@@ -72,6 +77,8 @@ class Tiled:
     processes: int = field(default_factory=processes)
     cluster: str | None = None
     tile_sizes: TileSizes = "equal"
+    scratch: Choice = "auto"
+    scratch_bytes: int = 0
     shares: str = ""
     network: str = ""
     micro_batch: int = 0
@@ -88,6 +95,10 @@ class Tiled:
             raise UnknownNameError("place of the rest", self.rest, get_args(Rest))
         if self.tile_sizes == "speed" and self.cluster is None:
             raise UsageError("--tile-sizes speed needs the devices' speeds: add --cluster with a file of them.")
+        if self.scratch not in get_args(Choice):
+            raise UnknownNameError("way of keeping whole maps", self.scratch, get_args(Choice))
+        if self.scratch == "on" and self.processes > 1:
+            raise UsageError("--scratch is for tiles on one device: several processes keep no whole maps.")
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot serve this model."""
@@ -114,9 +125,9 @@ class Tiled:
 
     def make_trainer(self, plan: TilePlan, rank: int = 0) -> MakeTrainer:
         """What trains this process's share, as if the others were there."""
-        return (
-            on_one_device(plan) if self.processes == 1 else over_processes(plan, Alone(rank, self.processes), Silence())
-        )
+        if self.processes > 1:
+            return over_processes(plan, Alone(rank, self.processes), Silence())
+        return on_one_device(plan, MappedScratch(Path(tempfile.gettempdir())))
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """A step in each way that is worth considering: slower ones only where those before do not fit."""
@@ -127,7 +138,7 @@ class Tiled:
             for hold in (False, True) if self.accumulate else (False,):
                 make = self.make_trainer(plan)
                 probe = whole_probe(key, chain, workload, hardware.device, make, hold=hold, needed=needed)
-                found.append(probe)
+                found.append(replace(probe, warm_up=plan.scratch > 0))  # mapped pages grow in the first step
             faster.append(key)
         return found
 
@@ -142,6 +153,7 @@ class Tiled:
         """Cost from the measured lines, and where the cluster was measured, of the network between processes."""
         key, batches = key_of(chosen(self), self.network), (self.micro_batch, self.micro_batches)
         cost = whole_cost(profile, key, workload, *batches)
+        cost = _with_storage(cost, self.scratch_bytes * self.micro_batch)
         return Network.parse(self.network).added_to(cost, workload, *batches) if self.network else cost
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
@@ -158,18 +170,41 @@ class Tiled:
             return fit_over_processes(chain, data, run, settings=settings, plan=plan, micro_batches=self.micro_batches)
         return fit_whole(
             chain, data, run,
-            strategy=self.name, settings=settings, make_trainer=on_one_device(plan), micro_batches=self.micro_batches,
+            strategy=self.name, settings=settings, make_trainer=on_one_device(plan, _scratch_of(run)),
+            micro_batches=self.micro_batches,
         )  # fmt: skip
 
     def _for_fewer(self, chain: Chain, run: Run) -> Tiled:
         """The same for as many processes as there are now: a run that is taken up may have lost some."""
         free: dict[str, Any] = {"tiles": "auto", "forward_groups": "auto", "backward_groups": "auto"}
-        free |= {"cluster": None, "tile_sizes": "equal", "shares": "", "network": ""}
+        free |= {
+            "scratch": "auto",
+            "scratch_bytes": 0,
+            "cluster": None,
+            "tile_sizes": "equal",
+            "shares": "",
+            "network": "",
+        }
         key = next(iter(plans_for(chain, replace(self, **free, processes=processes(), replicas=1))))
         changed = replace(self, **{**free, **settings_of(key)}, processes=processes())
         tiles = f"{self.tiles} tiles become {changed.tiles}"
         run.emit(Notice(f"{self.processes} processes are {changed.processes} now: {tiles}"))
         return changed
+
+
+def _scratch_of(run: Run) -> MappedScratch:
+    """Room for whole maps in a run's cache folder, within its storage budget; what is taken is part of the record."""
+
+    def grown(size: int) -> None:
+        run.position.storage_bytes = max(run.position.storage_bytes, size)
+
+    return MappedScratch(run.cache_dir, run.budget.storage_bytes, grown)
+
+
+def _with_storage(cost: Cost, size: int) -> Cost:
+    """A cost with bytes in scratch files."""
+    phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
+    return replace(cost, storage_bytes=size, phases=phases)
 
 
 def _keys(profile: Profile) -> list[str]:

@@ -8,6 +8,7 @@ from torch import Tensor, fx, nn
 
 from snugfit.chain import Chain
 from snugfit.core.workload import Workload
+from snugfit.memory.mapped import MappedScratch
 from snugfit.strategies.whole import MakeTrainer
 from snugfit.tiling.messages import Line
 from snugfit.tiling.plan import TilePlan, Tiles
@@ -29,13 +30,18 @@ class OneDeviceTrainer(NetworkTrainer):
         workload: optimizer and precision.
         micro_batches: batches accumulated to one step.
         plan: grid and groups.
+        scratch: where whole maps lie; in memory by default.
     """
 
-    def __init__(self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan) -> None:
+    def __init__(
+        self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan,
+        scratch: MappedScratch | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
         cuts = stem_of(module.train(), chain.input_shape).layers.cuts
-        self.forward = TiledForward(module, chain.input_shape, plan.grid, named_profile(plan.forward, cuts))
+        profile = named_profile(plan.forward, cuts)
+        self.forward = TiledForward(module, chain.input_shape, plan.grid, profile, scratch)
 
     def evaluating(self) -> Forward:
         """The tiled forward pass."""
@@ -90,11 +96,12 @@ class GatewayTrainer(NetworkTrainer):
         return self.forward
 
 
-def on_one_device(plan: TilePlan) -> MakeTrainer:
-    """What trains a network tile after tile."""
+def on_one_device(plan: TilePlan, scratch: MappedScratch) -> MakeTrainer:
+    """What trains a network tile after tile, with whole maps in scratch files where the plan says so."""
+    where = scratch if plan.scratch else None
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
-        return OneDeviceTrainer(chain, module, workload, micro_batches, plan)
+        return OneDeviceTrainer(chain, module, workload, micro_batches, plan, where)
 
     return make
 
