@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.common import DEFAULTS, Cell, Options, program
 from benchmarks.netns import hosts, why_not
 from benchmarks.store import ResultFile, finish
-from benchmarks.tiled_choices import sequential_ways, ways_over_a_link
+from benchmarks.tiled_choices import scratch_ways, sequential_ways, ways_over_a_link
 from benchmarks.tiled_steps import Job, run_jobs
 from benchmarks.tiled_tables import render
 
@@ -110,6 +110,8 @@ def links(
 def sequential(*, size: int = SIZE, repeats: int = 3, options: Options = DEFAULTS) -> None:
     """Tile after tile on one device against whole maps: peak bytes of tensors and seconds.
 
+    Frozen statistics; those of the batch; and these with whole maps in memory-mapped files, with private memory too.
+
     Args:
         size: side of the images in pixels.
         repeats: steps, of which the median counts.
@@ -121,6 +123,10 @@ def sequential(*, size: int = SIZE, repeats: int = 3, options: Options = DEFAULT
         ways = sequential_ways(size, frozen=frozen)
         jobs = [{**common, "frozen": frozen}, *({**common, "frozen": frozen, **way} for way in ways)]
         _once(results, "sequential", jobs, 1, names=["whole", *(f"{w['grid'][0]}x{w['grid'][1]}" for w in ways)])
+    common = {"kind": "alone", "size": size, "batch": options.batch_size, "repeats": repeats, "bytes": True}
+    common |= {"frozen": False, "resident": True}
+    jobs = [common, *({**common, **way} for way in scratch_ways(size))]
+    _once(results, "sequential", jobs, 1, names=["whole", *(f"{job['grid'][0]}x{job['grid'][1]}" for job in jobs[1:])])
     finish(results, render)
 
 

@@ -24,6 +24,7 @@ MACS_PER_SECOND = 30e9
 """Of one thread here, about."""
 SYNC_SECONDS = 1e-3
 GRIDS = ((1, 1), (2, 2), (3, 3), (4, 4), (6, 6))
+SCRATCH_GRIDS = ((2, 2), (3, 3), (4, 4))
 LEAN, LEAN_GRIDS = "0-8 | 8-28 | 28-44", ((2, 3), (3, 2), (3, 3), (2, 4), (3, 4), (4, 4))
 """Groups that meet behind the second and the fourth pool, and grids to try them with."""
 
@@ -69,3 +70,13 @@ def sequential_ways(size: int, *, frozen: bool) -> list[dict[str, Any]]:
     ways = thinned(ways_on_one_device(layers, GRIDS))
     lean = [{"grid": grid, "forward": LEAN} for grid in LEAN_GRIDS]
     return [*lean, *({"grid": way.grid, "forward": str(way.profile)} for way in ways)]
+
+
+def scratch_ways(size: int) -> list[dict[str, Any]]:
+    """Grids with whole maps in memory and in files; groups that meet at norms alone, and wherever that may gain."""
+    layers = stem_of(network(size, frozen=False), (3, size, size)).layers
+    norms, points = str(one_group(layers.cuts)), str(Profile(meeting_points(layers)))
+    ways = ((False, norms), (True, norms), (True, points))
+    return [
+        {"grid": grid, "forward": profile, "scratch": scratch} for grid in SCRATCH_GRIDS for scratch, profile in ways
+    ]

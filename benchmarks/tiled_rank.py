@@ -9,6 +9,7 @@ import copy
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,7 +22,10 @@ from torch import Tensor, fx, nn
 
 from snugfit import models
 from snugfit.chain import Chain
+from snugfit.memory.mapped import MappedScratch
+from snugfit.memory.status import read_status, reset_high_water
 from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.memory.trim import release_memory, tighten_allocator
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Tiling
@@ -158,11 +162,15 @@ def measure_alone(job: Job) -> dict[str, Any]:
     size, batch = job["size"], job["batch"]
     before = torch.get_num_threads()
     torch.set_num_threads(job.get("threads", 1))
+    if job.get("resident"):
+        tighten_allocator()  # as the command line trains
     module, given = network(size, frozen=job.get("frozen", False)), images(size, batch)
     forward: Any = module
+    scratch = MappedScratch(Path(tempfile.gettempdir())) if job.get("scratch") else None
     if "grid" in job:
         cuts = stem_of(module, (3, size, size)).layers.cuts
-        forward = TiledForward(module, (3, size, size), tuple(job["grid"]), named_profile(job["forward"], cuts))
+        profile = named_profile(job["forward"], cuts)
+        forward = TiledForward(module, (3, size, size), tuple(job["grid"]), profile, scratch)
 
     def step() -> None:
         module.zero_grad(set_to_none=True)
@@ -175,9 +183,22 @@ def measure_alone(job: Job) -> dict[str, Any]:
         peak = tensor_peak_bytes(step, [module, given])
         held = sum(each.numel() * each.element_size() for each in (*module.parameters(), *module.buffers()))
         held += sum(each.numel() * each.element_size() for each in module.parameters() if each.requires_grad)
-        found |= {"peak_bytes": peak, "weight_bytes": held}
+        found |= {"peak_bytes": peak, "weight_bytes": held, "stored_bytes": scratch.bytes if scratch else 0}
+    if job.get("resident"):
+        module.zero_grad(set_to_none=True)
+        found["grown_bytes"] = _grown(step)
     torch.set_num_threads(before)
     return found
+
+
+def _grown(step: Callable[[], object]) -> int:
+    """Most private anonymous memory in a step over that before it; mapped files, as large as before, are left out."""
+    release_memory()
+    reset_high_water()
+    before = read_status()
+    step()
+    after = read_status()
+    return after.high_water - after.file - after.shmem - before.anon
 
 
 def measure_ddp(job: Job) -> dict[str, Any]:

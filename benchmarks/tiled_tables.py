@@ -117,14 +117,22 @@ def _sequential(cells: list[Cell]) -> str:
             activations = found["peak_bytes"] - found["weight_bytes"]
             grid = f"{job['grid'][0]}x{job['grid'][1]}" if "grid" in job else "whole"
             rows.append((
-                "frozen" if job["frozen"] else "of the batch", grid,
+                "frozen" if job["frozen"] else "of the batch", grid, "in files" if job.get("scratch") else "in memory",
                 _groups(job.get("forward", "-")),
                 mb(activations), number(base / activations, 1), number(found["seconds"], 3),
-                number(found["seconds"] / whole["seconds"], 2),
+                number(found["seconds"] / whole["seconds"], 2), mb(found.get("grown_bytes")),
+                mb(found.get("stored_bytes")),
             ))  # fmt: skip
-    header = ("statistics", "tiles", "groups", "activations (MB)", "whole over these", "seconds", "over whole")
+    header = (
+        "statistics", "tiles", "whole maps", "groups", "activations (MB)", "whole over these", "seconds", "over whole",
+        "process, grows in a step (MB)", "files (MB)",
+    )  # fmt: skip
     size, batch = cells[0]["jobs"][0]["size"], cells[0]["jobs"][0]["batch"]
-    title = f"**Tile after tile on one device, {size} pixels, batch {batch}, one thread.**\n\n"
+    title = (
+        f"**Tile after tile on one device, {size} pixels, batch {batch}, one thread.** Activations are tensors in memory "
+        "but for weights, buffers and gradients of weights; the growth of private memory (RssAnon) in a step has these "
+        "gradients and what operators take.\n\n"
+    )
     return title + markdown(header, rows)
 
 
