@@ -129,8 +129,8 @@ def _sequential(cells: list[Cell]) -> str:
     )  # fmt: skip
     size, batch = cells[0]["jobs"][0]["size"], cells[0]["jobs"][0]["batch"]
     title = (
-        f"**Tile after tile on one device, {size} pixels, batch {batch}, one thread.** Activations are tensors in memory "
-        "but for weights, buffers and gradients of weights; the growth of private memory (RssAnon) in a step has these "
+        f"**Tile after tile on one device, {size} pixels, batch {batch}, one thread.** Activations are tensors in "
+        "memory but for weights, buffers and gradients of weights; the growth of private memory (RssAnon) in a step has these "
         "gradients and what operators take.\n\n"
     )
     return title + markdown(header, rows)
