@@ -130,8 +130,8 @@ def _sequential(cells: list[Cell]) -> str:
     size, batch = cells[0]["jobs"][0]["size"], cells[0]["jobs"][0]["batch"]
     title = (
         f"**Tile after tile on one device, {size} pixels, batch {batch}, one thread.** Activations are tensors in "
-        "memory but for weights, buffers and gradients of weights; the growth of private memory (RssAnon) in a step has these "
-        "gradients and what operators take.\n\n"
+        "memory but for weights, buffers and gradients of weights; private memory (RssAnon) grows by these gradients "
+        "and by what operators take as well.\n\n"
     )
     return title + markdown(header, rows)
 

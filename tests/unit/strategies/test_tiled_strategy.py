@@ -114,6 +114,17 @@ def test_scratch_is_storage_in_the_estimate():
     assert without.estimate(workload(), profile(lines={key: line(0, 1)}), HARDWARE).storage_bytes == 0
 
 
+def test_an_accelerator_keeps_whole_maps_in_its_memory():
+    gpu = replace(HARDWARE, device="cuda:0")
+    assert any(
+        "--scratch on" in reason for reason in Tiled(processes=1, scratch="on").validate(workload(), chain(), gpu)
+    )
+    assert not Tiled(processes=1).validate(workload(), chain(), gpu)
+    probes = Tiled(processes=1, accumulate=False).probes(workload(), chain(), gpu)
+    scratch = [settings_of(probe.name)["scratch"] for probe in probes]
+    assert set(scratch) == {"off"}
+
+
 def test_scratch_that_cannot_be():
     with pytest.raises(UsageError, match="on one device"):
         Tiled(processes=2, scratch="on")

@@ -107,6 +107,8 @@ class Tiled:
             reasons.append("tiles train with --optimizer sgd or adamw: averaged weights would need whole maps")
         if self.processes > 1 and workload.precision != "float32":
             reasons.append("tiles of several processes train in --precision float32")
+        if self.scratch == "on" and hardware.device != "cpu":
+            reasons.append("whole maps lie in files (--scratch on) only where a processor trains: use --device cpu")
         try:
             self._plans(chain)
         except ModelError as error:
@@ -134,6 +136,8 @@ class Tiled:
         limit = min(workload.batch_size, workload.train_count)
         found, faster = list[Probe](), list[str]()
         for key, plan in self._plans(chain).items():
+            if plan.scratch and hardware.device != "cpu":
+                continue
             needed = _unless_fitting(tuple(faster), limit)
             for hold in (False, True) if self.accumulate else (False,):
                 make = self.make_trainer(plan)
