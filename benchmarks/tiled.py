@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.common import DEFAULTS, Cell, Options, program
 from benchmarks.netns import hosts, why_not
 from benchmarks.store import ResultFile, finish
-from benchmarks.tiled_choices import scratch_ways, sequential_ways, ways_over_a_link
+from benchmarks.tiled_choices import SCRATCH_GRIDS, scratch_ways, sequential_ways, ways_over_a_link
 from benchmarks.tiled_steps import Job, run_jobs
 from benchmarks.tiled_tables import render
 
@@ -123,10 +123,13 @@ def sequential(*, size: int = SIZE, repeats: int = 3, options: Options = DEFAULT
         ways = sequential_ways(size, frozen=frozen)
         jobs = [{**common, "frozen": frozen}, *({**common, "frozen": frozen, **way} for way in ways)]
         _once(results, "sequential", jobs, 1, names=["whole", *(f"{w['grid'][0]}x{w['grid'][1]}" for w in ways)])
-    common = {"kind": "alone", "size": size, "batch": options.batch_size, "repeats": repeats, "bytes": True}
-    common |= {"frozen": False, "resident": True}
-    jobs = [common, *({**common, **way} for way in scratch_ways(size))]
-    _once(results, "sequential", jobs, 1, names=["whole", *(f"{job['grid'][0]}x{job['grid'][1]}" for job in jobs[1:])])
+    for grid in SCRATCH_GRIDS:
+        common = {"kind": "alone", "size": size, "batch": options.batch_size, "repeats": repeats, "bytes": True}
+        common |= {"frozen": False, "resident": True}
+        ways = scratch_ways(size, grid)
+        label = f"{grid[0]}x{grid[1]}"
+        jobs = [common, *({**common, **way} for way in ways)]
+        _once(results, "sequential", jobs, 1, names=["whole", *(label for _ in ways)])
     finish(results, render)
 
 

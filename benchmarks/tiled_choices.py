@@ -72,11 +72,9 @@ def sequential_ways(size: int, *, frozen: bool) -> list[dict[str, Any]]:
     return [*lean, *({"grid": way.grid, "forward": str(way.profile)} for way in ways)]
 
 
-def scratch_ways(size: int) -> list[dict[str, Any]]:
-    """Grids with whole maps in memory and in files; groups that meet at norms alone, and wherever that may gain."""
+def scratch_ways(size: int, grid: tuple[int, int]) -> list[dict[str, Any]]:
+    """Whole maps in memory and in files; groups that meet at norms alone, and wherever that may gain."""
     layers = stem_of(network(size, frozen=False), (3, size, size)).layers
     norms, points = str(one_group(layers.cuts)), str(Profile(meeting_points(layers)))
     ways = ((False, norms), (True, norms), (True, points))
-    return [
-        {"grid": grid, "forward": profile, "scratch": scratch} for grid in SCRATCH_GRIDS for scratch, profile in ways
-    ]
+    return [{"grid": grid, "forward": profile, "scratch": scratch} for scratch, profile in ways]
