@@ -7,19 +7,24 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from snugfit.errors import ModelError, UnknownNameError
+
+_DETECTION = ("nms", "qnms")
+"""Operators of torchvision that it describes whether or not its compiled part, which has them, could be loaded."""
 
 
 def torchvision_knows(name: str) -> bool:
     """Whether torchvision is installed and has a classification model of this name."""
     try:
-        models = importlib.import_module("torchvision.models")
-    except ImportError:
+        models = _package("torchvision.models", "torchvision")
+    except ModelError:
         return False
     return name in models.list_models(module=models)
 
@@ -75,10 +80,33 @@ def from_callable(module_name: str, function_name: str, classes: int) -> nn.Modu
 
 
 def _package(module: str, package: str) -> Any:
+    """Import a package of networks; its networks need nothing of a compiled part that does not match torch.
+
+    torchvision's wheels are of one build of torch each, mostly one for CUDA, and beside another one torchvision refuses
+    to be imported, and with it timm, because operators of detection are not known. They are then declared.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ModelError(f"{package} is not installed; install it with: pip install {package}") from error
+    except RuntimeError as error:
+        if f"torchvision::{_DETECTION[0]} does not exist" not in str(error):
+            raise ModelError(f"{package} cannot be imported: {_reason(error)}.") from error
+    _declare_detection()
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:
+        raise ModelError(f"{package} does not match torch {torch.__version__}: {_reason(error)}.") from error
+
+
+@cache
+def _declare_detection() -> torch.library.Library:
+    """Declare torchvision's operators, with nothing that computes them, for as long as what is returned lives."""
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for name in _DETECTION:
+        signature = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        library.define(signature)  # type: ignore[no-untyped-call]
+    return library
 
 
 def _call(label: str, function: Callable[[], Any]) -> nn.Module:

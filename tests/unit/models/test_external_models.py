@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from snugfit.errors import ModelError, UnknownNameError
-from snugfit.models import build
+from snugfit.models import build, external
 
 SOURCE = """
 from torch import nn
@@ -83,3 +83,21 @@ def test_torchvision_models_by_both_names():
             build("torchvision:resnet5O", 12, 224)
         with pytest.raises(ModelError, match="3 channels"):
             build("torchvision:resnet50", 12, 224, channels=1)
+
+
+MISMATCHED = """
+import torch
+for name in ("nms", "qnms"):
+    if not hasattr(torch.ops.torchvision, name):
+        raise RuntimeError(f"operator torchvision::{name} does not exist")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_a_package_whose_compiled_part_is_of_another_torch_is_imported_nevertheless(tmp_path, monkeypatch):
+    (tmp_path / "unmatched_nets.py").write_text(MISMATCHED)
+    (tmp_path / "broken_nets.py").write_text("raise RuntimeError('of another kind')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert external._package("unmatched_nets", "unmatched").__name__ == "unmatched_nets"
+    with pytest.raises(ModelError, match="broken cannot be imported: RuntimeError: of another kind"):
+        external._package("broken_nets", "broken")
