@@ -91,13 +91,16 @@ def to_flags(settings: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def run(module: Sequence[str], options: Options, extra: Sequence[str] = ()) -> Cell:
+def run(
+    module: Sequence[str], options: Options, extra: Sequence[str] = (), interpreter: str = sys.executable
+) -> Cell:  # fmt: skip
     """Run ``python -m MODULE ...`` and parse the JSON object that it prints.
 
     Args:
         module: module and arguments, which identify the run.
         options: time limit and data folder.
         extra: further arguments, which do not.
+        interpreter: Python that runs it; this one by default.
 
     Returns:
         ``exit_code`` (None after a time-out), ``seconds`` of the whole command, ``output`` (its JSON) and ``load``, the
@@ -108,7 +111,7 @@ def run(module: Sequence[str], options: Options, extra: Sequence[str] = ()) -> C
         environment["SNUGFIT_DATA"] = options.data_dir
     load, started = os.getloadavg()[0], time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", *module, *extra], stdout=subprocess.PIPE, env=environment, cwd=ROOT, text=True
+        [interpreter, "-m", *module, *extra], stdout=subprocess.PIPE, env=environment, cwd=ROOT, text=True
     )
     try:
         text, _ = process.communicate(timeout=options.timeout)
@@ -135,13 +138,14 @@ def _last_json(text: str) -> dict[str, Any]:
     return dict(json.loads(lines[-1])) if lines else {}
 
 
-def train(settings: Settings, options: Options, keep: bool = False) -> Cell:
+def train(settings: Settings, options: Options, keep: bool = False, extra: Sequence[str] = ()) -> Cell:
     """Run ``snugfit train``.
 
     Args:
         settings: its flags.
         options: time limit, folders.
         keep: leave the run folder (:func:`run_folder`) where it is.
+        extra: further flags, which do not tell it from other runs.
 
     Returns:
         What :func:`run` returns, with ``record`` or ``error`` in place of ``output``, and ``training_seconds``: the
@@ -149,7 +153,8 @@ def train(settings: Settings, options: Options, keep: bool = False) -> Cell:
     """
     folder = run_folder(settings, options)
     shutil.rmtree(folder, ignore_errors=True)
-    cell = run(["snugfit", "train", *to_flags(settings), "--json", "--quiet"], options, ["--out", str(folder)])
+    flags = [*to_flags(settings), "--json", "--quiet"]
+    cell = run(["snugfit", "train", *flags], options, [*extra, "--out", str(folder)])
     output = cell.pop("output")
     if "error" in output:
         cell["error"] = output["error"]

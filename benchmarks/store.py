@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,8 +25,8 @@ _PRIVATE = {"--data-dir", "--results", "--work", "--weights"}
 class ResultFile:
     """The cells of one claim on one machine, ``results/<claim>_<hardware>_<date>.json``.
 
-    A cell is found again by its ``command`` and ``repeat``; what failed, other than by an infeasible budget, is
-    run again.
+    A cell is found again by its ``command`` and ``repeat``; what failed, other than by an infeasible budget or a model
+    that a strategy cannot serve, is run again. Several processes may fill one file at the same time.
     """
 
     def __init__(self, claim: str, options: Options) -> None:
@@ -57,13 +60,22 @@ class ResultFile:
             return found
         note(f"{time.strftime('%H:%M:%S')} {command}")
         cell = {**labels, "command": command, "repeat": repeat, "commit": commit(), **work()}
-        if found is not None:
-            self.data["cells"].remove(found)
-        self.data["cells"].append(cell)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomic(self.path, self.data)
+        self._keep(cell)
         note(f"         {summary(cell)}")
         return cell
+
+    def _keep(self, cell: Cell) -> None:
+        """Put a cell into the file, in the place of an older one, beside what other processes have put there."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self.path.parent):
+            if self.path.exists():
+                commands, self.data = self.data["commands"], json.loads(self.path.read_text())
+                self.data["commands"] += [each for each in commands if each not in self.data["commands"]]
+            older = self._find(cell["command"], cell["repeat"])
+            if older is not None:
+                self.data["cells"].remove(older)
+            self.data["cells"].append(cell)
+            write_json_atomic(self.path, self.data)
 
     def _find(self, command: str, repeat: int) -> Cell | None:
         same = (cell for cell in self.data["cells"] if (cell["command"], cell["repeat"]) == (command, repeat))
@@ -73,7 +85,8 @@ class ResultFile:
         """Whether a cell needs no other try; one that timed out gets it with a longer time limit only."""
         if "exit_code" in cell and cell["exit_code"] is None:
             return bool(self.options.timeout <= cell["seconds"])
-        return cell.get("exit_code", 0) in (0, INFEASIBLE)
+        unserved = cell.get("error", {}).get("type") == "ModelError"
+        return unserved or cell.get("exit_code", 0) in (0, INFEASIBLE)
 
     def _again(self, command: str, repeat: int) -> bool:
         """Whether ``--again`` asks for the cell; once per invocation, since a cell may be asked for twice."""
@@ -81,6 +94,17 @@ class ResultFile:
             return False
         self._rerun.add((command, repeat))
         return True
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Context in which no other benchmark writes into a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def summary(cell: Cell) -> str:

@@ -16,7 +16,10 @@ from benchmarks import (
     elastic_tables,
     lls,
     memory,
+    newcomer,
     overhead,
+    peers_tables,
+    planner_tables,
     sidenet_tables,
     speed_tables,
     tilecosts,
@@ -39,6 +42,9 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "tiled": tiled_tables.render,
     "tilecosts": tilecosts.render,
     "tilescaling": tilescaling.render,
+    "planner": planner_tables.render,
+    "peers": peers_tables.render,
+    "newcomer": newcomer.render,
 }
 _NAME = re.compile(r"(?P<claim>[a-z]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
 

@@ -1,0 +1,183 @@
+"""What all peers share: images, a clock, the memory limit, and a plain training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.peer import accuracy
+from snugfit import models
+from snugfit.data import Batches, Splits, Transform
+from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
+from snugfit.memory.kernels import RoomForKernels
+
+MOMENTUM = 0.9
+WEIGHT_DECAY = 5e-4
+LARGEST_TEST_BATCH = 16
+SEARCH_OVERTIME = 2
+"""Times its time that a search may take longer, so that something is learned of slow ones."""
+
+
+@dataclass
+class Race:
+    """One peer's run.
+
+    Attributes:
+        model: name of the network.
+        splits: the images.
+        batch_size: images per optimizer step.
+        lr: learning rate, constant.
+        seed: seed of initialisation, shuffling and augmentation.
+        seconds: time to train in, search included.
+        limit: the memory limit, in force.
+        meter: memory above the baseline.
+        started: when the time began.
+        images: images trained on after the search.
+        training_seconds: what they took.
+        found: what the search found, for the tables.
+    """
+
+    model: str
+    splits: Splits
+    batch_size: int
+    lr: float
+    seed: int
+    seconds: float
+    limit: MemoryLimit
+    meter: PeakMeter
+    started: float
+    images: int = 0
+    training_seconds: float = 0.0
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.seconds - (time.perf_counter() - self.started)
+
+    def network(self, guarded: bool = True) -> nn.Module:
+        """The network with fresh weights; guarded, it makes room for kernels on new shapes."""
+        torch.manual_seed(self.seed)
+        shape = self.splits.image_shape
+        network = models.build(self.model, len(self.splits.class_names), shape[-1], shape[0])
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return guard(network, self.limit, self.meter) if guarded else network
+
+    def source(self) -> Batches:
+        """Training images, shuffled and augmented."""
+        return Batches(self.splits.train, self._transform(), seed=self.seed, augment=True)
+
+    def made_up(self, size: int) -> tuple[Tensor, Tensor]:
+        """A batch of noise."""
+        images = torch.randn(size, *self.splits.image_shape).contiguous(memory_format=torch.channels_last)
+        return images, torch.zeros(size, dtype=torch.int64)
+
+    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """SGD with momentum."""
+        return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+
+    def train(self, network: nn.Module, micro: int, forward: nn.Module | None = None) -> nn.Module:
+        """Train until the time is up, accumulating micro-batches to the batch size.
+
+        Args:
+            network: what is trained.
+            micro: images at once.
+            forward: how it is run; itself by default.
+        """
+        self.begin_training(micro)
+        optimizer, run, group = self.optimizer(network), forward or network, self.batch_size // micro
+        epoch = 0
+        while self.left > 0 or not self.images:  # a search may have taken all the time
+            batches = self.source().epoch(epoch, micro)
+            for _ in range(len(self.splits.train) // self.batch_size):
+                began = time.perf_counter()
+                for _ in range(group):
+                    images, labels = next(batches)
+                    (nn.functional.cross_entropy(run(images), labels) / group).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+                self.count(self.batch_size, time.perf_counter() - began)
+                if self.left <= 0:
+                    break
+            epoch += 1
+        return network
+
+    def begin_training(self, micro: int) -> None:
+        """The search is over."""
+        self.found["micro_batch"], self.found["search_seconds"] = micro, round(self.seconds - self.left, 1)
+
+    def count(self, images: int, seconds: float) -> None:
+        """A step was done."""
+        self.images, self.training_seconds = self.images + images, self.training_seconds + seconds
+        self.meter.mark()
+
+    def test(self, network: nn.Module) -> float:
+        """Accuracy on the test images."""
+        images = self.splits.test if self.splits.test is not None else self.splits.val
+        size = min(LARGEST_TEST_BATCH, int(self.found.get("micro_batch", 1)))
+        return accuracy(network, Batches(images, self._transform()).in_order(size), torch.device("cpu"))
+
+    def _transform(self) -> Transform:
+        splits = self.splits
+        return Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip)
+
+
+def guard(network: nn.Module, limit: MemoryLimit, meter: PeakMeter) -> nn.Module:
+    """Keep the limit from refusing a peer what is only reserved: set it anew at every pass, with room for new kernels.
+
+    From its first pass on a new shape to the next pass, what generates kernels gets address space for them.
+    """
+    seen: set[tuple[bool, torch.Size]] = set()
+    rooms: list[RoomForKernels] = []
+
+    def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if rooms:
+            rooms.pop().__exit__(None, None, None)
+        meter.mark()
+        limit.refresh()
+        key = (module.training, inputs[0].shape)
+        if key not in seen:
+            seen.add(key)
+            rooms.append(RoomForKernels(limit))
+            rooms[-1].__enter__()
+
+    network.register_forward_pre_hook(before)
+    return network
+
+
+def largest(race: Race, attempt: Callable[[int], float]) -> tuple[int, float]:
+    """The first of the batch size, half of it, a quarter ... at which two steps pass, and the seconds of the second.
+
+    Raises:
+        MemoryError: not one image fits.
+    """
+    micro = race.batch_size
+    while micro and race.left > -SEARCH_OVERTIME * race.seconds:
+        try:
+            return micro, attempt(micro)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        release_memory()
+        micro //= 2
+    raise MemoryError("not one image fits" if not micro else "the time was up before anything that fits was found")
+
+
+def try_steps(race: Race, network: nn.Module, run: nn.Module, micro: int) -> float:
+    """Two optimizer steps on noise, each of up to two micro-batches; seconds per image of the second."""
+    optimizer, parts, seconds = race.optimizer(network), min(race.batch_size // micro, 2), 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        for _ in range(parts):
+            images, labels = race.made_up(micro)
+            (nn.functional.cross_entropy(run(images), labels) / parts).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds = (time.perf_counter() - began) / (parts * micro)
+    race.meter.mark()
+    return seconds

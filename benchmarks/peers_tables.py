@@ -1,0 +1,70 @@
+"""Tables of the comparison with peers."""
+
+from __future__ import annotations
+
+from benchmarks.common import Cell
+from benchmarks.store import markdown, mb, number, percent
+
+NAMES = {
+    "snugfit-exact": "snugfit, exact gradients", "snugfit": "snugfit, its choice", "plain": "plain PyTorch",
+    "micro": "micro-batches by halving", "checkpoint": "checkpoint_sequential", "lightning": "Lightning's batch finder",
+    "accelerate": "accelerate's batch finder",
+}  # fmt: skip
+
+
+def render(cells: list[Cell]) -> str:
+    """One table for each model, cap and time."""
+    peers = [cell for cell in cells if cell["arm"] == "peer"]
+    subjects = dict.fromkeys(map(_subject, peers))
+    return "\n\n".join(_table(subject, [cell for cell in peers if _subject(cell) == subject]) for subject in subjects)
+
+
+def _subject(cell: Cell) -> tuple[str, str, str, float, int, int]:
+    settings = cell["settings"]
+    return (
+        settings["model"], settings["data"], settings["memory"], cell["time"], settings["max_train"],
+        settings["batch_size"],
+    )  # fmt: skip
+
+
+def _table(subject: tuple[str, str, str, float, int, int], cells: list[Cell]) -> str:
+    model, data, memory, seconds, images, batch = subject
+    title = (
+        f"**{model} on {data} in {memory}: {seconds:.0f} s each, search included; {images:,} training images an epoch, "
+        f"batch {batch}.**"
+    )
+    header = (
+        "way", "stays under the cap", "peak (MB)", "found", "search (s)", "time per epoch (s)", "images trained on",
+        "test accuracy", "time used (s)",
+    )  # fmt: skip
+    return f"{title}\n\n{markdown(header, [row(cell) for cell in cells])}"
+
+
+def row(cell: Cell) -> list[str]:
+    """One way's row."""
+    name, outcome = cell["way"], cell["outcome"]
+    shown = NAMES.get(name, name.replace("compile-", "torch.compile, activation_memory_budget "))
+    if "missing" in outcome:
+        return [shown, f"not measured: no {outcome['missing']}", *["-"] * 7]
+    return [
+        shown, verdict(outcome), mb(outcome.get("peak_bytes")), found(outcome),
+        number(outcome.get("search_seconds"), 1), number(outcome.get("seconds_per_epoch"), 1),
+        f"{outcome.get('images', 0):,}", percent(outcome.get("accuracy")), number(outcome.get("used_seconds"), 0),
+    ]  # fmt: skip
+
+
+def verdict(outcome: Cell) -> str:
+    """Whether a way stayed under the cap, in words."""
+    if outcome.get("failure"):
+        kind = "no: refused memory" if outcome.get("refused") else "no: failed"
+        return f"{kind} ({outcome['failure']})".replace("|", "/")
+    return "yes" if outcome["within"] else "no: above it"
+
+
+def found(outcome: Cell) -> str:
+    """What a way settled on."""
+    marks = [outcome["strategy"]] if "strategy" in outcome else []
+    marks += [f"micro-batch {outcome['micro_batch']}"] if "micro_batch" in outcome else []
+    marks += [f"{outcome['segments']} segments"] if "segments" in outcome else []
+    marks += [f"compiled in {outcome['compile_seconds']} s"] if "compile_seconds" in outcome else []
+    return ", ".join(marks) or "-"
