@@ -90,7 +90,11 @@ class Race:
             forward: how it is run; itself by default.
         """
         self.begin_training(micro)
-        optimizer, run, group = self.optimizer(network), forward or network, self.batch_size // micro
+        optimizer, run, group = (
+            self.optimizer(network),
+            network if forward is None else forward,
+            self.batch_size // micro,
+        )
         epoch = 0
         while self.left > 0 or not self.images:  # a search may have taken all the time
             batches = self.source().epoch(epoch, micro)

@@ -35,6 +35,8 @@ SUBJECTS: dict[str, Settings] = {
 """Images and settings of each model: few images, since a step tells what an epoch takes."""
 BUDGETS = ("100MB", "200MB", "300MB", "500MB", "1GB")
 STRATEGIES = ("backprop", "checkpoint", "blockwise", "elastic", "tiled", "sidenet", "feedback")
+UNTRIED = frozenset({"sidenet"})
+"""Strategies with too many ways to look for the least of them."""
 
 app = program("planner")
 
@@ -106,7 +108,7 @@ def measure(settings: Settings, results: ResultFile, extra: list[str]) -> None:
     if planned["exit_code"] == 0:
         label = " ".join(["snugfit", "train", *flags])
         results.once(label, lambda: _train(settings, options, extra), arm="train", settings=settings)
-    elif planned["exit_code"] == INFEASIBLE and not is_unserved(planned):
+    elif planned["exit_code"] == INFEASIBLE and settings["strategy"] not in UNTRIED and not is_unserved(planned):
         module = ["benchmarks.refused", *flags]
         results.once(
             " ".join(["python", "-m", *module]), lambda: _try(module, options), arm="refused", settings=settings
