@@ -102,11 +102,11 @@ def _ours(settings: Settings, way: str, seconds: float, options: Options) -> Cal
         folder = work_folder(options) / "-".join(["peers", way, settings["model"], settings["memory"]])
         shutil.rmtree(folder, ignore_errors=True)  # the search is to be counted
         extra = cache_flags(folder)
-        plans = [_plan({**wanted, "strategy": "auto"}, options, extra)]
-        if way == "snugfit-exact":
-            plans.append(_plan({**wanted, "strategy": "tiled"}, options, extra))
-        spent = sum(plan["seconds"] for plan in plans)
-        best = choose([each for plan in plans for each in plan["candidates"]], exact=way == "snugfit-exact")
+        spent, best = 0.0, None
+        for strategy in ("auto", "tiled")[: 2 if way == "snugfit-exact" else 1]:  # tiles where nothing else is exact
+            if best is None:
+                planned = _plan({**wanted, "strategy": strategy}, options, extra)
+                spent, best = spent + planned["seconds"], choose(planned["candidates"], exact=way == "snugfit-exact")
         if best is None:
             outcome = {"refused": True, "failure": "said before anything ran", "used_seconds": spent}
             return {"exit_code": INFEASIBLE, "seconds": spent, "outcome": outcome}

@@ -141,14 +141,14 @@ def guard(network: nn.Module, limit: MemoryLimit, meter: PeakMeter) -> nn.Module
 
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if rooms:
-            rooms.pop().__exit__(None, None, None)
+            rooms.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         meter.mark()
         limit.refresh()
         key = (module.training, inputs[0].shape)
         if key not in seen:
             seen.add(key)
             rooms.append(RoomForKernels(limit))
-            rooms[-1].__enter__()
+            rooms[-1].__enter__()  # type: ignore[no-untyped-call]
 
     network.register_forward_pre_hook(before)
     return network
