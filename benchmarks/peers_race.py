@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.peer import accuracy
 from snugfit import models
 from snugfit.data import Batches, Splits, Transform
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
-from snugfit.memory.kernels import RoomForKernels
+from snugfit.memory.kernels import KERNEL_BYTES, RoomForKernels
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
@@ -131,24 +132,47 @@ class Race:
         return Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip)
 
 
+class Room(RoomForKernels):  # type: ignore[no-untyped-call]
+    """Refuses memory by the words of torch's allocator, which the peers' batch finders know."""
+
+    def _require(self, func: Any, args: Any, kwargs: Any) -> None:
+        try:
+            super()._require(func, args, kwargs)
+        except MemoryError as error:
+            raise RuntimeError(f"DefaultCPUAllocator: can't allocate memory: {error}") from error
+
+
+@contextmanager
+def kernel_room(limit: MemoryLimit) -> Iterator[None]:
+    """Context for passes on new shapes, as :meth:`MemoryLimit.room_for_kernels`."""
+    limit.spare_bytes += KERNEL_BYTES
+    limit.refresh()
+    try:
+        with Room(limit):
+            yield
+    finally:
+        limit.spare_bytes -= KERNEL_BYTES
+        limit.refresh()
+
+
 def guard(network: nn.Module, limit: MemoryLimit, meter: PeakMeter) -> nn.Module:
     """Keep the limit from refusing a peer what is only reserved: set it anew at every pass, with room for new kernels.
 
     From its first pass on a new shape to the next pass, what generates kernels gets address space for them.
     """
     seen: set[tuple[bool, torch.Size]] = set()
-    rooms: list[RoomForKernels] = []
+    rooms: list[AbstractContextManager[None]] = []
 
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if rooms:
-            rooms.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            rooms.pop().__exit__(None, None, None)
         meter.mark()
         limit.refresh()
         key = (module.training, inputs[0].shape)
         if key not in seen:
             seen.add(key)
-            rooms.append(RoomForKernels(limit))
-            rooms[-1].__enter__()  # type: ignore[no-untyped-call]
+            rooms.append(kernel_room(limit))
+            rooms[-1].__enter__()
 
     network.register_forward_pre_hook(before)
     return network

@@ -123,6 +123,7 @@ def attempt(race: Race, way: Way) -> dict[str, Any]:
     except Exception as error:  # whatever a peer raises is its result
         outcome["refused"] = is_out_of_memory(error)
         outcome["failure"] = describe(error)
+        traceback.print_exc()
         outcome["used_seconds"] = race.seconds - race.left
     per_image = race.training_seconds / race.images if race.images else None
     outcome["seconds_per_epoch"] = per_image and per_image * len(race.splits.train)
