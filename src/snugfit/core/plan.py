@@ -71,6 +71,7 @@ class Candidate:
         settings = self.settings
         scheme, ratio = settings.get("scheme", "elastic"), settings.get("time_ratio")
         width, prune = settings.get("side_width"), settings.get("prune", "off")
+        recomputation = settings.get("recomputation", "")
         marks = {
             f"scheme {scheme}": scheme != "elastic",
             f"rho {ratio or 0:g}": ratio is not None,
@@ -78,6 +79,7 @@ class Candidate:
             "large maps by sample": settings.get("sample_wise") == "on",
             "frozen weights in int8": settings.get("weight_storage") == "int8",
             "pruned" if prune == "on" else f"pruned by {prune}": prune not in ("off", "auto"),
+            f"recomputes {recomputation}": "(" in recomputation,
         }
         return tuple(mark for mark, holds in marks.items() if holds)
 

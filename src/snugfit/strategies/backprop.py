@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from snugfit.chain import Chain
 from snugfit.core.profile import UnitFacts
-from snugfit.strategies.whole import MakeTrainer, WholeNetwork, by_own_loss
+from snugfit.strategies.whole import PLAIN, MakeTrainer, WholeNetwork, by_own_loss
 from snugfit.training.network import Forward
 
 
@@ -26,7 +26,7 @@ class Backprop(WholeNetwork):
     """
 
     name: ClassVar[str] = "backprop"
-    probe: ClassVar[str] = "network"
+    probe: ClassVar[str] = PLAIN
 
     def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
         """The network's own loss through the chain's own forward pass."""

@@ -41,6 +41,9 @@ MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
 """Makes a trainer of a chain, its units as one module, the workload, and the micro-batches that make a step."""
 
+PLAIN = "network"
+"""Name of the probe of the whole network's step without recomputation, which several strategies may have measured."""
+
 VALIDATION_SHARE = 0.3
 """Seconds of a forward pass over those of a training step."""
 

@@ -1,52 +1,21 @@
-"""The split into segments against all splits, and recomputation against the plain forward pass."""
+"""Recomputation by a schedule against the plain forward pass, in values and in memory."""
 
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from strategy_samples import facts
+from schedule_samples import every_schedule, every_split
+from strategy_samples import workload
 from torch import nn
 
 from snugfit.chain import Chain
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.strategies.checkpoint import recomputing_forward, segment
-
-unit_lists = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=8).map(
-    lambda sizes: [facts(f"u{i}", saved, output) for i, (saved, output) in enumerate(sizes)]
-)
-
-
-def cost(units, segments):
-    kept = sum(units[indices[0] - 1].output_bytes for indices in segments[1:])
-    return kept + max(sum(units[i].saved_bytes for i in indices) for indices in segments)
-
-
-def all_splits(count):
-    for mask in range(2 ** (count - 1)):
-        cuts = [0, *[i for i in range(1, count) if mask >> (i - 1) & 1], count]
-        yield [tuple(range(a, b)) for a, b in pairwise(cuts)]
-
-
-@given(unit_lists)
-def test_no_split_is_cheaper(units):
-    found = segment(units)
-    assert [i for indices in found for i in indices] == list(range(len(units)))
-    assert all(indices for indices in found)
-    assert cost(units, found) == min(cost(units, split) for split in all_splits(len(units)))
-
-
-def test_equal_units_split_at_the_square_root():
-    found = segment([facts(f"u{i}", 4, 4) for i in range(16)])
-    assert cost([facts(f"u{i}", 4, 4) for i in range(16)], found) == 3 * 4 + 4 * 4
-    assert len(found) == 4
-
-
-def test_a_boundary_dearer_than_what_it_frees_is_not_cut():
-    assert segment([facts("a", 10, 100), facts("b", 10, 100)]) == ((0, 1),)
-    assert segment([facts("a", 100, 1), facts("b", 100, 1)]) == ((0,), (1,))
+from snugfit.profiling import unit_facts
+from snugfit.strategies.checkpoint import Schedule, recomputing_forward
+from snugfit.strategies.checkpoint.choices import frontier, ways_of
+from snugfit.strategies.checkpoint.looking import stages_of
+from snugfit.strategies.checkpoint.programme import price
+from snugfit.training.network import NetworkTrainer
 
 
 class Net(nn.Module):
@@ -88,38 +57,71 @@ def train_once(module, forward):
     return loss
 
 
-splits = pytest.mark.parametrize("segments", [[[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0], [1, 2, 3]], [[0, 1, 2, 3]]])
+SCHEDULES = [str(Schedule(parts)) for parts in every_schedule(0, 3)]
 
 
-@splits
+def assert_same_step(other, plain, forward):
+    want, got = train_once(plain, plain), train_once(other, forward)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    for (name, mine), theirs in zip(other.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-12, atol=1e-12, msg=name)
+    for (name, mine), theirs in zip(other.named_buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("text", SCHEDULES)
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.5}, {"momentum": None}], ids=str)
-def test_recomputation_changes_nothing(segments, options):
+def test_recomputation_changes_nothing(text, options):
+    """Gradients add up over two steps; statistics of BatchNorm are updated once in each, and dropout drops the same."""
     plain, other, chain = pair(**options)
     assert len(chain.all_units) == 4
     for step in range(2):
-        want = train_once(plain, plain)
-        got = train_once(other, recomputing_forward(chain, segments))
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
-        for (name, mine), theirs in zip(other.named_parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-10, atol=1e-12, msg=name)
-        for (name, mine), theirs in zip(other.named_buffers(), plain.buffers(), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=0, msg=name)
+        assert_same_step(other, plain, recomputing_forward(chain, Schedule.parse(text)))
         assert other.stem[1].num_batches_tracked == step + 1
     assert other.stem[1].momentum == plain.stem[1].momentum
+
+
+@pytest.mark.parametrize("text", ["(((0) 1) 2) 3", "(0) (1-2) 3"])
+def test_frozen_layers_stay_without_gradients(text):
+    plain, other, chain = pair(dropout=0.5)
+    for module in (plain, other):
+        module.stem.requires_grad_(False)
+        module.body[0].requires_grad_(False)
+    want, got = train_once(plain, plain), train_once(other, recomputing_forward(chain, Schedule.parse(text)))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    for mine, theirs in zip(other.parameters(), plain.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None)
+        assert mine.grad is None or torch.allclose(mine.grad, theirs.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_low_precision_recomputes_in_low_precision():
+    plain, other, chain = pair()
+    plain.float(), other.float()
+    gradients = []
+    for module, forward in ((plain, plain), (other, recomputing_forward(chain, Schedule.parse("((0) 1) 2 3")))):
+        module.train()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(forward(IMAGES.float()), LABELS)
+        loss.backward()
+        gradients.append([parameter.grad for parameter in module.parameters()])
+    for mine, theirs in zip(*gradients, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_evaluation_is_the_networks_own():
     plain, other, chain = pair(dropout=0.5)
     other.eval(), plain.eval()
-    assert torch.equal(recomputing_forward(chain, [[0], [1], [2, 3]])(IMAGES), plain(IMAGES))
+    forward = recomputing_forward(chain, Schedule.parse("((0) 1) 2-3"))
+    assert torch.equal(forward(IMAGES), plain(IMAGES))
     before = copy.deepcopy(other.state_dict())
     with torch.no_grad():
-        recomputing_forward(chain, [[0], [1], [2, 3]])(IMAGES)
+        forward(IMAGES)
     assert all(torch.equal(before[name], tensor) for name, tensor in other.state_dict().items())
 
 
-def test_gradients_applied_in_the_backward_pass_are_the_same():
-    """Weights of later segments have already changed when earlier ones are recomputed."""
+@pytest.mark.parametrize("text", ["(0) (1) (2) 3", "(((0) 1) 2) 3"])
+def test_gradients_applied_in_the_backward_pass_are_the_same(text):
+    """Weights of later units have already changed when earlier ones are recomputed."""
     plain, other, chain = pair()
 
     def apply(parameter):
@@ -132,21 +134,64 @@ def test_gradients_applied_in_the_backward_pass_are_the_same():
             parameter.register_post_accumulate_grad_hook(apply)
     for _ in range(2):
         train_once(plain, plain)
-        train_once(other, recomputing_forward(chain, [[0], [1], [2], [3]]))
+        train_once(other, recomputing_forward(chain, Schedule.parse(text)))
     for mine, theirs in zip(other.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_recomputation_saves_memory():
-    network = nn.Sequential(
-        *[layer for _ in range(9) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())]
-    )
-    network.append(nn.Flatten()).append(nn.Linear(4 * 64, 2))
-    chain = Chain.from_module(network.to("meta"), (4, 8, 8))
-    images = torch.empty(16, 4, 8, 8, device="meta")
+BATCH = 16
 
-    def peak(forward):
-        return tensor_peak_bytes(lambda: forward(images).sum().backward(), [network, images])
 
-    thirds = [range(0, 3), range(3, 6), range(6, 10)]
-    assert peak(recomputing_forward(chain, thirds)) < 0.6 * peak(chain.forward)
+@pytest.fixture(scope="module")
+def deep():
+    """Units whose maps shrink and whose weights grow, on the meta device."""
+    layers, wide = [], 4
+    for stride in (*(1,) * 9, 2, 1, 2):
+        layers += [nn.Conv2d(wide, wide * stride, 3, stride, 1), nn.BatchNorm2d(wide * stride), nn.ReLU()]
+        wide *= stride
+    network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(wide * 16, 10))
+    return Chain.from_module(network.to("meta"), (4, 16, 16))
+
+
+def true_peak(chain, schedule, *, hold):
+    """Peak tensor bytes of a trainer's step, without weights, optimizer state, held gradients and images."""
+    clone = copy.deepcopy(chain)
+    module = clone.to_module()
+    trainer = NetworkTrainer(module, recomputing_forward(clone, schedule), workload(), 2 if hold else 1)
+
+    def step():
+        for update in (False, True) if hold else (True,):
+            images = torch.empty(BATCH, *chain.input_shape, device="meta")
+            trainer.step(images, torch.empty(BATCH, dtype=torch.long, device="meta"), 1.0, update)
+
+    parameters = 4 * chain.parameters * (2 if hold else 1)
+    buffers = sum(unit.weight_bytes for unit in chain.all_units)
+    peak = tensor_peak_bytes(step, trainer.modules, repeats=2)
+    return peak - parameters - buffers - 4 * BATCH * torch.Size(chain.input_shape).numel()
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_step_takes_the_memory_that_the_programme_says(deep, hold):
+    """Within 2 %: labels and loss belong to no unit. Gradients that are held add nothing but themselves."""
+    stages = stages_of(deep, unit_facts(deep), BATCH)
+    schedules = frontier(stages)
+    assert len(schedules) > 8 and any("((" in str(schedule) for schedule in schedules)
+    for schedule in schedules:
+        _, predicted = price(schedule, stages)
+        assert 0.98 * predicted < true_peak(deep, schedule, hold=hold) < 1.02 * predicted, str(schedule)
+
+
+def test_the_least_memory_is_below_that_of_any_split(deep):
+    stages = stages_of(deep, unit_facts(deep), BATCH)
+    least = min(every_split(len(stages)), key=lambda split: price(split, stages)[1])
+    best = frontier(stages)[0]
+    assert price(best, stages)[1] < price(least, stages)[1]
+    assert true_peak(deep, best, hold=False) < true_peak(deep, least, hold=False)
+
+
+def test_the_ways_begin_without_recomputation_and_end_in_least_memory(deep):
+    ways = ways_of(deep, unit_facts(deep), workload(batch_size=BATCH))
+    assert not ways[0].schedule.recomputes and ways[0].seconds == 1 and ways[0].key == "network"
+    assert [way.seconds for way in ways[:-1]] == sorted(way.seconds for way in ways[:-1])
+    assert ways[-1].sample_bytes == min(way.sample_bytes for way in ways)
+    assert len({way.key for way in ways}) == len(ways) <= 8

@@ -10,7 +10,6 @@ from strategy_samples import HARDWARE, MB, line, profile, workload
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Shortfall
 from snugfit.strategies.backprop import Backprop
-from snugfit.strategies.checkpoint import Checkpoint
 from snugfit.strategies.prediction import (
     DRIFT_BYTES,
     HELD_BYTES,
@@ -151,8 +150,8 @@ def test_reasons_name_the_smallest_budget():
     )
 
 
-@pytest.mark.parametrize(("kind", "probe"), [(Backprop, "network"), (Checkpoint, "checkpoint")])
-def test_strategies_propose_what_the_settings_say(kind, probe):
+def test_backprop_proposes_what_the_settings_say():
+    kind, probe = Backprop, "network"
     found = profile({probe: line(10 * MB, MB, name=probe), held(probe): line(20 * MB, MB)}, floors={probe: MB})
     budget = Budget(budget_for(60 * MB + 2))
     (proposal,) = kind().propose(workload(), found, HARDWARE, budget)

@@ -1,0 +1,62 @@
+"""The forward pass that a recomputation schedule describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from snugfit.chain import Chain
+from snugfit.strategies.checkpoint.schedule import Schedule
+from snugfit.training.network import Forward
+
+
+@contextmanager
+def _statistics_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """BatchNorm normalises by its batch and leaves its buffers as they are: the first forward pass has updated them.
+
+    The buffers are still passed, with momentum 0, since recomputation must save the same tensors as the first pass.
+    """
+    norms = [m for module in modules for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    settings = [(norm.momentum, norm._buffers["num_batches_tracked"]) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, tracked) in zip(norms, settings, strict=True):
+            norm.momentum, norm._buffers["num_batches_tracked"] = momentum, tracked
+
+
+def _contexts(modules: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _statistics_kept(modules)
+
+
+def recomputing_forward(chain: Chain, schedule: Schedule) -> Forward:
+    """Forward pass over the chain that keeps and recomputes what a schedule says.
+
+    A stretch that is recomputed is a checkpoint of torch's, and stretches within it are checkpoints within that one:
+    what the backward pass has consumed, and gradients that it has passed on, are freed at once.
+
+    Args:
+        chain: the chain.
+        schedule: of all its units.
+    """
+    modules = [unit.module for unit in chain.all_units]
+    if not schedule.recomputes:
+        return chain.forward
+
+    def run(stretch: Schedule, images: Tensor) -> Tensor:
+        for part in stretch.parts:
+            if isinstance(part, Schedule):
+                inside = partial(_contexts, [modules[unit] for unit in part.units])
+                images = checkpoint(run, part, images, use_reentrant=False, context_fn=inside)
+            else:
+                images = modules[part](images)
+        return images
+
+    return partial(run, schedule)

@@ -1,0 +1,79 @@
+"""A recomputation schedule: which units keep what they save, and which stretches run again. Plain data, no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from snugfit.errors import UsageError
+
+_TOKEN = re.compile(r"\s*(?:(?P<first>\d+)(?:-(?P<last>\d+))?|(?P<open>\()|(?P<close>\)))")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How consecutive units run in one step.
+
+    It prints as text and parses back: ``((0-1) 2-3) 4-6`` keeps what units 4 to 6 save for the backward pass. Of units
+    0 to 3 only the first one's input is kept; when their turn comes they run again as it says within the parentheses:
+    2 and 3 now keep what they save, and 0 and 1 run once more after those.
+
+    Attributes:
+        parts: in chain order, a unit's number where the unit keeps what its backward pass needs, or the schedule of a
+            stretch of which only the input is kept and which runs again by that schedule.
+    """
+
+    parts: tuple[int | Schedule, ...]
+
+    @classmethod
+    def keeping(cls, count: int) -> Schedule:
+        """The schedule of ``count`` units that all keep what they save: plain backpropagation."""
+        return cls(tuple(range(count)))
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Read what :meth:`__str__` printed.
+
+        Raises:
+            UsageError: the text is no schedule of units from 0 on, each in its place.
+        """
+        levels: list[list[int | Schedule]] = [[]]
+        rest = text.rstrip()
+        while found := _TOKEN.match(rest):
+            rest = rest[found.end() :]
+            if found["open"]:
+                levels.append([])
+            elif found["close"] and len(levels) > 1 and levels[-1]:
+                stretch = cls(tuple(levels.pop()))
+                levels[-1].append(stretch)
+            elif found["first"]:
+                levels[-1].extend(range(int(found["first"]), int(found["last"] or found["first"]) + 1))
+            else:
+                break
+        schedule = cls(tuple(levels[0]))
+        if rest or len(levels) > 1 or not levels[0] or list(schedule.units) != list(range(len(list(schedule.units)))):
+            raise UsageError(f"'{text}' is no schedule; one looks like ((0-1) 2-3) 4-6.")
+        return schedule
+
+    @property
+    def units(self) -> Iterator[int]:
+        """The numbers of its units, in order."""
+        for part in self.parts:
+            yield from part.units if isinstance(part, Schedule) else (part,)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether any unit runs more than once."""
+        return any(isinstance(part, Schedule) for part in self.parts)
+
+    def __str__(self) -> str:
+        words: list[str] = []
+        for nested, parts in groupby(self.parts, lambda part: isinstance(part, Schedule)):
+            group = list(parts)
+            if nested:
+                words += [f"({part})" for part in group]
+            else:
+                words.append(f"{group[0]}" if len(group) == 1 else f"{group[0]}-{group[-1]}")
+        return " ".join(words)

@@ -1,0 +1,100 @@
+"""The strategy ``checkpoint``: backpropagation that recomputes as little as the memory budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+from snugfit.chain import Chain
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost, Shortfall
+from snugfit.core.hardware import Hardware
+from snugfit.core.profile import Profile
+from snugfit.core.record import Record
+from snugfit.core.workload import Workload
+from snugfit.profiling import Probe, unit_facts
+from snugfit.strategies.checkpoint.choices import key_of, keys_in, schedule_of, ways_of
+from snugfit.strategies.checkpoint.forward import recomputing_forward
+from snugfit.strategies.checkpoint.schedule import Schedule
+from snugfit.strategies.checkpoint.search import Wanted, fastest
+from snugfit.strategies.whole import (
+    MakeTrainer,
+    by_own_loss,
+    fit_whole,
+    whole_cost,
+    whole_probe,
+    whole_reasons,
+)
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Activation checkpointing by an optimal schedule over units, with accumulation: the peer that users know.
+
+    Attributes:
+        recomputation: which units run again, as a ``Schedule`` prints; filled in by :meth:`propose`, like the next two.
+        micro_batch, micro_batches: as in ``backprop``.
+        accumulate: whether micro-batches may be accumulated to the effective batch.
+    """
+
+    name: ClassVar[str] = "checkpoint"
+    exact: ClassVar[bool] = True
+
+    recomputation: str = ""
+    micro_batch: int = 0
+    micro_batches: int = 1
+    accumulate: bool = True
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """Reasons why it cannot serve this model: none."""
+        return []
+
+    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
+        """A step by each schedule that is worth considering, with gradients applied at once and with gradients held.
+
+        They are lazy: one is measured only where it may fit and be faster than what was found to.
+        """
+        ways = ways_of(chain, unit_facts(chain), workload)
+        wanted = Wanted(ways, workload, self.accumulate)
+        return [
+            whole_probe(
+                way.key, chain, workload, hardware.device, trainer_by(way.schedule),
+                hold=hold, network=self.name, needed=partial(wanted.needs, way, hold),
+            )
+            for way in ways
+            for hold in ((False, True) if self.accumulate else (False,))
+        ]  # fmt: skip
+
+    def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Checkpoint]:
+        """The fastest schedule of those that were measured, at the largest batch, or micro-batch, that fits."""
+        found = fastest(keys_in(profile.floors), workload, profile, budget, accumulate=self.accumulate)
+        if found is not None:
+            recomputation = schedule_of(found.key, len(profile.units))
+            yield replace(self, recomputation=str(recomputation), **found.settings)
+
+    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
+        """Cost from the measured line of its schedule."""
+        key = key_of(Schedule.parse(self.recomputation))
+        return whole_cost(profile, key, workload, self.micro_batch, self.micro_batches)
+
+    def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
+        """Why nothing was proposed, and the smallest memory budget that would do."""
+        floors = {name: profile.floors[name] for name in profile.floors if keys_in([name])}
+        return whole_reasons(profile, min(floors, key=lambda name: floors[name]), budget)
+
+    def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
+        """Train."""
+        make_trainer = trainer_by(Schedule.parse(self.recomputation))
+        return fit_whole(
+            chain, data, run,
+            strategy=self.name, settings=asdict(self), make_trainer=make_trainer, micro_batches=self.micro_batches,
+        )  # fmt: skip
+
+
+def trainer_by(schedule: Schedule) -> MakeTrainer:
+    """The network's own loss, recomputing by a schedule."""
+    return by_own_loss(lambda chain: recomputing_forward(chain, schedule))

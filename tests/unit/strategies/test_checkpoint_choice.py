@@ -1,0 +1,130 @@
+"""Which schedules are measured, which one is taken, and what that costs, from made-up lines."""
+
+from dataclasses import replace
+
+import pytest
+from strategy_samples import HARDWARE, MB, line, profile, workload
+
+from snugfit.core.budget import Budget
+from snugfit.core.profile import ProbePoint
+from snugfit.core.serial import from_data, to_data
+from snugfit.errors import UsageError
+from snugfit.strategies.checkpoint import Checkpoint, Schedule
+from snugfit.strategies.checkpoint.choices import Way
+from snugfit.strategies.checkpoint.search import MARGIN_BYTES, Wanted
+from snugfit.strategies.prediction import HELD_BYTES, SAFETY_BYTES
+from snugfit.strategies.whole import held, whole_cost
+
+PLAIN, SOME, LEAST = "network", "checkpoint:(0) 1", "checkpoint:(0-1) 2-3"
+INFINITE = float("inf")
+
+
+def way(text, seconds, batch_bytes):
+    """64 images; gradients take 20 MB more, weights and optimizer state 10 MB."""
+    return Way(Schedule.parse(text), seconds, 10 * MB, 20 * MB, batch_bytes // 64, batch_bytes)
+
+
+WAYS = [way("0-3", 1.0, 64 * MB), way("(0) 1-3", 1.1, 32 * MB), way("(0-1) 2-3", 1.3, 16 * MB)]
+WANTED = Wanted(WAYS, workload(), True)
+
+
+def available(room):
+    """Bytes that leave ``room`` for a step, and nothing more."""
+    return int(room * 1.02) + SAFETY_BYTES + HELD_BYTES
+
+
+def wanted(lines, free, judge=WANTED):
+    """What is worth measuring next, by number of the way and whether gradients are held."""
+    return [
+        (index, hold)
+        for index, each in enumerate(judge.ways)
+        for hold in (False, True)
+        if judge.needs(each, hold, lines, free)
+    ]
+
+
+def test_without_a_budget_the_plain_step_alone_is_measured():
+    assert wanted({}, INFINITE)[0] == (0, False)
+    assert wanted({PLAIN: line(10 * MB, MB)}, INFINITE) == []
+
+
+def test_what_cannot_fit_is_not_measured_but_the_last_one():
+    assert wanted({}, available(50 * MB)) == [(0, True), (1, False), (1, True), (2, False), (2, True)]
+    assert wanted({}, available(27 * MB)) == [(2, False), (2, True)]
+    assert wanted({}, available(5 * MB)) == [(2, False), (2, True)], "whose floor tells the smallest budget"
+
+
+def test_slower_schedules_are_not_measured_once_one_fits():
+    lines = {held(PLAIN): line(30 * MB, MB)}
+    free = available(50 * MB) + MARGIN_BYTES
+    assert wanted(lines, free) == []
+    slow = replace(lines[held(PLAIN)], fixed_seconds=10.0, points=(ProbePoint(2, MB, 10.0), ProbePoint(8, MB, 10.1)))
+    assert (1, False) in wanted({held(PLAIN): slow}, free), (
+        "parts of 16 images cost ten seconds each, whatever their size"
+    )
+
+
+def test_a_single_point_says_nothing_of_larger_batches():
+    """Two images at a time take 5 s each: that is no reason to expect the same of 64."""
+    lonely = replace(line(30 * MB, MB, seconds=5.0), points=(ProbePoint(2, 32 * MB, 10.0),))
+    assert (1, False) in wanted({held(PLAIN): lonely}, available(50 * MB) + MARGIN_BYTES)
+
+
+def test_what_fits_by_a_hair_is_measured_on():
+    lines = {"checkpoint:(0) 1-3": line(10 * MB, 0.5 * MB)}
+    assert (2, False) not in wanted(lines, available(42.1 * MB) + MARGIN_BYTES)
+    assert (2, False) in wanted(lines, available(42.1 * MB))
+
+
+def propose(lines, budget, **changes):
+    found = profile(lines, units="abcd", floors={name: 9 * MB for name in lines})
+    for strategy in Checkpoint(**changes).propose(workload(), found, HARDWARE, budget):
+        cost = strategy.estimate(workload(), found, HARDWARE)
+        assert budget.memory_bytes is None or cost.peak_bytes <= budget.memory_bytes
+        assert from_data(Checkpoint, to_data(strategy)) == strategy
+        return strategy, cost
+    return None
+
+
+LINES = {
+    PLAIN: line(10 * MB, MB),
+    held(PLAIN): line(30 * MB, MB, seconds=0.03),
+    LEAST: line(10 * MB, 0.25 * MB, seconds=0.013),
+}
+
+
+def test_with_room_enough_nothing_is_recomputed():
+    strategy, cost = propose(LINES, Budget())
+    assert strategy == Checkpoint("0-3", 64, 1, False)
+    assert cost == whole_cost(profile(LINES, units="abcd"), PLAIN, workload(), 64, 1)
+
+
+def test_the_faster_of_recomputation_and_accumulation_is_taken():
+    """Accumulating costs 0.015 s an image, recomputing 0.013."""
+    strategy, _ = propose(LINES, Budget(available(60 * MB)))
+    assert strategy == Checkpoint("(0-1) 2-3", 64, 1, False)
+    quick = {**LINES, held(PLAIN): line(30 * MB, MB, seconds=0.022)}
+    strategy, _ = propose(quick, Budget(available(60 * MB)))
+    assert strategy == Checkpoint("0-3", 16, 4, True)
+    assert propose(quick, Budget(available(60 * MB)), accumulate=False)[0].recomputation == "(0-1) 2-3"
+
+
+def test_the_effective_batch_counts_more_than_speed():
+    quick = {PLAIN: line(10 * MB, MB), LEAST: line(10 * MB, 0.25 * MB, seconds=0.1)}
+    strategy, _ = propose(quick, Budget(available(50 * MB)))
+    assert strategy == Checkpoint("(0-1) 2-3", 64, 1, False)
+    strategy, _ = propose(quick, Budget(available(20.1 * MB)))
+    assert strategy == Checkpoint("(0-1) 2-3", 40, 1, False), (
+        "the largest batch that fits, where none accumulates to 64"
+    )
+
+
+def test_nothing_fits_and_the_least_floor_is_named():
+    assert propose(LINES, Budget(5 * MB)) is None
+    found = profile(LINES, floors={PLAIN: 90 * MB, LEAST: 20 * MB, "block:0": MB})
+    assert Checkpoint().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 32 * MB
+
+
+def test_a_plan_without_a_schedule_cannot_be_taken_up():
+    with pytest.raises(UsageError, match="is no schedule"):
+        Checkpoint().estimate(workload(), profile(LINES), HARDWARE)
