@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from snugfit.errors import InfeasibleBudgetError
 from snugfit.quantities import parse_bytes
 
@@ -24,11 +26,12 @@ def train(folder: Path, memory: str, *more: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_the_smallest_budget_of_sidenet_is_one_that_works(tmp_path):
-    code, told = train(tmp_path / "refused", "20MB", "--strategy", "sidenet")
+@pytest.mark.parametrize("strategy", ["sidenet", "checkpoint"])
+def test_the_smallest_budget_is_one_that_works(tmp_path, strategy):
+    code, told = train(tmp_path / "refused", "20MB", "--strategy", strategy)
     assert code == InfeasibleBudgetError.exit_code
     named = told["error"]["message"].rpartition("would do: ")[2].rstrip(".")
     assert 20_000_000 < parse_bytes(named) < 60_000_000
-    code, told = train(tmp_path / "run", named.replace(" ", ""), "--strategy", "sidenet")
+    code, told = train(tmp_path / "run", named.replace(" ", ""), "--strategy", strategy)
     assert code == 0, told
     assert told["enforced"] and told["measured"]["peak_bytes"] <= told["predicted"]["peak_bytes"] <= parse_bytes(named)

@@ -54,6 +54,13 @@ def test_what_cannot_fit_is_not_measured_but_the_last_one():
     assert wanted({}, available(5 * MB)) == [(2, False), (2, True)], "whose floor tells the smallest budget"
 
 
+def test_what_measuring_leaves_behind_is_not_what_the_last_one_lacks():
+    """The last one needs 10.25 MB for a single image, 11.5 with workspace."""
+    judge = replace(WANTED, left_bytes=15 * MB)
+    assert wanted({}, available(50 * MB), judge)[0] == (0, True)
+    assert wanted({}, available(41 * MB), judge) == [(2, False), (2, True)]
+
+
 def test_slower_schedules_are_not_measured_once_one_fits():
     lines = {held(PLAIN): line(30 * MB, MB)}
     free = available(50 * MB) + MARGIN_BYTES

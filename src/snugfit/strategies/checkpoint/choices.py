@@ -43,10 +43,15 @@ class Way:
         """Name of its probe, with gradients applied at once."""
         return key_of(self.schedule)
 
+    @property
+    def smallest_bytes(self) -> int:
+        """Tensor bytes of as few images as possible, gradients applied at once."""
+        return self.fixed_bytes + self.sample_bytes
+
     def least_bytes(self, *, hold: bool) -> int:
         """Tensor bytes of the whole batch, or with held gradients of the smallest part of it."""
         if hold:
-            return self.fixed_bytes + self.gradient_bytes + self.sample_bytes
+            return self.smallest_bytes + self.gradient_bytes
         return self.fixed_bytes + self.batch_bytes
 
 

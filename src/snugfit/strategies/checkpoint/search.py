@@ -10,11 +10,14 @@ from snugfit.core.budget import Budget
 from snugfit.core.profile import ProbeLine, Profile
 from snugfit.core.workload import Workload
 from snugfit.strategies.checkpoint.choices import Way
-from snugfit.strategies.prediction import room_in
+from snugfit.strategies.prediction import TENSOR_TO_PROCESS, room_in
 from snugfit.strategies.whole import batch_settings, held, whole_cost
 
 MARGIN_BYTES = 3_000_000
 """By how much the room for a step may be smaller once everything is measured: what fits without it is measured on."""
+
+ABOVE_TENSORS = 1.05
+"""Process peak over tensor peak, as a rule: a schedule that would fit by less is not tried."""
 
 WORTH_MEASURING = 0.95
 """A schedule is measured where it may take less than this share of the time of what is known to fit."""
@@ -67,27 +70,33 @@ class Wanted:
         ways: all schedules, that which takes the least memory last.
         workload: what is trained.
         accumulate: whether micro-batches may be accumulated.
+        left_bytes: what measuring one leaves in memory, at the most.
     """
 
     ways: Sequence[Way]
     workload: Workload
     accumulate: bool
+    left_bytes: int = 0
 
     def needs(self, way: Way, hold: bool, lines: Mapping[str, ProbeLine], available: float) -> bool:
         """Whether a way may fit, and be faster than what was measured to fit; see :class:`snugfit.profiling.Probe`.
 
-        Where nothing was found to fit the effective batch, the last way is wanted whatever is expected of it.
+        Where nothing was found to fit the effective batch, the last way is wanted whatever is expected of it, and no
+        other whose kernels, left behind, could take the room that the last one needs.
         """
         if _name(way, hold) in lines:
             return False
+        room = room_in(available)
+        may_fit = way.least_bytes(hold=hold) * ABOVE_TENSORS <= room
         profile = Profile((), dict(lines))
         budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 0))
         keys = [each.key for each in self.ways]
         found = fastest(keys, self.workload, profile, budget, accumulate=self.accumulate)
         if found is not None and found.batch == self._batch:
-            may_fit = way.least_bytes(hold=hold) <= room_in(available)
             return may_fit and self._hoped(way, profile) < WORTH_MEASURING * found.seconds
-        return way is self.ways[-1] or way.least_bytes(hold=hold) <= room_in(available)
+        last = self.ways[-1]
+        needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # which the last one leaves behind, too
+        return way is last or (may_fit and needed <= room)
 
     @property
     def _batch(self) -> int:

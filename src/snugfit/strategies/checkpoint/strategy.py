@@ -15,6 +15,7 @@ from snugfit.core.profile import Profile
 from snugfit.core.record import Record
 from snugfit.core.workload import Workload
 from snugfit.profiling import Probe, unit_facts
+from snugfit.profiling.probe import FIRST_GROWTH
 from snugfit.strategies.checkpoint.choices import key_of, keys_in, schedule_of, ways_of
 from snugfit.strategies.checkpoint.forward import recomputing_forward
 from snugfit.strategies.checkpoint.schedule import Schedule
@@ -59,15 +60,16 @@ class Checkpoint:
         They are lazy: one is measured only where it may fit and be faster than what was found to.
         """
         ways = ways_of(chain, unit_facts(chain), workload)
-        wanted = Wanted(ways, workload, self.accumulate)
-        return [
-            whole_probe(
-                way.key, chain, workload, hardware.device, trainer_by(way.schedule),
-                hold=hold, network=self.name, needed=partial(wanted.needs, way, hold),
+        probes = {
+            (way, hold): whole_probe(
+                way.key, chain, workload, hardware.device, trainer_by(way.schedule), hold=hold
             )
             for way in ways
             for hold in ((False, True) if self.accumulate else (False,))
-        ]  # fmt: skip
+        }  # fmt: skip
+        left = FIRST_GROWTH + 2 * probes[ways[0], False].growth_bytes  # at two batch sizes
+        wanted = Wanted(ways, workload, self.accumulate, left)
+        return [replace(probe, needed=partial(wanted.needs, *each)) for each, probe in probes.items()]
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Checkpoint]:
         """The fastest schedule of those that were measured, at the largest batch, or micro-batch, that fits."""
