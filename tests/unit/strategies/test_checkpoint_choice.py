@@ -51,7 +51,8 @@ def test_without_a_budget_the_plain_step_alone_is_measured():
 def test_what_cannot_fit_is_not_measured_but_the_last_one():
     assert wanted({}, available(50 * MB)) == [(0, True), (1, False), (1, True), (2, False), (2, True)]
     assert wanted({}, available(27 * MB)) == [(2, False), (2, True)]
-    assert wanted({}, available(5 * MB)) == [(2, False), (2, True)], "whose floor tells the smallest budget"
+    for free in (available(5 * MB), 0, -5 * MB):
+        assert wanted({}, free) == [(2, False), (2, True)], "whose floor tells the smallest budget"
 
 
 def test_what_measuring_leaves_behind_is_not_what_the_last_one_lacks():

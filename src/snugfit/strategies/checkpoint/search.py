@@ -89,7 +89,7 @@ class Wanted:
         room = room_in(available)
         may_fit = way.least_bytes(hold=hold) * ABOVE_TENSORS <= room
         profile = Profile((), dict(lines))
-        budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 0))
+        budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 1))
         keys = [each.key for each in self.ways]
         found = fastest(keys, self.workload, profile, budget, accumulate=self.accumulate)
         if found is not None and found.batch == self._batch:
