@@ -15,7 +15,7 @@ from snugfit.core.profile import Profile
 from snugfit.core.record import Record
 from snugfit.core.workload import Workload
 from snugfit.profiling import Probe, unit_facts
-from snugfit.profiling.probe import FIRST_GROWTH
+from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.choices import key_of, keys_in, schedule_of, ways_of
 from snugfit.strategies.checkpoint.forward import recomputing_forward
 from snugfit.strategies.checkpoint.schedule import Schedule
