@@ -16,8 +16,7 @@ from snugfit.api.assembling import assemble, make_strategies
 from snugfit.api.process import choose_device, describe_hardware
 from snugfit.core.request import BudgetOptions, DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, make_meter, prepare_process
-from snugfit.profiling import LOOKING_BYTES, Probe
-from snugfit.profiling.probe import smallest_floor
+from snugfit.profiling import LOOKING_BYTES, Probe, smallest_floor
 from snugfit.quantities import parse_bytes
 
 NEEDS_ALL = {"blockwise": ("",), "elastic": ("elastic:head", "elastic:importance")}
@@ -107,12 +106,12 @@ def attempt(request: Request, limit: MemoryLimit, meter: PeakMeter) -> dict[str,
 def smallest_trial(request: Request, limit: MemoryLimit) -> Trial:
     """The step that must fit if the strategy is to."""
     assembly = assemble(request)
-    hardware, (strategy,) = describe_hardware(choose_device(None)), make_strategies(request)
+    hardware, (strategy,) = describe_hardware(choose_device(None)), make_strategies(request).strategies
     parts = NEEDS_ALL.get(request.strategy.strategy)
     with limit.loosened(LOOKING_BYTES):
         probes = strategy.probes(assembly.workload, assembly.chain, hardware)
         steps = [probe for probe in probes if isinstance(probe, Probe) and probe.name.startswith(parts or ("",))]
-        trials = [Trial(probe, *smallest_floor(probe)) for probe in steps]
+        trials = [Trial(probe, *smallest_floor(probe.floor)) for probe in steps]
     return (max if parts else min)(trials, key=lambda trial: trial.floor_bytes)
 
 

@@ -88,8 +88,8 @@ def test_a_time_ratio_that_nobody_answers_to_is_refused(strategy: str, scheme: A
 
 def test_a_time_ratio_means_elastic() -> None:
     timed = Request(budget=BudgetOptions(time_ratio=0.5))
-    assert [strategy.name for strategy in make_strategies(timed)] == ["elastic"]
-    assert "elastic" not in [strategy.name for strategy in make_strategies(Request())]
+    assert [strategy.name for strategy in make_strategies(timed).strategies] == ["elastic"]
+    assert "elastic" not in [strategy.name for strategy in make_strategies(Request()).strategies]
     with pytest.raises(UnknownNameError, match="elastic"):
         make_strategies(Request(strategy=StrategyOptions("elastik")))
 

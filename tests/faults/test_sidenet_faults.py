@@ -95,16 +95,16 @@ def test_schemes_belong_to_strategies() -> None:
     for strategy, scheme in (("sidenet", "full"), ("elastic", "rep-net"), ("elastic", "bias+head")):
         with pytest.raises(UsageError, match=f"{strategy} has no scheme"):
             make_strategies(Request(strategy=StrategyOptions(strategy, scheme=scheme)))  # type: ignore[arg-type]
-    (made,) = make_strategies(Request(strategy=StrategyOptions("sidenet", scheme="head")))
+    (made,) = make_strategies(Request(strategy=StrategyOptions("sidenet", scheme="head"))).strategies
     assert made.scheme == "head"  # type: ignore[attr-defined]
-    (made,) = make_strategies(Request(strategy=StrategyOptions("sidenet")))
+    (made,) = make_strategies(Request(strategy=StrategyOptions("sidenet"))).strategies
     assert made.scheme == "rep-net"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("weights", "ratio", "there"), [(None, None, False), ("w", None, True), ("w", 0.5, False)])
 def test_auto_considers_it_where_there_are_weights(weights: str | None, ratio: float | None, there: bool) -> None:
     request = Request(model=ModelOptions(weights=weights), budget=BudgetOptions(time_ratio=ratio))
-    assert ("sidenet" in {strategy.name for strategy in make_strategies(request)}) == there
+    assert ("sidenet" in {strategy.name for strategy in make_strategies(request).strategies}) == there
 
 
 def test_weights_of_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
