@@ -46,8 +46,10 @@ class RunnablePlan:
     >>> planned = snugfit.plan("smallconv", "digits", **small)
     >>> print(planned)
     smallconv on digits, budget 100.0 MB of memory
-    strategy    fits  predicted peak  time/epoch  storage  exact  notes
+    strategy    fits  predicted peak  time/epoch  in all  storage  exact  notes
     * backprop  yes ...
+    backprop is chosen: it was asked for.
+    Its gradients are exact: those of plain backpropagation.
     >>> record = planned.run(subscribers=(), out="runs/planned")
     >>> record.measured["peak_bytes"] <= record.predicted["peak_bytes"]
     True

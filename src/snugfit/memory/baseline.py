@@ -36,9 +36,7 @@ def prepare_process(threads: int | None = None) -> Baseline:
     """Start threads, warm up torch, set the allocator, and take the baseline.
 
     The warm-up runs one tiny forward, backward and optimizer step: the first ``torch.optim`` object lazily imports
-    68 MiB, which belongs to the library and not to the run. Numbers too small for full precision count as zero from
-    here on: BatchNorm over a batch of two makes such gradients in a deep network, and processors take up to twenty
-    times as long to compute with them.
+    68 MiB, which belongs to the library and not to the run.
 
     Args:
         threads: compute threads; torch's own choice by default.
@@ -54,7 +52,6 @@ def prepare_process(threads: int | None = None) -> Baseline:
     threading.stack_size(_THREAD_STACK_BYTES)
     if threads is not None:
         torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)  # before there are threads, which take it over
     _warm_up()
     release_memory()
     gc.freeze()  # what exists by now stays: collecting garbage need not look at it again, which took 150 ms each time
