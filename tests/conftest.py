@@ -9,6 +9,8 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads only wait for each other; read by torch's import
 
+import torch
+
 from snugfit.profiling import TensorProbe, operator, tensors
 from snugfit.strategies.elastic import drift
 
@@ -17,10 +19,20 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_measured_before_by_other_files(tmp_path_factory):
+    """What a file's own fixtures measure is kept from all others, and from the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_measured_before(monkeypatch, tmp_path_factory):
-    """What a test measures is kept from all others, and from the user's own cache."""
+    """What a test measures is kept from all others; and small numbers count again, which hypothesis draws."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
+    yield
+    torch.set_flush_denormal(False)
 
 
 PER_MAC, PER_BYTE, PER_PARAMETER = 1e-9, 1e-9, 1e-9

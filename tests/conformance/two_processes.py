@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ def run_in_two(script: str, rows: Mapping[str, Any], folder: Path, timeout: floa
         with (own / "stderr").open("w") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-c", script, some, str(own)], cwd=Path(__file__).parent,
-                stdout=subprocess.DEVNULL, stderr=stderr,
+                stdout=subprocess.DEVNULL, stderr=stderr, env={**os.environ, "XDG_CACHE_HOME": str(own)},
             )  # fmt: skip
         processes.append((process, own))
     found: dict[str, Any] = {}
