@@ -72,6 +72,15 @@ def test_slower_schedules_are_not_measured_once_one_fits():
     )
 
 
+def test_where_steps_of_few_images_are_slow_what_promises_most_is_measured():
+    """A step takes 0.2 s and 10 ms an image; 36 MB hold 4, 8 or 16 images with their gradients, or the last way's 64."""
+    plain = replace(line(10 * MB, MB), fixed_seconds=0.2, sample_seconds=0.01)
+    two = replace(line(30 * MB, MB), points=(ProbePoint(2, 32 * MB, 0.44),), fixed_seconds=0.0, sample_seconds=0.22)
+    lines = {PLAIN: plain, held(PLAIN): two}
+    assert wanted(lines, available(36 * MB) + MARGIN_BYTES) == [(2, False)]
+    assert (1, True) in wanted({held(PLAIN): two}, available(36 * MB)), "nothing tells how slow few images are"
+
+
 def test_a_single_point_says_nothing_of_larger_batches():
     """Two images at a time take 5 s each: that is no reason to expect the same of 64."""
     lonely = replace(line(30 * MB, MB, seconds=5.0), points=(ProbePoint(2, 32 * MB, 10.0),))

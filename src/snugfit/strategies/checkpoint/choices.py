@@ -54,6 +54,12 @@ class Way:
             return self.smallest_bytes + self.gradient_bytes
         return self.fixed_bytes + self.batch_bytes
 
+    def bytes_at(self, images: int, batch: int, *, hold: bool) -> int:
+        """Tensor bytes of some images of an effective batch, about: in proportion between one image and all of them."""
+        share = (images - 1) / max(batch - 1, 1)
+        maps = self.sample_bytes + share * (self.batch_bytes - self.sample_bytes)
+        return int(self.fixed_bytes + maps + (self.gradient_bytes if hold else 0))
+
 
 def key_of(schedule: Schedule) -> str:
     """Name of the probe of a schedule; without recomputation, that of the plain network."""

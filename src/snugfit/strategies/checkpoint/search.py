@@ -11,13 +11,16 @@ from snugfit.core.profile import ProbeLine, Profile
 from snugfit.core.workload import Workload
 from snugfit.strategies.checkpoint.choices import Way
 from snugfit.strategies.prediction import TENSOR_TO_PROCESS, room_in
-from snugfit.strategies.whole import batch_settings, held, whole_cost
+from snugfit.strategies.whole import batch_settings, divisors, held, whole_cost
 
 MARGIN_BYTES = 3_000_000
 """By how much the room for a step may be smaller once everything is measured: what fits without it is measured on."""
 
-ABOVE_TENSORS = 1.05
+ABOVE_TENSORS = 1.01
 """Process peak over tensor peak, as a rule: a schedule that would fit by less is not tried."""
+
+ALIKE = 1.1
+"""Expected times that differ by less than this factor are not told apart."""
 
 WORTH_MEASURING = 0.95
 """A schedule is measured where it may take less than this share of the time of what is known to fit."""
@@ -93,7 +96,8 @@ class Wanted:
         keys = [each.key for each in self.ways]
         found = fastest(keys, self.workload, profile, budget, accumulate=self.accumulate)
         if found is not None and found.batch == self._batch:
-            return may_fit and self._hoped(way, profile) < WORTH_MEASURING * found.seconds
+            hoped = self._hoped(way, profile) < WORTH_MEASURING * found.seconds
+            return may_fit and hoped and self._promises(way, hold, lines, room)
         last = self.ways[-1]
         needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # which the last one leaves behind, too
         return way is last or (may_fit and needed <= room)
@@ -101,6 +105,30 @@ class Wanted:
     @property
     def _batch(self) -> int:
         return min(self.workload.batch_size, self.workload.train_count)
+
+    def _promises(self, way: Way, hold: bool, lines: Mapping[str, ProbeLine], room: float) -> bool:
+        """Whether it is expected to be about as fast as any, each at the largest batch that its tensors leave room for.
+
+        A step of few images takes hardly less time than one of some more, where weights are what it is busy with.
+        """
+        plain = lines.get(self.ways[0].key)
+        if plain is None or len(plain.points) < 2:
+            return True
+        expected = {
+            (each.key, held_on): self._expected(each, held_on, plain, room)
+            for each in self.ways
+            for held_on in ((False, True) if self.accumulate else (False,))
+        }
+        return expected[way.key, hold] <= ALIKE * min(expected.values())
+
+    def _expected(self, way: Way, hold: bool, plain: ProbeLine, room: float) -> float:
+        """Seconds of an epoch, from the line of the network that recomputes nothing; infinite where it does not fit."""
+        sizes = [size for size in divisors(self._batch)[:-1] if size >= plain.smallest_batch] if hold else [self._batch]
+        fits = [each for each in sizes if way.bytes_at(each, self._batch, hold=hold) * ABOVE_TENSORS <= room]
+        if not fits:
+            return float("inf")
+        step = plain.fixed_seconds + plain.sample_seconds * fits[-1]
+        return step * way.seconds * self.workload.train_count / fits[-1]
 
     def _hoped(self, way: Way, profile: Profile) -> float:
         """Seconds of an epoch by a way at the whole batch, from lines of others; 0 where no line tells its slope."""
