@@ -73,7 +73,7 @@ def test_slower_schedules_are_not_measured_once_one_fits():
 
 
 def test_where_steps_of_few_images_are_slow_what_promises_most_is_measured():
-    """A step takes 0.2 s and 10 ms an image; 36 MB hold 4, 8 or 16 images with their gradients, or the last way's 64."""
+    """A step takes 0.2 s and 10 ms each; 36 MB hold 4, 8 or 16 images with their gradients, or the last way's 64."""
     plain = replace(line(10 * MB, MB), fixed_seconds=0.2, sample_seconds=0.01)
     two = replace(line(30 * MB, MB), points=(ProbePoint(2, 32 * MB, 0.44),), fixed_seconds=0.0, sample_seconds=0.22)
     lines = {PLAIN: plain, held(PLAIN): two}
