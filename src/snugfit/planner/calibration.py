@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from snugfit.core.cost import Cost
 from snugfit.core.plan import Correction
@@ -62,7 +61,8 @@ def past_run(record: Record, workload: Workload, corrected: Correction) -> PastR
 def correction(runs: Sequence[PastRun], strategy: str, workload: Workload) -> Correction:
     """What to multiply predictions of a strategy by.
 
-    Seconds take the median ratio of the latest runs of this network, or else of enough runs of others in the same way.
+    Seconds take the median ratio of the latest runs of this network, or else of enough runs of others in the same way;
+    a run counts as much as it took, since short ones spend much of their time on starting.
     Peaks are never corrected downwards: a run that needed less than was predicted may have been lucky.
 
     Args:
@@ -76,10 +76,20 @@ def correction(runs: Sequence[PastRun], strategy: str, workload: Workload) -> Co
         return Correction()
     highest = max(run.peak_bytes / run.predicted_bytes for run in heeded)
     return Correction(
-        seconds=median(run.seconds / run.predicted_seconds for run in heeded),
+        seconds=_median([(run.seconds / run.predicted_seconds, run.seconds) for run in heeded]),
         peak=highest * (1 + PEAK_MARGIN) if highest > 1 else 1.0,
         runs=len(heeded),
     )
+
+
+def _median(weighted: Sequence[tuple[float, float]]) -> float:
+    """The smallest value up to which half of the weight lies, of pairs of values and weights."""
+    half, below = sum(weight for _, weight in weighted) / 2, 0.0
+    for value, weight in sorted(weighted):
+        below += weight
+        if below >= half:
+            return value
+    raise ValueError("there is no value")
 
 
 def corrected(cost: Cost, by: Correction) -> Cost:

@@ -33,9 +33,17 @@ def test_one_run_of_anything_else_is_not(other):
 
 
 def test_several_runs_of_other_networks_are():
-    runs = [replace(RUN, model=f"other {n}", seconds=10.0 * n) for n in range(1, FEWEST_OTHERS + 1)]
+    ratios = range(1, FEWEST_OTHERS + 1)
+    runs = [replace(RUN, model=f"other {n}", predicted_seconds=20.0 / n, seconds=20.0) for n in ratios]
     assert correction(runs, "backprop", WORK).seconds == 2.0
     assert correction([*runs, replace(RUN, seconds=50.0)], "backprop", WORK).seconds == 5.0
+
+
+def test_a_long_run_counts_more_than_several_short_ones():
+    short = replace(RUN, predicted_seconds=1.0, seconds=4.0)
+    assert (
+        correction([short] * 4 + [replace(RUN, predicted_seconds=90.0, seconds=99.0)], "backprop", WORK).seconds == 1.1
+    )
 
 
 def test_the_latest_runs_count():
