@@ -42,9 +42,7 @@ def test_several_runs_of_other_networks_are():
 def test_a_long_run_counts_more_than_several_short_ones():
     short = replace(RUN, predicted_seconds=1.0, seconds=4.0)
     long = replace(RUN, predicted_seconds=90.0, seconds=99.0)
-    assert (
-        correction([short] * 4 + [replace(RUN, predicted_seconds=90.0, seconds=99.0)], "backprop", WORK).seconds == 1.1
-    )
+    assert correction([short, short, short, long], "backprop", WORK).seconds == 1.1
 
 
 def test_the_latest_runs_count():
