@@ -24,6 +24,8 @@ LONGEST_STEP_SECONDS = 1.0
 """A longer step is not taken to know more of a line, ..."""
 FARTHEST = 4
 """... unless the largest batch measured by then is smaller than the one to be used by more than this factor."""
+BEYOND_MEASURED = 0.05
+"""Share added to what a line says of batches beyond those, which were up to 2 % above it."""
 Step = Callable[[int], object]
 
 
@@ -99,10 +101,10 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     points = [
         ProbePoint(batch, max(peak - resting, attempt.built, 1), seconds) for batch, peak, seconds in attempt.measured
     ]
-    return _fit(probe, points, floors) if points else None
+    return _fit(probe, points, floors, cut_short=attempt.cut_short) if points else None
 
 
-def _fit(probe: Probe, points: list[ProbePoint], floors: Floors) -> ProbeLine:
+def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: bool = False) -> ProbeLine:
     """Fit the line; where only small batches could be run, it must not promise less than the largest one's tensors.
 
     A single point says nothing of smaller batches, which are then not offered: a single sample is not measured beside
@@ -111,8 +113,12 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors) -> ProbeLine:
     smallest_batch = floors.smallest()[0]
     smallest_batch = max(smallest_batch, points[0].batch) if len(points) == 1 else smallest_batch
     line, most = fit_line(probe.name, points, smallest_batch), probe.batch_limit
-    if points[-1].batch < most and line.bytes_at(most) < (floor := floors.at(most)):
-        made_up = ProbePoint(most, floor, line.seconds_at(most))
+    beyond = most - points[-1].batch
+    if beyond <= 0:
+        return line
+    expected = line.bytes_at(most) + (int(BEYOND_MEASURED * line.sample_bytes * beyond) if cut_short else 0)
+    if line.bytes_at(most) < (most_bytes := max(floors.at(most), expected)):
+        made_up = ProbePoint(most, most_bytes, line.seconds_at(most))
         line = replace(fit_line(probe.name, [*points, made_up], smallest_batch), points=line.points)
     return line
 
@@ -120,7 +126,8 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors) -> ProbeLine:
 class _Attempt:
     """One probe being measured; ``measured`` holds batch sizes, absolute peaks above the baseline, and seconds.
 
-    ``built`` is what building took: more than a step does where weights come larger than they are stored.
+    ``built`` is what building took: more than a step does where weights come larger than they are stored; and
+    ``cut_short`` whether larger batches were left out because they take long.
     """
 
     def __init__(
@@ -135,7 +142,7 @@ class _Attempt:
         self.floors, self.smallest_batch = floors, floors.smallest()[0]
         self.measured: list[tuple[int, int, float]] = []
         self.step: Step | None = None
-        self.built = 0
+        self.built, self.cut_short = 0, False
 
     def run(self) -> None:
         """Measure at two small batch sizes, then at the one where the probe would work; at that alone where it must."""
@@ -175,6 +182,7 @@ class _Attempt:
         line = fit_line(self.probe.name, [ProbePoint(b, peak - before, s) for b, peak, s in self.measured])
         largest = line.largest_batch(self.available - self.limit.kernel_bytes, self.probe.batch_limit)
         if line.seconds_at(largest) > LONGEST_STEP_SECONDS:
+            self.cut_short = True
             quick = (LONGEST_STEP_SECONDS - line.fixed_seconds) / max(line.sample_seconds, 1e-9)
             largest = min(largest, max(int(quick), -(-largest // FARTHEST)))
         while largest > self.measured[-1][0]:

@@ -372,3 +372,19 @@ def test_what_another_process_measured_counts_with_what_it_left_in_memory(tmp_pa
     assert ran and not ran_again
     assert again.lines == first.lines and again.floors == first.floors
     assert again.base_bytes == first.base_bytes == 1000 + 5 * len(ran)
+
+
+def test_long_steps_are_not_measured_at_the_largest_batch_and_more_is_allowed_for(monkeypatch):
+    machine = Machine(budget=100_000)
+    made, ran = probe(machine, 1000, 100)
+
+    def timed(step, batch):
+        step(batch)
+        return 0.05 * batch
+
+    monkeypatch.setattr("snugfit.profiling.probe._timed", timed)
+    line = measure_probe(made, machine, machine)
+    assert [point.batch for point in line.points] == [2, 8, 20]
+    assert max(ran) == 20, "which takes a second"
+    assert line.seconds_at(64) == pytest.approx(3.2)
+    assert line.bytes_at(64) >= 1000 + 6400 + 0.05 * 44 * 100 and line.bytes_at(20) >= 3000
