@@ -31,14 +31,12 @@ def measurements(options: MachineOptions, hardware: Hardware) -> Measurements:
         UsageError: the folder named is a file.
     """
     where = options.profile_cache
-    if where == "off":
-        return Measurements()
     return Measurements(_folder(where), machine_text(hardware), renew=where == "renew")
 
 
 def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
     """Runs on this hardware with these versions, oldest first; lines that cannot be read are left out."""
-    folder = None if options.profile_cache == "off" else _folder(options.profile_cache)
+    folder = _folder(options.profile_cache)
     found: list[PastRun] = []
     if folder is None:
         return found
@@ -54,7 +52,7 @@ def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
 
 def keep_run(options: MachineOptions, record: Record, plan: Plan) -> None:
     """Add a finished run to those that later predictions are corrected by; what cannot be written is not kept."""
-    folder = None if options.profile_cache == "off" else _folder(options.profile_cache)
+    folder = _folder(options.profile_cache)
     if folder is None or plan.choice is None:
         return
     run = past_run(record, plan.workload, plan.choice.correction)
@@ -69,6 +67,9 @@ def _runs_file(folder: Path, hardware: Hardware) -> Path:
 
 
 def _folder(where: str) -> Path | None:
+    """The folder that ``--profile-cache`` means; None where nothing is to be kept, or nothing can be written."""
+    if where == "off":
+        return None
     if where not in ("auto", "renew"):
         folder = Path(where).expanduser().absolute()
         if folder.exists() and not folder.is_dir():
@@ -76,7 +77,7 @@ def _folder(where: str) -> Path | None:
         return folder
     try:
         return cache_dir() / "profiles"
-    except DataError:  # nowhere to write
+    except DataError:
         return None
 
 

@@ -18,7 +18,7 @@ from snugfit.api.running import execute, require_new
 from snugfit.api.signal import signal_table
 from snugfit.api.timing import tensor_table
 from snugfit.api.together import commands_of_run
-from snugfit.api.trials import STEPS, check_steps, compare
+from snugfit.api.trials import check_steps, compare
 from snugfit.api.weights import check_weights
 from snugfit.core.budget import Budget
 from snugfit.core.command import as_typed, command_of
@@ -26,7 +26,7 @@ from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.request import OWN, BudgetOptions, Request, Trained
 from snugfit.core.serial import to_data
-from snugfit.core.trial import Trial
+from snugfit.core.trial import STEPS, Trial
 from snugfit.data import Splits
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local import check_local_loss

@@ -35,8 +35,6 @@ from snugfit.planner import corrected
 from snugfit.report.metrics import read_metrics
 from snugfit.training.events import Notice, Subscriber
 
-STEPS = 4
-"""Effective batches of a trial."""
 _EVALUATED = 16
 """Validation images of a trial, and test images: it is there to time training."""
 _GRACE_SECONDS = 20.0

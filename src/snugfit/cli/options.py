@@ -20,6 +20,7 @@ from snugfit.core.request import (
     Trained,
     TrainingOptions,
 )
+from snugfit.core.trial import STEPS
 from snugfit.errors import UnknownNameError, UsageError
 
 
@@ -128,10 +129,9 @@ class PlanOptions:
             raise UsageError(f"--compare-steps is at least 1, not {self.compare_steps}.")
         if self.compare_steps is not None and not self.compare:
             raise UsageError("--compare-steps is for trials; add --compare.")
-        return (self.compare_steps or COMPARE_STEPS) if self.compare else 0
+        return (self.compare_steps or STEPS) if self.compare else 0
 
 
-COMPARE_STEPS = 4
 NO_FLAGS = RequestFlags()
 PLAN_ALONE = PlanOptions()
 SHOW_ALL = OutputOptions()

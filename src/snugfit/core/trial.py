@@ -10,6 +10,9 @@ from typing import Any
 from snugfit.core.record import Record
 from snugfit.core.serial import to_data
 
+STEPS = 4
+"""Effective batches of a trial, where nothing else is said."""
+
 
 @dataclass(frozen=True)
 class Trial:

@@ -82,32 +82,41 @@ class _Session:
         self.floors[probe.name] = floors.smallest()[1]
         if not self.measures:
             return True
-        if found is None:
+
+        def measure() -> Measurement:
             line = measure_probe(probe, self.meter, self.limit, floors)
             complete = line is not None and line.points[-1].batch >= probe.batch_limit
-            found = Measurement(line=line, floors=_texts(floors), left_bytes=self._left(), complete=complete)
-            self.known.keep(probe.same, found, available)
-        elif self.known.is_from_disk(probe.same):
-            self.left = max(self.left, found.left_bytes)
-        if found.line is not None:
-            self.lines[probe.name] = replace(found.line, name=probe.name)
+            return Measurement(line=line, floors=_texts(floors), complete=complete)
+
+        line = self._measured(probe.same, found, available, measure).line
+        if line is not None:
+            self.lines[probe.name] = replace(line, name=probe.name)
         return True
 
     def take_tensors(self, probe: TensorProbe) -> None:
         """Measure every operator of a network."""
         if not self.measures:
             return
+
+        def measure() -> Measurement:
+            tensors = probe.measure(self.limit)
+            return Measurement(tensors=tensors, complete=tensors is not None and tensors.batch >= probe.batch_limit)
+
         self.meter.restart()
         available = self._available()
-        found = self.known.find(probe.same, available)
+        self.tensors = self._measured(probe.same, self.known.find(probe.same, available), available, measure).tensors
+
+    def _measured(
+        self, same: str, found: Measurement | None, available: float, measure: Callable[[], Measurement]
+    ) -> Measurement:
+        """What is known of a probe, or else what measuring it finds, which is kept."""
         if found is None:
-            tensors = probe.measure(self.limit)
-            complete = tensors is not None and tensors.batch >= probe.batch_limit
-            found = Measurement(tensors=tensors, left_bytes=self._left(), complete=complete)
-            self.known.keep(probe.same, found, available)
-        elif self.known.is_from_disk(probe.same):
+            found = measure()
+            found = replace(found, left_bytes=self._left())
+            self.known.keep(same, found, available)
+        elif self.known.is_from_disk(same):
             self.left = max(self.left, found.left_bytes)
-        self.tensors = found.tensors
+        return found
 
     def profile(self, seconds: float) -> Profile:
         """What was found."""
