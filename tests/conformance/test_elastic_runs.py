@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 sys.path.insert(0, "..")
 from conftest import use_steady_times
 import snugfit
-snugfit.prepare_process()
+snugfit.prepare_process(1)
 use_steady_times(pytest.MonkeyPatch())
 folder, part, budget = sys.argv[1], sys.argv[2], int(sys.argv[3])
 seen = {}

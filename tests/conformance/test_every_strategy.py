@@ -51,7 +51,7 @@ ROWS: dict[str, dict[str, Any]] = {
 SCRIPT = """
 import json, sys
 import snugfit
-snugfit.prepare_process()
+snugfit.prepare_process(1)
 rows, folder = json.loads(sys.argv[1]), sys.argv[2]
 seen = {}
 for name, options in rows.items():

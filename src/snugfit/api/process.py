@@ -15,6 +15,7 @@ from snugfit.core.registry import STRATEGIES, strategy_class
 from snugfit.errors import UsageError
 from snugfit.memory import Baseline, limit
 from snugfit.memory import prepare_process as take_baseline
+from snugfit.training.launch.world import cores
 
 for _name in STRATEGIES:  # imported before the baseline
     strategy_class(_name)
@@ -28,16 +29,22 @@ def prepare_process(threads: int | None = None) -> None:
     Numbers too small for full precision count as zero from here on, in this thread and those that it starts: BatchNorm
     over a batch of two makes such gradients in a deep network, and processors take up to twenty times as long for them.
 
+    Args:
+        threads: compute threads; by default what ``OMP_NUM_THREADS`` says, or all cores.
+
+    Raises:
+        UsageError: that is no number of threads.
+
     >>> import snugfit
     >>> snugfit.prepare_process()
     """
     torch.set_flush_denormal(True)
-    _prepared[:] = [take_baseline(_cores() if threads is None else threads)]
+    _prepared[:] = [take_baseline(_threads() if threads is None else threads)]
 
 
-def _cores() -> int:
-    """Cores that this process may use; all of them where the system does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _threads() -> int | None:
+    """All cores that this process may use; torch's own choice, None, where the user set ``OMP_NUM_THREADS``."""
+    return None if os.environ.get("OMP_NUM_THREADS") else cores()
 
 
 def baseline(threads: int | None = None) -> Baseline:

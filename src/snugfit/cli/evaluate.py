@@ -35,7 +35,7 @@ def evaluate(
         data_dir: where data sets are (`SNUGFIT_DATA` otherwise).
         split: which images; by default the test split (to detect, validation where there is none), and all images of a
             folder other than the run's own.
-        threads: compute threads; all cores by default.
+        threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
     """
     job = make_job("evaluate", output, threads, run=run, data=data, data_dir=data_dir, split=split)

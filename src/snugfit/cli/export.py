@@ -34,7 +34,7 @@ def export(
         format: what to write; both writes both.
         out: where to write; the run folder by default.
         check: run the ONNX file and compare its outputs with the model's.
-        threads: compute threads; all cores by default.
+        threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
     """
     job = make_job("export", output, threads, run=run, out=out, format=format, check=check)

@@ -43,7 +43,7 @@ def predict(
         folder: folder of images, or one image.
         out: CSV file to write, whose path is then printed; stdout by default.
         top: how many classes per image, the likeliest first, by default one; or objects at most, by default all.
-        threads: compute threads; all cores by default.
+        threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
     """
     if top is not None and top < 1:

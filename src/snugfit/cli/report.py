@@ -38,7 +38,7 @@ def report(
             `lls-mxm` learned, Grad-CAM heat maps over images. They take the data set.
         data: data set of the pictures, a name or `folder:PATH`; the run's own by default.
         data_dir: where data sets are (`SNUGFIT_DATA` otherwise).
-        threads: compute threads of the pictures; all cores by default.
+        threads: compute threads of the pictures; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
 
     Raises:

@@ -331,7 +331,7 @@ class MachineOptions:
 
     Attributes:
         device: cpu or cuda[:N]; cuda where there is one.
-        threads: compute threads; all cores by default.
+        threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         out: run folder; a new one under ``runs/`` by default.
         profile_cache: where what is measured of networks on this machine is kept, so that it is measured once: auto (in
             ``snugfit/profiles`` below ``XDG_CACHE_HOME`` or ``~/.cache``), a folder, renew (measure anew, and keep

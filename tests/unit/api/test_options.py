@@ -171,6 +171,18 @@ def test_a_prepared_process_keeps_its_baseline(monkeypatch):
     assert taken == [1, 1, 4]
 
 
+def test_all_cores_compute_unless_the_user_says_otherwise(monkeypatch):
+    taken = []
+    monkeypatch.setattr(process, "take_baseline", lambda threads=None: taken.append(threads))
+    monkeypatch.setattr(process, "_prepared", [])
+    monkeypatch.setattr(process, "cores", lambda: 12)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    process.prepare_process()
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    process.prepare_process()
+    assert taken == [12, None], "torch reads OMP_NUM_THREADS itself"
+
+
 @pytest.mark.parametrize("where", ["working folder", "data folder"])
 def test_a_folder_of_images_is_stored_as_it_was_found(tmp_path, monkeypatch, where):
     (tmp_path / "sets" / "photos").mkdir(parents=True)
