@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from snugfit.core.profile import ProbeLine, Profile
@@ -37,13 +37,10 @@ def measure_probes(
     """
     started = time.perf_counter()
     session = _Session(meter, limit, known or Measurements(), measures=on_measured is not None)
-    for index, probe in enumerate(probes, start=1):
-        if isinstance(probe, TensorProbe):
-            session.take_tensors(probe)
-        elif not session.take(probe):
-            continue
+    numbers = {id(probe): number for number, probe in enumerate(probes, start=1)}
+    for probe in session.measured(probes):
         if on_measured is not None:
-            on_measured(probe.name, index, len(probes))
+            on_measured(probe.name, numbers[id(probe)], len(probes))
     return session.profile(time.perf_counter() - started)
 
 
@@ -53,7 +50,8 @@ class _Session:
 
     Attributes:
         measures: whether to measure, and not only to look.
-        lines, floors, lined, tensors: what was found so far.
+        tried: the lines found so far; None where a probe did not fit.
+        floors, lined, tensors: what else was found so far.
         left: what probes that were measured by another process left in its memory, which training will leave in this.
     """
 
@@ -61,7 +59,7 @@ class _Session:
     limit: MemoryLimit
     known: Measurements
     measures: bool
-    lines: dict[str, ProbeLine] = field(default_factory=dict)
+    tried: dict[str, ProbeLine | None] = field(default_factory=dict)
     floors: dict[str, int] = field(default_factory=dict)
     lined: list[Probe] = field(default_factory=list)
     tensors: TensorProfile | None = None
@@ -71,7 +69,25 @@ class _Session:
         self.meter.restart()
         self.before = self.meter.current_bytes
 
-    def take(self, probe: Probe) -> bool:
+    def measured(self, probes: Sequence[Probe | TensorProbe]) -> Iterator[Probe | TensorProbe]:
+        """Measure probes in their order; one that is not needed yet is asked again whenever another such one is."""
+        declined: list[Probe] = []
+        for probe in probes:
+            if isinstance(probe, TensorProbe):
+                self._take_tensors(probe)
+            elif not self._take(probe):
+                declined.append(probe)
+                continue
+            yield probe
+            if isinstance(probe, Probe) and probe.needed is not None:
+                yield from self._needed_now(declined)
+
+    def _needed_now(self, declined: list[Probe]) -> Iterator[Probe]:
+        while (found := next(filter(self._take, declined), None)) is not None:
+            declined.remove(found)
+            yield found
+
+    def _take(self, probe: Probe) -> bool:
         """Measure a probe if it is needed; whether it was."""
         if not self._is_needed(probe):
             return False
@@ -80,6 +96,7 @@ class _Session:
         floors = Floors(probe.floor, self.limit, {int(b): size for b, size in found.floors.items()} if found else {})
         self.lined.append(probe)
         self.floors[probe.name] = floors.smallest()[1]
+        self.tried[probe.name] = None
         if not self.measures:
             return True
 
@@ -90,10 +107,10 @@ class _Session:
 
         line = self._measured(probe.same, found, available, measure).line
         if line is not None:
-            self.lines[probe.name] = replace(line, name=probe.name)
+            self.tried[probe.name] = replace(line, name=probe.name)
         return True
 
-    def take_tensors(self, probe: TensorProbe) -> None:
+    def _take_tensors(self, probe: TensorProbe) -> None:
         """Measure every operator of a network."""
         if not self.measures:
             return
@@ -123,14 +140,14 @@ class _Session:
         release_memory()
         self.meter.restart()
         resting = self.meter.current_bytes + self.left
-        grown = 0
-        if len(self.lines) < len(self.lined):
-            networks = {probe.network for probe in self.lined if probe.name in self.lines}
+        grown, lines = 0, {name: line for name, line in self.tried.items() if line is not None}
+        if len(lines) < len(self.lined):
+            networks = {probe.network for probe in self.lined if probe.name in lines}
             left = growth([probe for probe in self.lined if probe.network and probe.network not in networks])
             grown = max(self.before + FIRST_GROWTH + growth(self.lined), resting + 2 * left)  # at two batch sizes
         return Profile(
             units=(),
-            lines=self.lines,
+            lines=lines,
             floors=self.floors,
             kept={probe.name: probe.kept_bytes for probe in self.lined},
             base_bytes=max(resting, grown, 0),
@@ -148,11 +165,11 @@ class _Session:
             return True
         with self.limit.loosened(LOOKING_BYTES):
             self.meter.restart()
-            if not probe.needed(self.lines, self._available()):
+            if not probe.needed(self.tried, self._available()):
                 return False
             release_memory()
             self.meter.restart()
-            return probe.needed(self.lines, self._available())
+            return probe.needed(self.tried, self._available())
 
     def _available(self) -> float:
         """Bytes that would be free had all been measured here."""

@@ -48,7 +48,8 @@ class Probe:
         same: what is run, as text: probes with equal texts take the same, and are measured once. Where it is empty,
             nothing is known to be like it.
         warm_up: whether the first step at a batch size does not tell what the next ones take, however long it is.
-        needed: whether it is worth measuring, from the lines so far and the bytes available; always where it is None.
+        needed: whether it is worth measuring, from the lines so far, with None for what did not fit, and the bytes
+            available; always where it is None. What is not yet is asked again after another one that was.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Probe:
     network: str = ""
     same: str = ""
     warm_up: bool = False
-    needed: Callable[[Mapping[str, ProbeLine], float], bool] | None = None
+    needed: Callable[[Mapping[str, ProbeLine | None], float], bool] | None = None
 
     @property
     def growth_bytes(self) -> int:
@@ -185,8 +186,8 @@ class _Attempt:
             self.cut_short = True
             quick = (LONGEST_STEP_SECONDS - line.fixed_seconds) / max(line.sample_seconds, 1e-9)
             largest = min(largest, max(int(quick), -(-largest // FARTHEST)))
-        while largest > self.measured[-1][0]:
-            if self._measure(self._allowed(largest)):
+        while (allowed := self._allowed(largest)) > self.measured[-1][0]:
+            if self._measure(allowed):
                 return
             largest = int(largest * 0.8)
 

@@ -81,7 +81,7 @@ def whole_probes(
 
 def whole_probe(
     name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool,
-    network: str = "", needed: Callable[[Mapping[str, ProbeLine], float], bool] | None = None,
+    network: str = "", needed: Callable[[Mapping[str, ProbeLine | None], float], bool] | None = None,
 ) -> Probe:  # fmt: skip
     """The probe of one training step of the whole network.
 

@@ -284,6 +284,31 @@ def test_a_probe_is_asked_for_again_once_looking_has_left_memory_behind():
     assert told == [2000, 1100] and ran == [] and profile.lines == {}
 
 
+def test_what_was_not_needed_is_asked_again_once_another_such_probe_was_measured():
+    machine, asked = Machine(budget=3000), []
+
+    def after(*others):
+        def needed(tried, available):
+            asked.append((others, tuple(tried)))
+            return all(other in tried for other in others)
+
+        return needed
+
+    made, _ = probe(machine, fixed=500, sample=10)
+    refused, _ = probe(machine, fixed=5000, sample=10)
+    first = replace(made, name="first", needed=after("second", "refused"))
+    second = replace(made, name="second", needed=after("refused"))
+    refused = replace(refused, name="refused", needed=after())
+    never, last = replace(made, name="never", needed=after("nothing")), replace(made, name="last")
+    told = []
+    profile = measure_probes(
+        [first, never, second, refused, last], machine, machine, lambda name, *_: told.append(name)
+    )
+    assert told == ["refused", "second", "first", "last"]
+    assert list(profile.lines) == ["second", "first", "last"], "what did not fit has none, and is not asked for again"
+    assert (("nothing",), ("refused", "second", "first")) in asked
+
+
 def test_the_only_size_that_may_be_chosen_is_measured_alone():
     machine = Machine(budget=2540)
     made, ran = probe(machine, fixed=500, sample=10, limit=64, sizes=(64,))

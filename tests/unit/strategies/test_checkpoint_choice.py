@@ -66,10 +66,11 @@ def test_slower_schedules_are_not_measured_once_one_fits():
     lines = {held(PLAIN): line(30 * MB, MB)}
     free = available(50 * MB) + MARGIN_BYTES
     assert wanted(lines, free) == []
-    slow = replace(lines[held(PLAIN)], fixed_seconds=10.0, points=(ProbePoint(2, MB, 10.0), ProbePoint(8, MB, 10.1)))
-    assert (1, False) in wanted({held(PLAIN): slow}, free), (
-        "parts of 16 images cost ten seconds each, whatever their size"
-    )
+    points = (ProbePoint(2, 32 * MB, 10.0), ProbePoint(8, 38 * MB, 10.1))
+    slow = {held(PLAIN): replace(lines[held(PLAIN)], fixed_seconds=10.0, points=points)}
+    assert wanted(slow, free) == [(1, False)], "parts of 16 images cost ten seconds each, whatever their size"
+    assert wanted({**slow, WAYS[1].key: None}, free) == [(2, False)], "where that did not fit, the next best"
+    assert wanted({**slow, WAYS[1].key: line(10 * MB, 0.5 * MB, seconds=0.01)}, free) == [], "or none, if it is quick"
 
 
 def test_where_steps_of_few_images_are_slow_what_promises_most_is_measured():

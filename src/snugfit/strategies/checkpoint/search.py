@@ -19,9 +19,6 @@ MARGIN_BYTES = 3_000_000
 ABOVE_TENSORS = 1.01
 """Process peak over tensor peak, as a rule: a schedule that would fit by less is not tried."""
 
-ALIKE = 1.1
-"""Expected times that differ by less than this factor are not told apart."""
-
 WORTH_MEASURING = 0.95
 """A schedule is measured where it may take less than this share of the time of what is known to fit."""
 
@@ -34,11 +31,13 @@ class Found:
         key: name of its probe.
         settings: ``micro_batch``, ``micro_batches`` and ``accumulate`` of the strategy.
         seconds: of an epoch.
+        sample_seconds: of a sample in a step.
     """
 
     key: str
     settings: dict[str, Any]
     seconds: float
+    sample_seconds: float
 
     @property
     def batch(self) -> int:
@@ -61,8 +60,14 @@ def fastest(
         settings = batch_settings(workload, profile, budget, key, accumulate=accumulate)
         if settings is not None:
             cost = whole_cost(profile, key, workload, settings["micro_batch"], settings["micro_batches"])
-            found.append(Found(key, settings, cost.seconds_per_epoch))
+            found.append(Found(key, settings, cost.seconds_per_epoch, _sample_seconds(key, settings, profile)))
     return min(found, key=lambda each: (-each.batch, each.seconds), default=None)
+
+
+def _sample_seconds(key: str, settings: dict[str, Any], profile: Profile) -> float:
+    micro, parts = settings["micro_batch"], settings["micro_batches"]
+    line = profile.lines[key if parts == 1 else held(key)]
+    return float(line.seconds_at(micro) / micro / (1 if parts == 1 else 2))
 
 
 @dataclass(frozen=True)
@@ -81,23 +86,23 @@ class Wanted:
     accumulate: bool
     left_bytes: int = 0
 
-    def needs(self, way: Way, hold: bool, lines: Mapping[str, ProbeLine], available: float) -> bool:
+    def needs(self, way: Way, hold: bool, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
         """Whether a way may fit, and be faster than what was measured to fit; see :class:`snugfit.profiling.Probe`.
 
         Where nothing was found to fit the effective batch, the last way is wanted whatever is expected of it, and no
-        other whose kernels, left behind, could take the room that the last one needs.
+        other whose kernels, left behind, could take the room that the last one needs. Once something fits, that is
+        wanted of which most is expected.
         """
-        if _name(way, hold) in lines:
+        if _name(way, hold) in tried:
             return False
         room = room_in(available)
         may_fit = way.least_bytes(hold=hold) * ABOVE_TENSORS <= room
-        profile = Profile((), dict(lines))
+        lines = {name: line for name, line in tried.items() if line is not None}
         budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 1))
         keys = [each.key for each in self.ways]
-        found = fastest(keys, self.workload, profile, budget, accumulate=self.accumulate)
+        found = fastest(keys, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
         if found is not None and found.batch == self._batch:
-            hoped = self._hoped(way, profile) < WORTH_MEASURING * found.seconds
-            return may_fit and hoped and self._promises(way, hold, lines, room)
+            return may_fit and self._promises_most(way, hold, found, tried, room - MARGIN_BYTES)
         last = self.ways[-1]
         needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # which the last one leaves behind, too
         return way is last or (may_fit and needed <= room)
@@ -106,42 +111,75 @@ class Wanted:
     def _batch(self) -> int:
         return min(self.workload.batch_size, self.workload.train_count)
 
-    def _promises(self, way: Way, hold: bool, lines: Mapping[str, ProbeLine], room: float) -> bool:
-        """Whether it is expected to be about as fast as any, each at the largest batch that its tensors leave room for.
+    def _promises_most(
+        self, way: Way, hold: bool, found: Found, tried: Mapping[str, ProbeLine | None], room: float
+    ) -> bool:
+        """Whether it is expected to be faster than what was found, and than all that were not tried."""
+        known = Known.of(self.ways, {name: line for name, line in tried.items() if line is not None}, self._batch)
+        if known is None:
+            return True
+        untried = [
+            known.sample_seconds(each, held_on, self._sizes(held_on), room)
+            for each in self.ways
+            for held_on in ((False, True) if self.accumulate else (False,))
+            if _name(each, held_on) not in tried
+        ]
+        expected = known.sample_seconds(way, hold, self._sizes(hold), room)
+        return expected <= min(untried) and expected < WORTH_MEASURING * found.sample_seconds
+
+    def _sizes(self, hold: bool) -> tuple[int, ...]:
+        """Batches that a way may train at, smallest first."""
+        return divisors(self._batch)[:-1] if hold else (self._batch,)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What lines that were measured tell of schedules that were not.
+
+    Attributes:
+        batch: the effective batch.
+        fixed_seconds, slope_seconds: of a step that recomputes nothing: of any, and of each sample more.
+        smallest_batch: that a step can be taken with.
+        above: process peaks over tensor bytes, by whether gradients are held.
+    """
+
+    batch: int
+    fixed_seconds: float
+    slope_seconds: float
+    smallest_batch: int
+    above: Mapping[bool, float]
+
+    @classmethod
+    def of(cls, ways: Sequence[Way], lines: Mapping[str, ProbeLine], batch: int) -> Known | None:
+        """From all lines; None where none of them has more than one point, which tells no slope."""
+        named = {_name(way, hold): (way, hold) for way in ways for hold in (False, True)}
+        above, sloped = {}, None
+        for name, line in lines.items():
+            if name not in named or not line.points:
+                continue
+            (way, hold), point = named[name], line.points[-1]
+            above[hold] = point.peak_bytes / way.bytes_at(point.batch, batch, hold=hold)
+            if sloped is None and len(line.points) > 1:
+                sloped = line, way.seconds * (2 if hold else 1)
+        if sloped is None:
+            return None
+        line, times = sloped
+        return cls(batch, line.fixed_seconds / times, line.sample_seconds / times, line.smallest_batch, above)
+
+    def sample_seconds(self, way: Way, hold: bool, sizes: Sequence[int], room: float) -> float:
+        """Expected seconds of a sample, at the largest of some batches that there is room for; infinite without room.
 
         A step of few images takes hardly less time than one of some more, where weights are what it is busy with.
         """
-        plain = lines.get(self.ways[0].key)
-        if plain is None or len(plain.points) < 2:
-            return True
-        expected = {
-            (each.key, held_on): self._expected(each, held_on, plain, room)
-            for each in self.ways
-            for held_on in ((False, True) if self.accumulate else (False,))
-        }
-        return expected[way.key, hold] <= ALIKE * min(expected.values())
-
-    def _expected(self, way: Way, hold: bool, plain: ProbeLine, room: float) -> float:
-        """Seconds of an epoch, from the line of the network that recomputes nothing; infinite where it does not fit."""
-        sizes = [size for size in divisors(self._batch)[:-1] if size >= plain.smallest_batch] if hold else [self._batch]
-        fits = [each for each in sizes if way.bytes_at(each, self._batch, hold=hold) * ABOVE_TENSORS <= room]
+        above = self.above.get(hold, max(self.above.values()))
+        fits = [
+            size
+            for size in sizes
+            if size >= self.smallest_batch and way.bytes_at(size, self.batch, hold=hold) * above <= room
+        ]
         if not fits:
             return float("inf")
-        step = plain.fixed_seconds + plain.sample_seconds * fits[-1]
-        return step * way.seconds * self.workload.train_count / fits[-1]
-
-    def _hoped(self, way: Way, profile: Profile) -> float:
-        """Seconds of an epoch by a way at the whole batch, from lines of others; 0 where no line tells its slope."""
-        seconds = []
-        for each in self.ways:
-            for hold in (False, True):
-                line = profile.lines.get(_name(each, hold))
-                if line is not None and len(line.points) > 1:
-                    step = line.seconds_at(self._batch) / (2 if hold else 1)
-                    made_up = ProbeLine(each.key, 0, 0, 0, 0, step * way.seconds / each.seconds / self._batch)
-                    cost = whole_cost(Profile((), {each.key: made_up}), each.key, self.workload, self._batch, 1)
-                    seconds.append(cost.seconds_per_epoch)
-        return min(seconds, default=0.0)
+        return way.seconds * (self.fixed_seconds / fits[-1] + self.slope_seconds)
 
 
 def _name(way: Way, hold: bool) -> str:

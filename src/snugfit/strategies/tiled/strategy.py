@@ -217,11 +217,11 @@ def _keys(profile: Profile) -> list[str]:
     return sorted(keys, key=lambda key: list(profile.floors).index(key))
 
 
-def _unless_fitting(names: tuple[str, ...], limit: int) -> Callable[[Mapping[str, ProbeLine], float], bool]:
+def _unless_fitting(names: tuple[str, ...], limit: int) -> Callable[[Mapping[str, ProbeLine | None], float], bool]:
     """Whether none of these probes was found to fit the whole batch."""
 
-    def needed(lines: Mapping[str, ProbeLine], available: float) -> bool:
-        room = room_in(available)
-        return not any(name in lines and lines[name].largest_batch(room, limit) >= limit for name in names)
+    def needed(tried: Mapping[str, ProbeLine | None], available: float) -> bool:
+        lines, room = map(tried.get, names), room_in(available)
+        return not any(line is not None and line.largest_batch(room, limit) >= limit for line in lines)
 
     return needed
