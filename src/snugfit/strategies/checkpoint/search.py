@@ -96,36 +96,30 @@ class Wanted:
         if _name(way, hold) in tried:
             return False
         room = room_in(available)
-        may_fit = way.least_bytes(hold=hold) * ABOVE_TENSORS <= room
         lines = {name: line for name, line in tried.items() if line is not None}
         budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 1))
         keys = [each.key for each in self.ways]
         found = fastest(keys, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
-        if found is not None and found.batch == self._batch:
-            return may_fit and self._promises_most(way, hold, found, tried, room - MARGIN_BYTES)
-        last = self.ways[-1]
-        needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # which the last one leaves behind, too
-        return way is last or (may_fit and needed <= room)
+        known = Known.of(self.ways, lines, self._batch)
+        may_fit = way.least_bytes(hold=hold) * ABOVE_TENSORS <= room
+        if found is None or found.batch != self._batch:
+            last = self.ways[-1]
+            needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # which it leaves behind, too
+            return way is last or (may_fit and needed <= room)
+        if known is None:
+            return may_fit
+        untried = {
+            (each.key, held_on): known.sample_seconds(each, held_on, self._sizes(held_on), room - MARGIN_BYTES)
+            for each in self.ways
+            for held_on in ((False, True) if self.accumulate else (False,))
+            if _name(each, held_on) not in tried
+        }
+        expected = untried[way.key, hold]
+        return expected <= min(untried.values()) and expected < WORTH_MEASURING * found.sample_seconds
 
     @property
     def _batch(self) -> int:
         return min(self.workload.batch_size, self.workload.train_count)
-
-    def _promises_most(
-        self, way: Way, hold: bool, found: Found, tried: Mapping[str, ProbeLine | None], room: float
-    ) -> bool:
-        """Whether it is expected to be faster than what was found, and than all that were not tried."""
-        known = Known.of(self.ways, {name: line for name, line in tried.items() if line is not None}, self._batch)
-        if known is None:
-            return True
-        untried = [
-            known.sample_seconds(each, held_on, self._sizes(held_on), room)
-            for each in self.ways
-            for held_on in ((False, True) if self.accumulate else (False,))
-            if _name(each, held_on) not in tried
-        ]
-        expected = known.sample_seconds(way, hold, self._sizes(hold), room)
-        return expected <= min(untried) and expected < WORTH_MEASURING * found.sample_seconds
 
     def _sizes(self, hold: bool) -> tuple[int, ...]:
         """Batches that a way may train at, smallest first."""
