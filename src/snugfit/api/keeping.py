@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 import snugfit
 from snugfit.core.hardware import Hardware
+from snugfit.core.installation import code
+from snugfit.core.places import profiles_folder
 from snugfit.core.plan import Plan
 from snugfit.core.record import Record
 from snugfit.core.request import MachineOptions
 from snugfit.core.serial import from_data, to_data
-from snugfit.data.locate import cache_dir
-from snugfit.errors import DataError, UsageError
 from snugfit.planner import PastRun, past_run
 from snugfit.profiling import Measurements
 
@@ -31,12 +30,12 @@ def measurements(options: MachineOptions, hardware: Hardware) -> Measurements:
         UsageError: the folder named is a file.
     """
     where = options.profile_cache
-    return Measurements(_folder(where), machine_text(hardware), renew=where == "renew")
+    return Measurements(profiles_folder(where), machine_text(hardware), renew=where == "renew")
 
 
 def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
     """Runs on this hardware with these versions, oldest first; lines that cannot be read are left out."""
-    folder = _folder(options.profile_cache)
+    folder = profiles_folder(options.profile_cache)
     found: list[PastRun] = []
     if folder is None:
         return found
@@ -52,7 +51,7 @@ def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
 
 def keep_run(options: MachineOptions, record: Record, plan: Plan) -> None:
     """Add a finished run to those that later predictions are corrected by; what cannot be written is not kept."""
-    folder = _folder(options.profile_cache)
+    folder = profiles_folder(options.profile_cache)
     if folder is None or plan.choice is None:
         return
     run = past_run(record, plan.workload, plan.choice.correction)
@@ -66,30 +65,6 @@ def _runs_file(folder: Path, hardware: Hardware) -> Path:
     return folder / f"runs-{sha256(machine_text(hardware).encode()).hexdigest()[:16]}.jsonl"
 
 
-def _folder(where: str) -> Path | None:
-    """The folder that ``--profile-cache`` means; None where nothing is to be kept, or nothing can be written."""
-    if where == "off":
-        return None
-    if where not in ("auto", "renew"):
-        folder = Path(where).expanduser().absolute()
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(f"--profile-cache is auto, renew, off or a folder, and '{where}' is a file.")
-        return folder
-    try:
-        return cache_dir() / "profiles"
-    except DataError:
-        return None
-
-
 def machine_text(hardware: Hardware) -> str:
     """All that measurements depend on beside what is measured, as text."""
-    return json.dumps([to_data(hardware), platform.python_version(), snugfit.__version__, _code()], sort_keys=True)
-
-
-@cache
-def _code() -> str:
-    """Tells this installation's code from another of the same version: a developer's, or a patched one."""
-    root = Path(snugfit.__file__).parent
-    files = sorted(root.rglob("*.py"))
-    facts = [(str(path.relative_to(root)), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
-    return sha256(repr(facts).encode()).hexdigest()
+    return json.dumps([to_data(hardware), platform.python_version(), snugfit.__version__, code()], sort_keys=True)

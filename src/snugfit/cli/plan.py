@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from snugfit.cli.answers import Answer
 from snugfit.cli.failures import FailedError, show_error
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
-from snugfit.cli.output import print_json
+from snugfit.cli.output import note, print_json
 from snugfit.core.plan import Plan
+from snugfit.core.request import Request
 from snugfit.core.serial import from_data
 from snugfit.core.trial import Trial
 
@@ -30,8 +34,7 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
         The exit code: 3 where nothing fits.
     """
     request, steps = flags.request(), trials.steps()
-    job = make_job("plan", output, request.machine.threads, request=request.to_json(), compare_steps=steps)
-    found = run_job(job)
+    found = _compared(request, steps, output) if steps else _answered(request, output)
     from snugfit.report.table import print_plan
 
     print_plan(Plan.from_json(found["plan"]))
@@ -47,3 +50,20 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
     if output.json:
         print_json({**found["plan"], "error": error.to_json()})
     return show_error(error, as_json=False, debug=False)
+
+
+def _answered(request: Request, output: OutputOptions) -> dict[str, Any]:
+    """What was answered before, or else what a child finds now."""
+    answer = Answer(request)
+    known = answer.find()
+    if known is not None:
+        note("answered before on this machine; --profile-cache renew measures anew")
+        return known
+    found = _compared(request, 0, output)
+    answer.keep(found)
+    return found
+
+
+def _compared(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:
+    job = make_job("plan", output, request.machine.threads, request=request.to_json(), compare_steps=steps)
+    return run_job(job)

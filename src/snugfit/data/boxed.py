@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from snugfit.core.places import data_root
 from snugfit.data import coco_boxes, yolo
 from snugfit.data.batches import Batches
 from snugfit.data.box_checks import BoxChecks
 from snugfit.data.box_transform import BoxTransform
 from snugfit.data.boxes import BoxedImages
 from snugfit.data.decode import Decoder
-from snugfit.data.locate import data_root
 from snugfit.data.sets import Splits
 from snugfit.data.split import check_options
 from snugfit.data.transform import Transform

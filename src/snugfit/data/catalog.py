@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from snugfit.core.places import data_root
 from snugfit.data import cifar, cub, digits, dogs, flowers, folder, idx, imagenet, pets, vww
 from snugfit.data.download import ARCHIVES, can_download, download
-from snugfit.data.locate import data_root, find, image_folder
+from snugfit.data.locate import find, image_folder
 from snugfit.data.sets import Bordered, ImageSet, Parts, Splits
 from snugfit.data.split import assemble
 from snugfit.errors import DataError, UnknownNameError, UsageError

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from snugfit.data.locate import cache_dir
+from snugfit.core.places import cache_dir
 from snugfit.data.sets import Parts, check_labels, resized
 from snugfit.errors import DataError, OutOfStorageError
 

@@ -1,40 +1,12 @@
-"""Where data sets are. The only file of this room that reads the environment."""
+"""Where data sets are."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
+from snugfit.core.places import data_root
 from snugfit.errors import DataError
-
-
-def cache_dir() -> Path:
-    """Folder for files that snugfit derives or downloads; a temporary one where the home folder is read-only."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    for folder in (Path(base) / "snugfit", Path(tempfile.gettempdir()) / f"snugfit-{os.getuid()}"):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise DataError("no folder to keep derived files in: set XDG_CACHE_HOME to one that can be written.")
-
-
-def data_root(data_dir: str | Path | None) -> Path:
-    """Folder that holds data sets: ``data_dir``, else ``SNUGFIT_DATA``, else ``data`` in snugfit's cache folder.
-
-    Raises:
-        DataError: the folder was named but does not exist.
-    """
-    named = data_dir or os.environ.get("SNUGFIT_DATA")
-    if not named:
-        return cache_dir() / "data"
-    root = Path(named).expanduser()
-    if not root.is_dir():
-        raise DataError(f"the data folder '{root}' does not exist. Give another with --data-dir or SNUGFIT_DATA.")
-    return root
 
 
 def find(root: Path, folders: tuple[str, ...], markers: tuple[str, ...]) -> Path | None:

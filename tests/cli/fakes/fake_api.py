@@ -41,6 +41,7 @@ class FakePlan:
         )
 
     def to_json(self):
+        print("measuring", file=sys.stderr)
         return self.plan.to_json()
 
     def compare(self, steps, subscribers=()):

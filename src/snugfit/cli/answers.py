@@ -1,0 +1,138 @@
+"""Plans that were made before: asked the same question on the same machine, the command answers without torch.
+
+An answer is kept beside the measurements (``--profile-cache``) under a digest of all that it depends on: the request,
+the code and its versions, the machine, the files that the request names, and the runs that predictions learn from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from snugfit.core.installation import code
+from snugfit.core.places import data_root, profiles_folder
+from snugfit.core.request import MachineOptions, Request
+from snugfit.errors import DataError
+
+PACKAGES = ("torch", "torchvision", "timm", "kornia")
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ONEDNN_MAX_CPU_ISA", "SNUGFIT_DATA")
+MOST_FILES = 5_000
+"""Where the data have more files, looking at them takes as long as planning."""
+LIBRARIES = ("timm:", "torchvision:")
+"""Models with a colon in their name are the user's own code, which may be anywhere, but for these."""
+
+
+class Answer:
+    """The answer to a request, if it is known or once it is.
+
+    Args:
+        request: the question.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._path = _path(request)
+        self._renew = request.machine.profile_cache == "renew"
+
+    def find(self) -> dict[str, Any] | None:
+        """What was answered before; None where nothing was, or it cannot be read."""
+        if self._path is None or self._renew:
+            return None
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def keep(self, found: dict[str, Any]) -> None:
+        """Keep an answer; what cannot be written is not kept."""
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile("w", dir=self._path.parent, delete=False, encoding="utf-8") as file:
+                json.dump(found, file)
+            Path(file.name).replace(self._path)
+
+
+def _path(request: Request) -> Path | None:
+    """Where its answer is kept; None where that may depend on what cannot be told from outside."""
+    folder, model = profiles_folder(request.machine.profile_cache), request.model.model
+    if folder is None or (":" in model and not model.startswith(LIBRARIES)):
+        return None
+    files = _files(request, folder)
+    if files is None:
+        return None
+    machine = MachineOptions(request.machine.device, request.machine.threads, request.machine.out)
+    asked = replace(request, machine=machine).to_json()
+    facts = json.dumps([asked, code(), _software(), _machine(), str(Path.cwd()), files], sort_keys=True)
+    return folder / "plans" / f"{sha256(facts.encode()).hexdigest()[:32]}.json"
+
+
+def _software() -> list[str | None]:
+    versions: list[str | None] = [platform.python_version()]
+    for package in PACKAGES:
+        try:
+            versions.append(version(package))
+        except PackageNotFoundError:
+            versions.append(None)
+    return [*versions, *(os.environ.get(name) for name in VARIABLES)]
+
+
+def _machine() -> list[Any]:
+    """What tells this machine from another that shares its files."""
+    processor = [line for line in _read("/proc/cpuinfo").splitlines() if line.startswith("model name")][:1]
+    gpus = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").glob("*"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = _read("/proc/meminfo").partition("\n")[0]
+    return [platform.platform(), processor, cores, memory, gpus]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _files(request: Request, folder: Path) -> list[Any] | None:
+    """Names, sizes and times of all files that matter; None where there are too many."""
+    with contextlib.suppress(DataError):
+        plain = request.data.data.partition(":")[2] or request.data.data
+        root = data_root(request.data.data_dir)
+        named = [path for path in (Path(plain).expanduser(), root / plain) if path.exists()]
+        paths = [*(named or [root]), *_named(request.to_json()), *sorted(folder.glob("runs-*.jsonl"))]
+        found = list(islice((fact for path in paths for fact in _facts(path, depth=2)), MOST_FILES + 1))
+        return found if len(found) <= MOST_FILES else None
+    return None
+
+
+def _named(value: Any) -> list[Path]:
+    """Files that a request names anywhere: weights, a cluster, a list of boxes."""
+    if isinstance(value, dict):
+        return [path for each in value.values() for path in _named(each)]
+    with contextlib.suppress(OSError):  # a text too long for a name, say
+        return [Path(value)] if isinstance(value, str) and Path(value).is_file() else []
+    return []
+
+
+def _facts(path: Path, depth: int) -> Iterator[list[Any]]:
+    """A file's or folder's own facts, and those of what is in it, so deep."""
+    try:
+        stat = path.stat()
+        yield [str(path), stat.st_size, stat.st_mtime_ns]
+        inside = sorted(os.scandir(path), key=lambda entry: entry.name) if depth and path.is_dir() else []
+    except OSError:
+        yield [str(path), None, None]
+        return
+    for entry in inside:
+        yield from _facts(Path(entry.path), depth - 1)

@@ -1,0 +1,18 @@
+"""Which code this is."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import snugfit
+
+
+@cache
+def code() -> str:
+    """Tells this installation's code from another of the same version: a developer's, or a patched one."""
+    root = Path(snugfit.__file__).parent
+    files = sorted(root.rglob("*.py"))
+    facts = [(str(path.relative_to(root)), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    return sha256(repr(facts).encode()).hexdigest()

@@ -1,0 +1,56 @@
+"""Where things are kept and found, unless the user says otherwise."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from snugfit.errors import DataError, UsageError
+
+
+def cache_dir() -> Path:
+    """Folder for files that snugfit derives or downloads; a temporary one where the home folder is read-only."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    for folder in (Path(base) / "snugfit", Path(tempfile.gettempdir()) / f"snugfit-{os.getuid()}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise DataError("no folder to keep derived files in: set XDG_CACHE_HOME to one that can be written.")
+
+
+def data_root(data_dir: str | Path | None) -> Path:
+    """Folder that holds data sets: ``data_dir``, else ``SNUGFIT_DATA``, else ``data`` in snugfit's cache folder.
+
+    Raises:
+        DataError: the folder was named but does not exist.
+    """
+    named = data_dir or os.environ.get("SNUGFIT_DATA")
+    if not named:
+        return cache_dir() / "data"
+    root = Path(named).expanduser()
+    if not root.is_dir():
+        raise DataError(f"the data folder '{root}' does not exist. Give another with --data-dir or SNUGFIT_DATA.")
+    return root
+
+
+def profiles_folder(where: str) -> Path | None:
+    """The folder that ``--profile-cache`` means; None where nothing is to be kept, or nothing can be written.
+
+    Raises:
+        UsageError: the folder named is a file.
+    """
+    if where == "off":
+        return None
+    if where not in ("auto", "renew"):
+        folder = Path(where).expanduser().absolute()
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--profile-cache is auto, renew, off or a folder, and '{where}' is a file.")
+        return folder
+    try:
+        return cache_dir() / "profiles"
+    except DataError:
+        return None

@@ -1,0 +1,132 @@
+"""A plan that was made before is not made again, unless anything that it depends on is another."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from snugfit.cli import answers
+from snugfit.cli.answers import Answer
+from snugfit.core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request
+
+ASKED = ("plan", "--memory", "1MB", "--model", "m")
+
+
+@pytest.fixture
+def measures(snugfit):
+    """Whether a command had to measure; what it printed is the same in any case."""
+
+    def call(*flags: str) -> bool:
+        outcome = snugfit(*ASKED, "--json", *flags)
+        assert outcome.code in (0, 3), outcome.err
+        assert outcome.json["candidates"]
+        assert ("measuring" in outcome.err) != ("answered before" in outcome.err)
+        return "measuring" in outcome.err
+
+    return call
+
+
+def test_the_same_question_is_answered_once(snugfit, measures):
+    first = snugfit(*ASKED, "--json")
+    assert "measuring" in first.err and not measures()
+    assert snugfit(*ASKED, "--json").out == first.out
+    assert not measures("--quiet")
+
+
+def test_what_does_not_fit_is_answered_again_with_the_same_error(snugfit):
+    first, second = (snugfit("plan", "--memory", "1MB", "--model", "too-big", "--json") for _ in range(2))
+    assert "answered before" in second.err and (second.code, second.out) == (first.code, first.out)
+    assert first.code == 3 and first.json["error"]["code"] == 3
+
+
+def test_another_question_is_not(measures):
+    assert measures() and measures("--batch-size", "8") and measures("--threads", "3") and measures("--epochs", "2")
+    assert not measures() and not measures("--batch-size", "8")
+
+
+def test_users_may_have_it_measured_anew_or_nothing_kept(measures):
+    assert measures("--profile-cache", "off") and measures("--profile-cache", "off"), "nothing was kept"
+    assert measures() and not measures()
+    assert measures("--profile-cache", "renew") and measures("--profile-cache", "renew")
+    assert not measures(), "what is measured anew answers those who do not ask for that"
+    assert measures("--profile-cache", "here") and not measures("--profile-cache", "here"), "a folder of its own"
+
+
+def test_trials_are_made_each_time(snugfit):
+    assert all("measuring" in snugfit(*ASKED, "--compare").err for _ in range(2))
+
+
+def test_an_answer_that_cannot_be_read_or_kept_is_none(measures, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    assert measures("--profile-cache", str(cache))
+    (kept,) = (cache / "plans").iterdir()
+    for broken in ("{", "[]", '{"plan"'):
+        kept.write_text(broken)
+        assert measures("--profile-cache", str(cache))
+    monkeypatch.setattr(answers, "NamedTemporaryFile", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+    kept.unlink()
+    assert measures("--profile-cache", str(cache)) and measures("--profile-cache", str(cache))
+
+
+def key(**changes: object) -> str | None:
+    """Where the answer to a question is kept."""
+    options = {"model": ModelOptions("m"), "budget": BudgetOptions(memory="1MB"), **changes}
+    path = Answer(Request(**options))._path
+    return path and path.name
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A folder of data sets, of which one has two classes."""
+    for name in ("photos/cats/1.png", "photos/dogs/1.png", "cifar/batch.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    monkeypatch.setenv("SNUGFIT_DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_data_that_changed_are_other_data(data):
+    photos, cifar = DataOptions(data="folder:photos"), DataOptions(data="cifar")
+    before = key(data=photos), key(data=cifar)
+    (data / "photos" / "dogs" / "2.png").write_text("x")
+    assert key(data=photos) != before[0] and key(data=cifar) == before[1]
+    os.utime(data / "cifar" / "batch.bin", (1, 1))
+    assert key(data=cifar) != before[1]
+
+
+def test_too_many_files_are_not_looked_at(data, monkeypatch):
+    assert key(data=DataOptions(data="folder:photos")) is not None
+    monkeypatch.setattr(answers, "MOST_FILES", 3)
+    assert key(data=DataOptions(data="folder:photos")) is None
+
+
+def test_weights_runs_and_versions_matter(data, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    weights = elsewhere / "w.safetensors"
+    weights.write_text("1")
+    seen = [key(), key(model=ModelOptions("m", weights=str(weights)))]
+    weights.write_text("12")
+    seen.append(key(model=ModelOptions("m", weights=str(weights))))
+    folder = elsewhere / "profiles"
+    folder.mkdir()
+    machine = MachineOptions(profile_cache=str(folder))
+    assert key(machine=machine) == seen[0], "wherever it is kept"
+    (folder / "runs-1.jsonl").write_text("{}\n")
+    seen.append(key(machine=machine))
+    for change in (
+        lambda: monkeypatch.setattr(answers, "version", lambda package: "9.9"),
+        lambda: monkeypatch.setattr(answers, "code", lambda: "another"),
+        lambda: monkeypatch.setenv("OMP_NUM_THREADS", "7"),
+        lambda: monkeypatch.setattr(answers, "_machine", lambda: ["another"]),
+        lambda: monkeypatch.chdir(data),
+    ):
+        change()
+        seen.append(key())
+    assert None not in seen and len(set(seen)) == len(seen), json.dumps(seen)
+
+
+def test_the_users_own_code_is_planned_each_time():
+    assert key(model=ModelOptions("nets.py:small")) is None and key(model=ModelOptions("package.nets:small")) is None
+    assert key(model=ModelOptions("timm:resnet26")) is not None
