@@ -26,7 +26,7 @@ class Measurement:
         tensors: of a probe of every operator.
         floors: tensor bytes by batch size.
         available_bytes: bytes that were free; None without a budget.
-        left_bytes: what profiling had left in memory by then.
+        left_bytes: what measuring it left in memory.
         complete: whether more memory would have told no more: it was measured at its largest batch.
     """
 
@@ -38,7 +38,13 @@ class Measurement:
     complete: bool = False
 
     def serves(self, available: float) -> bool:
-        """Whether measuring with so many bytes free would find the same."""
+        """Whether measuring with so many bytes free would find the same.
+
+        Where fewer bytes are free, it might find a smaller batch that fits, which was not measured when more were.
+        """
+        fewest, line = min(map(int, self.floors), default=0), self.line
+        if line is not None and line.smallest_batch > fewest > 0 and available < line.bytes_at(line.smallest_batch):
+            return False
         then = float("inf") if self.available_bytes is None else self.available_bytes
         return self.complete or available <= AS_MUCH * then
 

@@ -52,7 +52,8 @@ class _Session:
         measures: whether to measure, and not only to look.
         tried: the lines found so far; None where a probe did not fit.
         floors, lined, tensors: what else was found so far.
-        left: what probes that were measured by another process left in its memory, which training will leave in this.
+        left: what measuring the probes that are known from another process left there, which training will leave here,
+            too; by what was measured.
     """
 
     meter: PeakMeter
@@ -63,7 +64,7 @@ class _Session:
     floors: dict[str, int] = field(default_factory=dict)
     lined: list[Probe] = field(default_factory=list)
     tensors: TensorProfile | None = None
-    left: int = 0
+    left: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.meter.restart()
@@ -128,18 +129,17 @@ class _Session:
     ) -> Measurement:
         """What is known of a probe, or else what measuring it finds, which is kept."""
         if found is None:
+            before = self._in_memory()
             found = measure()
-            found = replace(found, left_bytes=self._left())
+            found = replace(found, left_bytes=max(self._in_memory() - before, 0))
             self.known.keep(same, found, available)
         elif self.known.is_from_disk(same):
-            self.left = max(self.left, found.left_bytes)
+            self.left[same] = found.left_bytes
         return found
 
     def profile(self, seconds: float) -> Profile:
         """What was found."""
-        release_memory()
-        self.meter.restart()
-        resting = self.meter.current_bytes + self.left
+        resting = self._in_memory() + self._left_elsewhere()
         grown, lines = 0, {name: line for name, line in self.tried.items() if line is not None}
         if len(lines) < len(self.lined):
             networks = {probe.network for probe in self.lined if probe.name in lines}
@@ -155,9 +155,13 @@ class _Session:
             tensors=self.tensors,
         )
 
-    def _left(self) -> int:
-        """What profiling has left in memory, here or in the processes that measured what is known."""
-        return max(self.meter.current_bytes - self.before, 0) + self.left
+    def _in_memory(self) -> int:
+        release_memory()
+        self.meter.restart()
+        return self.meter.current_bytes
+
+    def _left_elsewhere(self) -> int:
+        return sum(self.left.values())
 
     def _is_needed(self, probe: Probe) -> bool:
         """Whether a probe is worth measuring; asked again where looking, which leaves memory behind, found so."""
@@ -173,7 +177,7 @@ class _Session:
 
     def _available(self) -> float:
         """Bytes that would be free had all been measured here."""
-        return available_bytes(self.meter, self.limit) - self.left
+        return available_bytes(self.meter, self.limit) - self._left_elsewhere()
 
 
 def _texts(floors: Floors) -> dict[str, int]:

@@ -42,6 +42,16 @@ def test_a_larger_budget_is_measured_anew_unless_all_was_measured(tmp_path, then
     assert (Measurements(tmp_path).find("a conv", now) is not None) == serves
 
 
+def test_a_line_of_more_images_than_fit_now_does_not_keep_fewer_from_being_tried(tmp_path):
+    two = replace(LINE, smallest_batch=2)
+    Measurements(tmp_path).keep("a conv", replace(FOUND, line=two), 1000.0)
+    needed = two.bytes_at(2)
+    assert Measurements(tmp_path).find("a conv", needed) is not None
+    assert Measurements(tmp_path).find("a conv", needed - 1) is None
+    Measurements(tmp_path).keep("a conv", replace(FOUND, line=two, floors={"2": 5}), 1000.0)
+    assert Measurements(tmp_path).find("a conv", needed - 1) is not None, "it cannot train on fewer than two"
+
+
 def test_what_did_not_fit_does_not_fit_less_memory_either(tmp_path):
     Measurements(tmp_path).keep("a conv", Measurement(), 1000.0)
     assert Measurements(tmp_path).find("a conv", 900.0).line is None

@@ -271,6 +271,29 @@ def test_ways_of_running_one_network_leave_its_kernels_behind_once():
     assert profile.base_bytes == 1000 + max(FIRST_GROWTH + grown, 2 * grown)
 
 
+def test_what_measuring_left_elsewhere_counts_once_however_many_processes_come_and_go(tmp_path):
+    """Looking leaves 100 bytes in a process that looks; measuring leaves 50 for one network and 30 for the other."""
+
+    def base(*left):
+        machine = Machine(budget=3000)
+
+        def look(batch):
+            machine.kept = max(machine.kept, 100)
+            return batch
+
+        def probe_leaving(size):
+            def build():
+                machine.kept += size
+                return machine.take
+
+            return Probe(f"{size}", build, look, 64, same=f"{size}")
+
+        probes = [probe_leaving(size) for size in left]
+        return measure_probes(probes, machine, machine, lambda *_: None, Measurements(tmp_path)).base_bytes - 1000
+
+    assert [base(50), base(50), base(50, 30), base(50, 30), base(30)] == [150, 50, 180, 80, 30]
+
+
 def test_a_probe_is_asked_for_again_once_looking_has_left_memory_behind():
     machine, told = Machine(budget=3000), []
 
