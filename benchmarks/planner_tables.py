@@ -125,7 +125,8 @@ def conclusions(cells: list[Cell]) -> list[str]:
         f"measured peak within the budget: {within} of {len(runs)}; within the prediction: "
         f"{sum(measured <= predicted for predicted, measured in pairs)} of {len(runs)} (target: all)",
         f"predicted <= {TIGHT} x measured peak: {percent(tight / len(pairs) if pairs else None)} (target 95 %)",
-        f"Kendall's tau of predicted and measured seconds among the strategies of a model and budget: "
+        f"Kendall's tau of predicted and measured seconds among the strategies of a model and budget (checkpoint "
+        f"where it recomputes): "
         f"{number(mean(taus) if taus else None)} on average over {len(taus)} (target 0.8)",
         f"median error of predicted seconds: {percent(error)} (target 15 %)",
         f"infeasible and refused memory at the smallest setting: "
@@ -135,14 +136,21 @@ def conclusions(cells: list[Cell]) -> list[str]:
 
 
 def rank_agreement(trained: list[Cell]) -> list[float]:
-    """Kendall's tau of every model and budget with at least three strategies that ran."""
+    """Kendall's tau of every model and budget with at least three strategies that ran.
+
+    A checkpointing that recomputes nothing is backpropagation, step by step: as neither is faster, it is left out.
+    """
     groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for cell in trained:
-        if "record" in cell:
+        if "record" in cell and not _recomputes_nothing(cell["record"]["settings"]):
             model, _, budget = _key(cell)
             groups.setdefault((model, budget), []).append(training_seconds(cell["record"]))
     taus = [kendall_tau(*zip(*group, strict=True)) for group in groups.values() if len(group) >= 3]
     return [tau for tau in taus if tau is not None]
+
+
+def _recomputes_nothing(settings: Cell) -> bool:
+    return "recomputation" in settings and "(" not in settings["recomputation"]
 
 
 def _speed(cells: list[Cell]) -> str:

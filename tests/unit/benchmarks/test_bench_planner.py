@@ -23,7 +23,7 @@ def refused_plan(strategy: str, smallest: int | None) -> dict[str, Any]:
     return cell("plan", strategy, exit_code=3, candidate={"smallest_bytes": smallest})
 
 
-def run(strategy: str, predicted: float, measured: float, peak: int = 90) -> list[dict[str, Any]]:
+def run(strategy: str, predicted: float, measured: float, peak: int = 90, **settings: Any) -> list[dict[str, Any]]:
     phases = [
         {"predicted_seconds": predicted, "seconds": measured, "steps": 4},
         {"predicted_seconds": 9, "seconds": 1, "steps": 0},
@@ -33,6 +33,7 @@ def run(strategy: str, predicted: float, measured: float, peak: int = 90) -> lis
         "predicted": {"peak_bytes": 95_000_000},
         "measured": {"peak_bytes": peak * 1_000_000},
         "phases": phases,
+        "settings": settings,
     }
     return [cell("plan", strategy), cell("train", strategy, record=record)]
 
@@ -69,6 +70,13 @@ class TestConclusions:
         assert "1.00 on average over 1" in lines[3]
         assert "7.1 %" in lines[4]
         assert "smallest setting: 1 of 1; of backprop, checkpoint, blockwise: 0 of 0" in lines[5]
+
+    def test_checkpointing_that_recomputes_nothing_is_not_ranked_beside_backpropagation(self) -> None:
+        same, others = run("checkpoint", 9, 12, recomputation="0-3"), [*run("backprop", 10, 11), *run("tiled", 20, 20)]
+        cells = [*others, *run("blockwise", 15, 16)]
+        assert planner_tables.rank_agreement([*same, *cells]) == planner_tables.rank_agreement(cells) == [1]
+        slower = run("checkpoint", 9, 12, recomputation="(0-1) 2-3")
+        assert planner_tables.rank_agreement([*slower, *cells]) == [pytest.approx(4 / 6)]
 
     def test_what_did_not_hold_is_counted(self) -> None:
         cells = [*run("backprop", 10, 10, peak=99), *run("tiled", 20, 5, peak=101), refused_plan("blockwise", 5)]
