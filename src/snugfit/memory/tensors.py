@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from snugfit.memory import meta
+
 _left_out: dict[int, weakref.ref[Any]] = {}
 
 
@@ -53,7 +55,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live -= size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outputs = func(*args, **(kwargs or {}))
+        outputs = meta.run(func, args, kwargs or {})
         for output in tree_iter(outputs):
             if isinstance(output, Tensor):
                 self.add(output)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from snugfit.core.profile import ProbeLine, Profile
 from snugfit.core.tensors import TensorProfile
-from snugfit.memory import MemoryLimit, PeakMeter, release_memory
+from snugfit.memory import MemoryLimit, PeakMeter, meta, release_memory
 from snugfit.profiling.floors import LOOKING_BYTES, Floors
 from snugfit.profiling.kept import Measurement, Measurements
 from snugfit.profiling.probe import Probe, available_bytes, measure_probe
@@ -139,6 +139,7 @@ class _Session:
 
     def profile(self, seconds: float) -> Profile:
         """What was found."""
+        meta.forget()
         resting = self._in_memory() + self._left_elsewhere()
         grown, lines = 0, {name: line for name, line in self.tried.items() if line is not None}
         if len(lines) < len(self.lined):

@@ -1,0 +1,113 @@
+"""What operators give on the meta device, remembered: torch finds shapes there in Python, 0.2 ms for an operator.
+
+A network is looked at many times before it is run once: at several batches, in several ways. The same operators meet
+the same shapes again and again, in its alike layers and in its second step, and nothing depends on values there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+MOST = 4096
+"""Results that are remembered; some 1 kB each."""
+
+_UNSEEN, _CALL, _FIRST, _NOTHING = object(), object(), object(), object()
+"""Nothing is known; it must be called; it gives its first argument, as operators in place do; it gives nothing."""
+_known: dict[Any, Any] = {}
+
+
+def forget() -> None:
+    """Free what is remembered."""
+    _known.clear()
+
+
+def run(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operator gives to ``__torch_dispatch__``; remembered where all its tensors are on the meta device."""
+    if not _is_on_meta(args, kwargs):
+        return func(*args, **kwargs)
+    key = (func, _key(args), _key(kwargs))
+    known = _known.get(key, _UNSEEN)
+    if known is _UNSEEN:
+        return _call(key, func, args, kwargs)
+    if known is _CALL:
+        return func(*args, **kwargs)
+    if known is _FIRST:
+        return args[0]
+    if known is _NOTHING:
+        return None
+    kind, made = known
+    return _empty(*made[0]) if kind is Tensor else kind(None if one is None else _empty(*one) for one in made)
+
+
+def _call(key: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    tensors = list(_tensors(args, kwargs))
+    before = [_facts(tensor) for tensor in tensors]
+    output = func(*args, **kwargs)
+    if len(_known) >= MOST:
+        forget()
+    _known[key] = _CALL
+    if before != [_facts(tensor) for tensor in tensors]:
+        return output  # it changed more than values
+    if output is None:
+        _known[key] = _NOTHING
+    elif args and output is args[0]:
+        _known[key] = _FIRST
+    elif isinstance(output, Tensor | tuple | list):
+        _remember(key, output, {facts[0] for facts in before})
+    return output
+
+
+def _remember(key: Any, output: Any, storages: set[int]) -> None:
+    """Remember outputs that have storages of their own, each exactly as large as its tensor."""
+    outputs = [output] if isinstance(output, Tensor) else list(output)
+    made: list[tuple[Any, ...] | None] = []
+    for one in outputs:
+        if one is None:
+            made.append(None)
+            continue
+        if type(one) is not Tensor or one.device.type != "meta":
+            return
+        alike, own = _empty(one.shape, one.stride(), one.dtype), one.untyped_storage()
+        if own._cdata in storages or one.storage_offset() or alike.untyped_storage().nbytes() != own.nbytes():
+            return
+        storages.add(own._cdata)
+        made.append((one.shape, one.stride(), one.dtype))
+    kind = Tensor if isinstance(output, Tensor) else tuple if isinstance(output, tuple) else list
+    _known[key] = kind, made
+
+
+def _empty(shape: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+def _is_on_meta(args: Any, kwargs: Any) -> bool:
+    found = False
+    for tensor in _tensors(args, kwargs):
+        if tensor.device.type != "meta":
+            return False
+        found = True
+    return found
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
+    return (value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor))
+
+
+def _facts(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.untyped_storage()._cdata, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _key(value: Any) -> Any:
+    """All that outputs depend on; numbers by their types, too, since 1, 1.0 and True are equal."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.storage_offset()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(each)) for name, each in sorted(value.items()))
+    return type(value), value

@@ -1,0 +1,141 @@
+"""What is remembered of operators on the meta device is what they would give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from snugfit.lean import use_lean
+from snugfit.memory import meta
+from snugfit.memory.tensors import tensor_peak_bytes
+
+
+@pytest.fixture(autouse=True)
+def nothing_known():
+    meta.forget()
+    yield
+    meta.forget()
+
+
+def tensors(value):
+    return [each for each in tree_iter(value) if isinstance(each, Tensor)]
+
+
+class Checking(TorchDispatchMode):
+    """Holds what is remembered against what the operator gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.asked += 1
+        found, given = meta.run(func, args, kwargs or {}), func(*args, **(kwargs or {}))
+        inputs = tensors((args, kwargs))
+
+        def facts(value):
+            told = [
+                (one.shape, one.stride(), one.dtype, one.device, one.storage_offset(), one.untyped_storage().nbytes())
+                for one in tensors(value)
+            ]
+            shared = [[one is other for other in inputs] + [one._is_view()] for one in tensors(value)]
+            stored = [
+                [one.untyped_storage()._cdata == o.untyped_storage()._cdata for o in inputs] for one in tensors(value)
+            ]
+            return type(value), told, shared, stored
+
+        assert facts(found) == facts(given), func
+        return found
+
+
+class Net(nn.Module):
+    """Branches, views, in-place operators, several outputs of one operator, attention and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.branch = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6(), nn.Dropout(0.1))
+        self.norm, self.mix = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, images):
+        maps = self.stem(images)
+        maps = maps + self.branch(maps)
+        one, two = torch.cat([maps, maps * 2.0], dim=1).chunk(2, dim=1)
+        tokens = self.norm((one - two).flatten(2).transpose(1, 2))
+        return self.head(self.mix(tokens, tokens, tokens)[0].mean(dim=1))
+
+
+def a_step(network, batch, make=torch.optim.AdamW):
+    optimizer = make(network.parameters(), lr=0.1)
+
+    def step():
+        labels = torch.empty(batch, dtype=torch.long, device="meta")
+        nn.functional.cross_entropy(network(torch.empty(batch, 3, 8, 8, device="meta")), labels).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_every_operator_of_a_step_gives_what_it_gave(lean, monkeypatch):
+    called = []
+    original = meta._call
+    monkeypatch.setattr(meta, "_call", lambda *all: (called.append(all[0]), original(*all))[1])
+    network = Net().to("meta")
+    if lean:
+        use_lean(network)
+    with Checking() as checking:
+        for batch in (4, 4, 3, 4):
+            a_step(network, batch)()
+    assert len(called) == len(set(called)), "an operator is called for the first time once"
+    assert len(called) < checking.asked / 2
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_peaks_are_the_same(optimizer, monkeypatch):
+    def peak():
+        network = Net().to("meta")
+        return [tensor_peak_bytes(a_step(network, batch, optimizer), [network], repeats=2) for batch in (2, 5, 2)]
+
+    remembered = peak()
+    monkeypatch.setattr(meta, "run", lambda func, args, kwargs: func(*args, **kwargs))
+    assert remembered == peak()
+
+
+def test_numbers_of_other_types_are_other_arguments():
+    def run(value):
+        return meta.run(torch.ops.aten.add.Tensor, (torch.empty(2, dtype=torch.int64, device="meta"), value), {}).dtype
+
+    assert [run(1), run(1.0), run(1), run(1.0)] == [torch.int64, torch.float32, torch.int64, torch.float32]
+
+
+def test_real_tensors_are_computed_with():
+    ones = torch.ones(3)
+    for _ in range(2):
+        assert meta.run(torch.ops.aten.add.Tensor, (ones, 2.0), {}).tolist() == [3, 3, 3]
+    assert not meta._known
+
+
+def test_what_changes_shapes_or_storages_is_called_each_time():
+    aten = torch.ops.aten
+    for _ in range(2):
+        tensor, other = torch.empty(2, 3, device="meta"), torch.empty(7, device="meta")
+        meta.run(aten.t_.default, (tensor,), {})
+        assert tensor.shape == (3, 2)
+        meta.run(aten.resize_.default, (tensor, [9]), {})
+        assert tensor.shape == (9,)
+        meta.run(aten.set_.source_Tensor, (tensor, other), {})
+        assert tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def test_no_more_is_remembered_than_so_much(monkeypatch):
+    monkeypatch.setattr(meta, "MOST", 5)
+    for size in range(20):
+        meta.run(torch.ops.aten.relu.default, (torch.empty(size, device="meta"),), {})
+        assert len(meta._known) <= 5
