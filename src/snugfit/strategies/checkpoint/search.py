@@ -109,7 +109,7 @@ class Wanted:
         if known is None:
             return may_fit
         untried = {
-            (each.key, held_on): known.sample_seconds(each, held_on, self._sizes(held_on), room - MARGIN_BYTES)
+            (each.key, held_on): known.sample_seconds(each, held_on, self._sizes(held_on), room - self.left_bytes)
             for each in self.ways
             for held_on in ((False, True) if self.accumulate else (False,))
             if _name(each, held_on) not in tried
