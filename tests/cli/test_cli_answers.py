@@ -58,15 +58,16 @@ def test_trials_are_made_each_time(snugfit):
     assert all("measuring" in snugfit(*ASKED, "--compare").err for _ in range(2))
 
 
-def test_an_answer_that_cannot_be_read_or_kept_is_none(measures, tmp_path, monkeypatch):
+def test_an_answer_that_cannot_be_read_or_kept_is_none(measures, tmp_path):
     cache = tmp_path / "cache"
     assert measures("--profile-cache", str(cache))
     (kept,) = (cache / "plans").iterdir()
     for broken in ("{", "[]", '{"plan"'):
         kept.write_text(broken)
         assert measures("--profile-cache", str(cache))
-    monkeypatch.setattr(answers, "NamedTemporaryFile", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
     kept.unlink()
+    kept.parent.rmdir()
+    kept.parent.write_text("a file where the folder should be")
     assert measures("--profile-cache", str(cache)) and measures("--profile-cache", str(cache))
 
 

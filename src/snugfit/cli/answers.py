@@ -16,11 +16,10 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from snugfit.core.installation import code
-from snugfit.core.places import data_root, profiles_folder
+from snugfit.core.places import data_root, keep_text, profiles_folder
 from snugfit.core.request import MachineOptions, Request
 from snugfit.errors import DataError
 
@@ -55,13 +54,8 @@ class Answer:
 
     def keep(self, found: dict[str, Any]) -> None:
         """Keep an answer; what cannot be written is not kept."""
-        if self._path is None:
-            return
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile("w", dir=self._path.parent, delete=False, encoding="utf-8") as file:
-                json.dump(found, file)
-            Path(file.name).replace(self._path)
+        if self._path is not None:
+            keep_text(self._path, json.dumps(found))
 
 
 def _path(request: Request) -> Path | None:

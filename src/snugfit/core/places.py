@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -54,3 +55,12 @@ def profiles_folder(where: str) -> Path | None:
         return cache_dir() / "profiles"
     except DataError:
         return None
+
+
+def keep_text(path: Path, text: str) -> None:
+    """Write a file as a whole, since another process may be reading it; what cannot be written is not kept."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            file.write(text)
+        Path(file.name).replace(path)

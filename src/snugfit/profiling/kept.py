@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
+from snugfit.core.places import keep_text
 from snugfit.core.profile import ProbeLine
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.tensors import TensorProfile
@@ -89,8 +88,7 @@ class Measurements:
         self._here[what] = replace(measured, available_bytes=None if available == float("inf") else int(available))
         path = self._path(what)
         if path is not None:
-            with contextlib.suppress(OSError):
-                _write(path, json.dumps(to_data(self._here[what])))
+            keep_text(path, json.dumps(to_data(self._here[what])))
 
     def is_from_disk(self, what: str) -> bool:
         """Whether what is known of it was measured by another process."""
@@ -106,11 +104,3 @@ class Measurements:
     def _path(self, what: str) -> Path | None:
         name = sha256(f"{self._machine}\n{what}".encode()).hexdigest()[:32]
         return None if self._folder is None else self._folder / f"{name}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    """All or nothing: another process may be reading."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    Path(file.name).replace(path)
