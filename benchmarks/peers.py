@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from math import ceil
 
 from benchmarks.common import DEFAULTS, INFEASIBLE, Cell, Options, Settings, program, run, to_flags
 from benchmarks.common import train as snugfit_train
@@ -131,7 +132,7 @@ def choose(candidates: list[Cell], *, exact: bool) -> Cell | None:
 
 
 def passes(seconds: float, epoch_seconds: float, images: int, batch: int) -> tuple[int, int]:
-    """Epochs, and images in each, that a time has room for: whole epochs, or a part of one in whole batches.
+    """Epochs, and images in each, in whole batches, that together fill a time.
 
     Args:
         seconds: the time.
@@ -139,10 +140,8 @@ def passes(seconds: float, epoch_seconds: float, images: int, batch: int) -> tup
         images: how many there are.
         batch: images of a batch.
     """
-    epochs = int(seconds / epoch_seconds)
-    if epochs:
-        return epochs, images
-    return 1, max(int(images * seconds / epoch_seconds) // batch, 1) * batch
+    epochs = max(ceil(seconds / epoch_seconds), 1)
+    return epochs, max(int(images * seconds / epoch_seconds / epochs) // batch, 1) * batch
 
 
 def _told(cell: Cell, spent: float, epoch_images: int, images: int) -> Cell:

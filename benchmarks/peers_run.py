@@ -195,7 +195,13 @@ class Segmented(nn.Module):
 
 
 def segmented(race: Race, network: nn.Module, count: int) -> nn.Module:
-    """A VGG or ResNet in segments, sharing its weights."""
+    """A VGG or ResNet in segments, sharing its weights.
+
+    An activation in place would change the map that a segment before it ends with, and that is to be kept.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
     return guard(Segmented(stages(network), count), race.limit, race.meter)
 
 

@@ -125,8 +125,9 @@ def test_two_lanes_fill_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class TestPeers:
-    def test_time_for_whole_epochs_or_part_of_one(self) -> None:
-        assert peers.passes(35.0, 10.0, 2560, 64) == (3, 2560)
+    def test_epochs_fill_the_time(self) -> None:
+        assert peers.passes(35.0, 10.0, 2560, 64) == (4, 2240)
+        assert peers.passes(30.0, 10.0, 2560, 64) == (3, 2560)
         assert peers.passes(5.0, 10.0, 2560, 64) == (1, 1280)
         assert peers.passes(0.001, 10.0, 2560, 64) == (1, 64)
 
