@@ -126,6 +126,8 @@ def _mapped_tensor(mapped: mmap.mmap, entry: Mapping[str, Any], start: int) -> t
 def write_tensors(path: Path, state: Mapping[str, torch.Tensor]) -> None:
     """Write tensors as safetensors, atomically and durably: temporary file, fsync, rename, fsync of the folder.
 
+    They are asked for one after another, so that a mapping may make them as it is asked.
+
     Raises:
         OutOfStorageError: the disk is full; an older file is intact.
         CheckpointError: a tensor is on the meta device, or the file cannot be written.
@@ -197,17 +199,18 @@ def _check_matches(unit: str, own: Mapping[str, torch.Tensor], state: Mapping[st
 
 def _write(file: IO[bytes], state: Mapping[str, torch.Tensor]) -> None:
     """The safetensors layout: header length, JSON header padded to 8 bytes, then the tensors back to back."""
-    ordered = sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    facts = {name: (tensor.dtype, list(tensor.shape), tensor.nbytes) for name, tensor in state.items()}
+    ordered = sorted(facts, key=lambda name: (-facts[name][0].itemsize, name))
     header, offset = {}, 0
-    for name, tensor in ordered:
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
+    for name in ordered:
+        dtype, shape, size = facts[name]
+        header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
-    for _, tensor in ordered:
-        file.write(_raw(tensor))
+    for name in ordered:
+        file.write(_raw(state[name]))
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:

@@ -25,10 +25,11 @@ from snugfit.lean.overwriting import keep_maps, overwrite_maps
 from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, average_pool
 from snugfit.lean.samples import run_by_sample
 from snugfit.lean.standardised import StandardisedConv2d
-from snugfit.lean.stored import restore_float, store_int8
+from snugfit.lean.stored import FloatState, restore_float, store_int8
 from snugfit.lean.swap import use_lean, use_lean_convolutions, use_stock
 
 __all__ = [
+    "FloatState",
     "LeanAdaptiveAvgPool2d",
     "LeanAvgPool2d",
     "LeanBatchNorm1d",

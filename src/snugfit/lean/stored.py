@@ -7,7 +7,7 @@ weights at a byte each (NOTES, facts 4) and leaves open how.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,6 +59,31 @@ def restore_float(module: nn.Module) -> None:
             del layer._buffers["weight_int8"], layer._buffers["weight_scale"]
             layer.__class__ = layer.__dict__.pop("_was")
             layer._parameters = {"weight": nn.Parameter(weight, requires_grad=False), **layer._parameters}
+
+
+class FloatState(Mapping[str, Tensor]):
+    """The state dict that :func:`restore_float` would leave; each float weight is made when it is asked for.
+
+    So a network that only fits in 8 bits can be written in floats, a tensor at a time.
+
+    Args:
+        module: a network, some of whose weights are stored in 8 bits or none.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _Stored)}
+        self._stored = {f"{name}.weight" if name else "weight": layer for name, layer in layers.items()}
+        codes = {f"{name}{ending}" for name in self._stored for ending in ("_int8", "_scale")}
+        self._others = {name: value for name, value in module.state_dict().items() if name not in codes}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._stored[name].weight if name in self._stored else self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._stored, *self._others))
+
+    def __len__(self) -> int:
+        return len(self._stored) + len(self._others)
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

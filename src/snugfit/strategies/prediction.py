@@ -89,8 +89,10 @@ def stored_batches(shape: tuple[int, ...], batch: int, dtype: CacheDtype) -> Ten
 
 
 def fill_made_up(module: nn.Module) -> None:
-    """Give made-up weights to a module, in channels_last, so that steps on it neither diverge nor hit denormals."""
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    """Give made-up weights to a module, in channels_last, so that steps on it neither diverge nor hit denormals.
+
+    They are given before the layout is changed, as real ones are, which takes a copy of the largest for a moment.
+    """
     for parameter in module.parameters():
         if parameter.dim() > 1:
             _fill_normal(parameter.data)
@@ -98,6 +100,7 @@ def fill_made_up(module: nn.Module) -> None:
             nn.init.ones_(parameter)
     for name, buffer in module.named_buffers():
         buffer.fill_(1 if name.endswith("var") else 0)
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _fill_normal(weight: Tensor) -> None:

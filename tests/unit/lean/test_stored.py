@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 
 from snugfit import models
+from snugfit.chain.store import write_tensors
 from snugfit.errors import ModelError
-from snugfit.lean import LeanConv2d, StandardisedConv2d, restore_float, store_int8, use_lean
+from snugfit.lean import FloatState, LeanConv2d, StandardisedConv2d, restore_float, store_int8, use_lean
 from snugfit.lean.stored import StoredConv2d, StoredLinear, dequantise, quantise
 from snugfit.memory.tensors import LiveBytes, saved_bytes
 
@@ -123,6 +125,25 @@ def test_state_dict_and_back():
     assert type(model[0]) is LeanConv2d and type(model[3]) is nn.Linear and torch.equal(model(images), output)
     store_int8(model)
     assert torch.equal(model(images), output)
+
+
+def test_floats_can_be_written_without_ever_having_all_of_them(tmp_path):
+    model = nn.Sequential(*(nn.Conv2d(64, 64, 3) for _ in range(6)), nn.BatchNorm2d(64)).requires_grad_(False)
+    model[6].requires_grad_(True)
+    store_int8(model)
+    counter, before = LiveBytes(), sum(value.nbytes for value in model.state_dict().values())
+    with counter:
+        write_tensors(tmp_path / "model.safetensors", FloatState(model))
+    assert 0 < counter.peak < 4 * 64 * 64 * 9 * 4, "not all six of them"
+    assert sum(value.nbytes for value in model.state_dict().values()) == before, "it stays in 8 bits"
+    written, floats = load_file(tmp_path / "model.safetensors"), dict(FloatState(model))
+    restore_float(model)
+    expected = model.state_dict()
+    assert written.keys() == floats.keys() == expected.keys()
+    assert all(
+        torch.equal(written[name], value) and torch.equal(floats[name], value) for name, value in expected.items()
+    )
+    assert dict(FloatState(model)).keys() == expected.keys(), "with nothing stored it is the state dict"
 
 
 def test_weights_that_train_stay_floats_and_are_refused_by_name():

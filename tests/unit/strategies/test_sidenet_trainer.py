@@ -10,7 +10,7 @@ from torch import nn
 from snugfit.chain import Chain
 from snugfit.core.workload import OptimizerSettings
 from snugfit.errors import CheckpointError
-from snugfit.lean import use_stock
+from snugfit.lean import FloatState, use_stock
 from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.network import SIDE_LR, make_trainer, plain, trained_names
@@ -182,7 +182,7 @@ def test_rounded_weights_train_as_the_same_ones_in_floats():
     """A network whose weights are what int8 makes of them trains the same in either storage."""
     images, labels = batch()
     coded = trainer_of(network(), "rep-net", 1.0, int8=True)
-    rounded = plain(copy.deepcopy(coded.module)).state_dict()
+    rounded = FloatState(plain(copy.deepcopy(coded.module)))
     module = network()
     module.load_state_dict({name: rounded[name] for name in module.state_dict()})
     floats = trainer_of(module, "rep-net", 1.0)
@@ -190,6 +190,6 @@ def test_rounded_weights_train_as_the_same_ones_in_floats():
         for _ in range(2):
             trainer.step(images.clone(), labels)
     expected = floats.module.state_dict()
-    for name, tensor in plain(coded.module).state_dict().items():
+    for name, tensor in FloatState(plain(coded.module)).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
         assert tensor.dtype == expected[name].dtype

@@ -16,7 +16,6 @@ from snugfit.lean import (
     keep_images,
     keep_maps,
     overwrite_maps,
-    restore_float,
     run_by_sample,
     store_int8,
 )
@@ -92,9 +91,8 @@ def with_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], widt
 
 
 def plain(network: nn.Module) -> nn.Module:
-    """The network as a plain one, in place: whole batches, and float weights (the rounded ones of int8)."""
+    """The network with layers of torch's names, in place, for whole batches; weights in 8 bits stay so."""
     keep_images(cast(fx.GraphModule, network))
     run_by_sample(cast(fx.GraphModule, network), ())
-    restore_float(network)
     keep_maps(network)
     return network

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from snugfit.chain import Chain
 from snugfit.core.record import Record
+from snugfit.lean import FloatState
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.network import make_trainer, plain
 from snugfit.strategies.sidenet.retraining import Retraining, prune_and_retrain, take_pruned
@@ -40,9 +41,11 @@ def fit_sidenet(strategy: Sidenet, chain: Chain, data: TrainingData, run: Run) -
     )
     module, phase = trained.trainer.module, trained.phase
     evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
-    save_model(run.folder, plain(module).state_dict())
+    state = FloatState(plain(module))
+    save_model(run.folder, state)
     run.end_phase(phase, run.workload.epochs, trained.steps)
-    kept = sum(parameter.numel() for parameter in module.parameters())
+    buffers = {name for name, _ in module.named_buffers()}
+    kept = sum(tensor.numel() for name, tensor in state.items() if name not in buffers)
     settings = {**asdict(strategy), **trained.settings, "widths": frozen.table if taken.pruned else {}}
     return make_record(
         run, strategy=strategy.name, settings=settings, evaluation=evaluation,
