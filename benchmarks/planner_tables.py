@@ -161,15 +161,13 @@ def _speed(cells: list[Cell]) -> str:
             middle([c["seconds"] for c in of if c["state"] == state and c["exit_code"] == 0])
             for state in ("start", "cold", "cached")
         ]
-        start, cold, cached = medians
-        apart = [None if start is None or whole is None else whole - start for whole in (cold, cached)]
+        start, cold, _ = medians
+        apart = None if start is None or cold is None else cold - start
         repeats = len({c["repeat"] for c in of})
-        rows.append([*subject, *(number(each, 1) for each in (*medians, *apart)), repeats])
+        rows.append([*subject, *(number(each, 1) for each in (*medians, apart)), repeats])
     header = (
         "model", "data", "budget", "start-up (s)", "first plan (s)", "second plan (s)", "first without start-up (s)",
-        "second without start-up (s)", "repetitions",
+        "repetitions",
     )  # fmt: skip
-    intro = (
-        "**Time of planning itself**, whole commands: with nothing measured before, and with what was measured then."
-    )
+    intro = "**Time of planning itself**, whole commands: with nothing measured before, and asked again."
     return f"{intro}\n\n{markdown(header, rows)}"

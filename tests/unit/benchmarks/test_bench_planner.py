@@ -102,7 +102,7 @@ class TestConclusions:
     def test_time_of_planning(self) -> None:
         states = {"start": 2.0, "cold": 12.0, "cached": 3.0}
         cells = [cell("speed", "auto", state=state, repeat=0) | {"seconds": value} for state, value in states.items()]
-        assert "| vgg8 | digits | 100MB | 2.0 | 12.0 | 3.0 | 10.0 | 1.0 | 1 |" in planner_tables.render(cells)
+        assert "| vgg8 | digits | 100MB | 2.0 | 12.0 | 3.0 | 10.0 | 1 |" in planner_tables.render(cells)
 
 
 def test_lanes_share_the_work() -> None:
