@@ -10,7 +10,7 @@ from snugfit.lean import use_lean
 from snugfit.profiling import time_tensors
 from snugfit.selection import TensorSelection
 
-IMAGE, CLASSES, BATCH, RATIO = (1, 24, 24), 10, 16, 0.6
+IMAGE, CLASSES, BATCH, RATIO = (1, 24, 24), 10, 16, 0.8
 PATTERNS = torch.randn(CLASSES, 1, 4, 4, generator=torch.Generator().manual_seed(1)).repeat_interleave(6, 2)
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 LOOP = """
-import sys, time
+import os, sys, time
 import torch, torch.distributed as dist
 from snugfit.errors import SnugfitError
 from snugfit.training.launch import Commands, Heartbeat, join, naming_lost, world
@@ -46,7 +46,7 @@ try:
             time.sleep(0.01)
 except SnugfitError as error:
     print("ERROR", type(error).__name__, error, flush=True)
-    sys.exit(error.exit_code)
+    os._exit(error.exit_code)  # as the interpreter ends, torch's store may abort while it connects to who is lost
 """
 
 
