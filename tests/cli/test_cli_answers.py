@@ -108,6 +108,10 @@ def test_weights_runs_and_versions_matter(data, tmp_path_factory, monkeypatch):
     weights = elsewhere / "w.safetensors"
     weights.write_text("1")
     seen = [key(), key(model=ModelOptions("m", weights=str(weights)))]
+    monkeypatch.setenv("HOME", str(elsewhere))
+    before = key(model=ModelOptions("m", weights="~/w.safetensors"))
+    os.utime(weights, (1, 1))
+    assert key(model=ModelOptions("m", weights="~/w.safetensors")) != before
     weights.write_text("12")
     seen.append(key(model=ModelOptions("m", weights=str(weights))))
     folder = elsewhere / "profiles"

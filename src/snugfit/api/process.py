@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
 import kornia.augmentation  # noqa: F401  (imported before the baseline)
 import psutil
 import torch
 
-from snugfit.core.hardware import Hardware
+from snugfit.core.hardware import Hardware, cores, processor
 from snugfit.core.registry import STRATEGIES, strategy_class
 from snugfit.errors import UsageError
 from snugfit.memory import Baseline, limit
 from snugfit.memory import prepare_process as take_baseline
-from snugfit.training.launch.world import cores
 
 for _name in STRATEGIES:  # imported before the baseline
     strategy_class(_name)
@@ -76,7 +74,7 @@ def describe_hardware(device: torch.device) -> Hardware:
     on_cuda = device.type == "cuda"
     return Hardware(
         device=str(device),
-        name=torch.cuda.get_device_name(device) if on_cuda else _processor(),
+        name=torch.cuda.get_device_name(device) if on_cuda else processor(),
         threads=torch.get_num_threads(),
         memory_bytes=torch.cuda.get_device_properties(device).total_memory
         if on_cuda
@@ -85,12 +83,3 @@ def describe_hardware(device: torch.device) -> Hardware:
         torch=str(torch.__version__),
         enforces=limit.can_enforce(device),
     )
-
-
-def _processor() -> str:
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text().splitlines() if listed.exists() else []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -18,6 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from snugfit.core.hardware import cores, processor
 from snugfit.core.installation import code
 from snugfit.core.places import data_root, keep_text, profiles_folder
 from snugfit.core.request import MachineOptions, Request
@@ -84,30 +87,25 @@ def _software() -> list[str | None]:
 
 def _machine() -> list[Any]:
     """What tells this machine from another that shares its files."""
-    processor = [line for line in _read("/proc/cpuinfo").splitlines() if line.startswith("model name")][:1]
     gpus = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").glob("*"))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = _read("/proc/meminfo").partition("\n")[0]
-    return [platform.platform(), processor, cores, memory, gpus]
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    return [platform.platform(), processor(), cores(), psutil.virtual_memory().total, gpus]
 
 
 def _files(request: Request, folder: Path) -> list[Any] | None:
     """Names, sizes and times of all files that matter; None where there are too many."""
     with contextlib.suppress(DataError):
-        plain = request.data.data.partition(":")[2] or request.data.data
         root = data_root(request.data.data_dir)
-        named = [path for path in (Path(plain).expanduser(), root / plain) if path.exists()]
-        paths = [*(named or [root]), *_named(request.to_json()), *sorted(folder.glob("runs-*.jsonl"))]
+        sets = [path for name in (request.data.data, request.strategy.retrain_data) for path in _data(name, root)]
+        paths = [*sets, *_named(request.to_json()), *sorted(folder.glob("runs-*.jsonl"))]
         found = list(islice((fact for path in paths for fact in _facts(path, depth=2)), MOST_FILES + 1))
         return found if len(found) <= MOST_FILES else None
     return None
+
+
+def _data(name: str | None, root: Path) -> list[Path]:
+    """Where a data set is: the folder that it names, or somewhere below the data folder."""
+    plain = (name or "").partition(":")[2] or name
+    return [path for path in (Path(plain).expanduser(), root / plain) if path.exists()] or [root] if plain else []
 
 
 def _named(value: Any) -> list[Path]:
@@ -115,7 +113,7 @@ def _named(value: Any) -> list[Path]:
     if isinstance(value, dict):
         return [path for each in value.values() for path in _named(each)]
     with contextlib.suppress(OSError):  # a text too long for a name, say
-        return [Path(value)] if isinstance(value, str) and Path(value).is_file() else []
+        return [path] if isinstance(value, str) and (path := Path(value).expanduser()).is_file() else []
     return []
 
 

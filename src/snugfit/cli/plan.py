@@ -34,7 +34,7 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
         The exit code: 3 where nothing fits.
     """
     request, steps = flags.request(), trials.steps()
-    found = _compared(request, steps, output) if steps else _answered(request, output)
+    found = _planned(request, steps, output) if steps else _answered(request, output)
     from snugfit.report.table import print_plan
 
     print_plan(Plan.from_json(found["plan"]))
@@ -59,11 +59,11 @@ def _answered(request: Request, output: OutputOptions) -> dict[str, Any]:
     if known is not None:
         note("answered before on this machine; --profile-cache renew measures anew")
         return known
-    found = _compared(request, 0, output)
+    found = _planned(request, 0, output)
     answer.keep(found)
     return found
 
 
-def _compared(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:
+def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:
     job = make_job("plan", output, request.machine.threads, request=request.to_json(), compare_steps=steps)
     return run_job(job)

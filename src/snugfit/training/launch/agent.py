@@ -17,9 +17,9 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher import api as launcher
 from torch.distributed.run import parse_args, run
 
+from snugfit.core.hardware import cores
 from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError
 from snugfit.training.launch.store import listen
-from snugfit.training.launch.world import cores
 
 WORTHWHILE = frozenset({1, WorkerLostError.exit_code})
 """Exit codes of ranks after which a restart may help; usage errors and impossible budgets stay what they are."""

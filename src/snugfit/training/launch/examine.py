@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from snugfit import __version__
 from snugfit.core.cluster import Cluster, Link, Rank
-from snugfit.training.launch.world import GATEWAY, World, cores
+from snugfit.core.hardware import cores
+from snugfit.training.launch.world import GATEWAY, World
 
 _PINGS = 15
 _SMALLEST, _LARGEST = 2**16, 2**26

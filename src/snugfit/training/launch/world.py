@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from snugfit.core.hardware import cores
 from snugfit.errors import UsageError
 from snugfit.quantities import parse_seconds
 
@@ -123,8 +124,3 @@ def share_of_threads(here: World | None, asked: int | None = None) -> int | None
     if asked is not None or here is None:
         return asked
     return max(1, cores() // here.local_size)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
