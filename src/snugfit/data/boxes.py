@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from snugfit.data.decode import Decoder
-from snugfit.data.folder import FileNames
+from snugfit.data.files import FileNames
 
 CLASS, BOX = 0, slice(1, 5)
 NONE = -1.0

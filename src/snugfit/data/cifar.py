@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from snugfit.data.files import lines
 from snugfit.data.sets import Parts, check_labels, resized
 from snugfit.errors import DataError
 
@@ -100,7 +101,7 @@ def _map_records(path: Path, label_bytes: int) -> np.ndarray:
 def _class_names(path: Path, classes: int) -> tuple[str, ...]:
     if not path.is_file():
         return tuple(str(label) for label in range(classes))
-    names = tuple(path.read_text().split())
+    names = tuple(name for line in lines(path) for name in line.split())
     if len(names) != classes:
         raise DataError(f"{path} names {len(names)} classes instead of {classes}. Get it anew.")
     return names

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from snugfit.data.entries import take_coco
-from snugfit.data.folder import FileNames
+from snugfit.data.files import FileNames, below
 from snugfit.errors import DataError
 
 
@@ -52,7 +52,7 @@ class _Table:
         self._categories: dict[str, int] = {}
 
     def add_image(self, entry: dict[str, Any]) -> None:
-        file = self._folder / entry["file_name"]
+        file = below(self._folder, text(entry["file_name"]), str(self._path))
         self._pixels.append(_checked(entry["width"] * entry["height"], least=1))
         self._ids.append(entry["id"])
         if not file.is_file():
@@ -101,6 +101,17 @@ def check_ids(ids: np.ndarray, source: Path) -> None:
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
         raise DataError(f"{source}: image {twice[0]} is listed twice. Get the original files anew.")
+
+
+def text(value: Any) -> str:
+    """A text.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
 
 
 def _checked(number: Any, least: int) -> Any:

@@ -14,10 +14,10 @@ import numpy as np
 
 from snugfit.data.box_checks import BoxChecks
 from snugfit.data.boxes import BoxedImages, BoxTable
-from snugfit.data.coco import check_ids
+from snugfit.data.coco import check_ids, text
 from snugfit.data.decode import Decoder
 from snugfit.data.entries import take_coco
-from snugfit.data.folder import FileNames
+from snugfit.data.files import FileNames, below
 from snugfit.errors import DataError
 
 ROBOFLOW = "_annotations.coco.json"
@@ -88,7 +88,8 @@ class _Listing:
         return tuple(self._categories[number] for number in sorted(self._categories))
 
     def _add_image(self, entry: dict[str, Any]) -> None:
-        file, width, height = self._folder / entry["file_name"], float(entry["width"]), float(entry["height"])
+        file = below(self._folder, text(entry["file_name"]), str(self._path))
+        width, height = float(entry["width"]), float(entry["height"])
         if min(width, height) <= 0:
             raise ValueError(width)
         if not file.is_file():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from snugfit.data.files import check_regular
 from snugfit.errors import DataError
 
 _CHUNK = 1 << 18
@@ -28,6 +29,7 @@ def entries(path: Path) -> Iterator[tuple[str, Any]]:
     Raises:
         DataError: the file cannot be read, is truncated, is no JSON object, or one entry has over 4 million characters.
     """
+    check_regular(path)
     try:
         with path.open(encoding="utf-8") as file:
             yield from _Scanner(file).lists()

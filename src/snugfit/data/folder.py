@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from snugfit.data.decode import EXTENSIONS, Decoder, check_headers
+from snugfit.data.files import FileNames, check_apart, visible, walk
 from snugfit.data.sets import Parts
 from snugfit.errors import DataError
 
 _VALIDATION = ("val", "valid", "validation")
 _SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _CHECKED_FILES = 20_000
-
-
-class FileNames:
-    """Many file names in one byte string: a tenth of the memory of as many path objects."""
-
-    def __init__(self) -> None:
-        self._text, self._ends = bytearray(), [0]
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, index: int) -> Path:
-        return Path(os.fsdecode(bytes(self._text[self._ends[index] : self._ends[index + 1]])))
-
-    def append(self, path: Path) -> None:
-        """Add one name at the end."""
-        self._text += os.fsencode(path)
-        self._ends.append(len(self._text))
 
 
 class FileImages:
@@ -66,14 +48,22 @@ def read(root: Path, image_size: int, workers: int, channels: int = 3) -> Parts:
         names = class_folders(root)
         if all(name.lower() in _SPLIT_NAMES for name in names):
             raise DataError(f"{root} holds {' and '.join(names)}, not classes. Name its splits train, val and test.")
-        return Parts(names, class_images(root, names, decoder), resources=(decoder,))
+        return Parts(names, _all_images({"train": root}, names, decoder)["train"], resources=(decoder,))
     names = class_folders(parts["train"])
     for folder in parts.values():
         _check_same_classes(folder, names, parts["train"])
-    sets = {part: class_images(folder, names, decoder) for part, folder in parts.items()}
+    sets = _all_images(parts, names, decoder)
     if "test" in sets:
         return Parts(names, sets["train"], sets.get("val"), sets["test"], (decoder,))
     return Parts(names, sets["train"], test=sets.get("val"), resources=(decoder,))
+
+
+def _all_images(parts: dict[str, Path], names: Sequence[str], decoder: Decoder) -> dict[str, FileImages]:
+    links = [folder for folder in parts.values() if folder.is_symlink()]
+    sets = {part: class_images(folder, names, decoder, links) for part, folder in parts.items()}
+    if links:
+        check_apart(*(images.files for images in sets.values()))
+    return sets
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:
@@ -82,14 +72,20 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     Raises:
         DataError: there are fewer than two.
     """
-    names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _visible(entry)))
+    names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and visible(entry)))
     if len(names) < 2:
         raise DataError(f"{folder} has {len(names)} class folder(s); at least two are needed, one per class.")
     return names
 
 
-def class_images(folder: Path, class_names: Sequence[str], decoder: Decoder) -> FileImages:
+def class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, links: list[Path]) -> FileImages:
     """List the images of each class folder, sub-folders included, in sorted order.
+
+    Args:
+        folder: what holds the class folders.
+        class_names: their names.
+        decoder: decodes the images.
+        links: list that every link that was followed is added to.
 
     Raises:
         DataError: a class folder holds no images, or a file is no image.
@@ -97,7 +93,7 @@ def class_images(folder: Path, class_names: Sequence[str], decoder: Decoder) -> 
     files, counts = FileNames(), []
     for name in class_names:
         before = len(files)
-        for path in _image_files(folder / name):
+        for path in walk(folder / name, EXTENSIONS, links):
             files.append(path)
         if len(files) == before:
             raise DataError(f"the class folder {folder / name} holds no jpg, png or webp images. Fill or remove it.")
@@ -107,16 +103,6 @@ def class_images(folder: Path, class_names: Sequence[str], decoder: Decoder) -> 
     return FileImages(files, np.repeat(np.arange(len(counts), dtype=np.int64), counts), decoder)
 
 
-def _image_files(folder: Path) -> Iterator[Path]:
-    for entry in sorted(folder.iterdir()):
-        if not _visible(entry):
-            continue
-        if entry.is_dir():
-            yield from _image_files(entry)
-        elif entry.suffix.lower() in EXTENSIONS:
-            yield entry
-
-
 def _part(root: Path, part: str) -> Path | None:
     names = _VALIDATION if part == "val" else (part,)
     return next((root / name for name in names if _holds_folders(root / name)), None)
@@ -124,14 +110,10 @@ def _part(root: Path, part: str) -> Path | None:
 
 def _holds_folders(folder: Path) -> bool:
     """Whether it is a split, with a folder for each class; a class may be called train."""
-    return folder.is_dir() and any(entry.is_dir() and _visible(entry) for entry in folder.iterdir())
+    return folder.is_dir() and any(entry.is_dir() and visible(entry) for entry in folder.iterdir())
 
 
 def _check_same_classes(folder: Path, names: tuple[str, ...], train: Path) -> None:
     different = sorted(set(class_folders(folder)) ^ set(names))
     if different:
         raise DataError(f"{train} and {folder} have different classes: only one of them has '{different[0]}'.")
-
-
-def _visible(entry: Path) -> bool:
-    return not entry.name.startswith((".", "__MACOSX"))

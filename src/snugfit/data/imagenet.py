@@ -10,6 +10,7 @@ import numpy as np
 
 from snugfit.data import folder as class_folder
 from snugfit.data.decode import Decoder
+from snugfit.data.files import FileNames, below, check_regular, lines
 from snugfit.data.sets import Parts
 from snugfit.errors import DataError
 
@@ -43,12 +44,12 @@ def read_tiny_imagenet(root: Path, image_size: int, workers: int) -> Parts:
     Raises:
         DataError: a listed file is missing, or an annotation cannot be understood.
     """
-    names = tuple(sorted((root / "wnids.txt").read_text().split()))
+    names = tuple(sorted(name for line in lines(root / "wnids.txt") for name in line.split()))
     for name in names:
-        if not (root / "train" / name).is_dir():
+        if not below(root / "train", name, str(root / "wnids.txt")).is_dir():
             raise DataError(f"{root / 'train' / name} is missing, but wnids.txt lists it. Unpack the archive again.")
     decoder = Decoder(image_size, workers=workers)
-    train = class_folder.class_images(root / "train", names, decoder)
+    train = class_folder.class_images(root / "train", names, decoder, [])
     return Parts(names, train, test=_annotated(root / "val", names, decoder), resources=(decoder,))
 
 
@@ -56,15 +57,16 @@ def _annotated(folder: Path, names: Sequence[str], decoder: Decoder) -> class_fo
     annotations = folder / "val_annotations.txt"
     if not annotations.is_file():
         raise DataError(f"{annotations} is missing. Unpack the archive again.")
-    files, labels = class_folder.FileNames(), []
+    files, labels = FileNames(), []
     numbers = {name: number for number, name in enumerate(names)}
-    with annotations.open() as lines:
-        for number, line in enumerate(lines, start=1):
-            fields = line.rstrip("\n").split("\t")
-            if len(fields) < 2 or fields[1] not in numbers:
-                raise DataError(f"{annotations}, line {number}: no known class in '{line.strip()[:60]}'.")
-            files.append(folder / "images" / fields[0])
-            labels.append(numbers[fields[1]])
+    for number, line in enumerate(lines(annotations), start=1):
+        fields, place = line.split("\t"), f"{annotations}, line {number}"
+        if len(fields) < 2 or fields[1] not in numbers:
+            raise DataError(f"{place}: no known class in '{line[:60]}'.")
+        file = below(folder / "images", fields[0], place)
+        check_regular(file)
+        files.append(file)
+        labels.append(numbers[fields[1]])
     if not labels:
         raise DataError(f"{annotations} is empty. Unpack the archive again.")
     return class_folder.FileImages(files, np.array(labels, dtype=np.int64), decoder)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from snugfit.data.decode import Decoder, check_headers
-from snugfit.data.folder import FileImages, FileNames
+from snugfit.data.files import FileNames, below, lines
+from snugfit.data.folder import FileImages
 from snugfit.data.sets import Parts
 from snugfit.errors import DataError
 
@@ -21,21 +22,15 @@ def rows(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
     Raises:
         DataError: the file is missing or no text, or a line has another number of fields.
     """
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                found = line.split()
-                if not found or found[0].startswith("#"):
-                    continue
-                if len(found) != fields:
-                    raise DataError(
-                        f"{path}, line {number}: '{line.strip()[:60]}' is not {fields} fields. Get it anew."
-                    )
-                yield f"{path}, line {number}", found
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing. Unpack the archive again.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Get it anew.") from error
+    if not path.exists():
+        raise DataError(f"{path} is missing. Unpack the archive again.")
+    for number, line in enumerate(lines(path), start=1):
+        found = line.split()
+        if not found or found[0].startswith("#"):
+            continue
+        if len(found) != fields:
+            raise DataError(f"{path}, line {number}: '{line[:60]}' is not {fields} fields. Get it anew.")
+        yield f"{path}, line {number}", found
 
 
 def number(text: str, low: int, high: int, place: str) -> int:
@@ -74,10 +69,10 @@ class Listing:
             place: where the image is listed.
 
         Raises:
-            DataError: it was listed before, also in another part, there is no such file, or the label is no number
-                up to the highest, or that of a class of another name.
+            DataError: it was listed before, also in another part, there is no such file below the folder, or the label
+                is no number up to the highest, or that of a class of another name.
         """
-        value, path = number(label, 1, self._highest, place), self._folder / name
+        value, path = number(label, 1, self._highest, place), below(self._folder, name, place)
         if name in self._seen:
             raise DataError(f"{place}: {name} was listed before. Get the list anew.")
         if self._classes.setdefault(value, class_name) != class_name:

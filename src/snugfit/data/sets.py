@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from snugfit.errors import DataError
+
+MOST_CLASSES = 100_000
+"""ImageNet-21k has 21,843."""
 
 
 class ImageSet(Protocol):
@@ -121,6 +125,15 @@ class Splits:
     border: int = 0
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check the names of the classes.
+
+        Raises:
+            DataError: there are over 100,000, or one holds control characters or is no UTF-8.
+        """
+        check_class_count(len(self.class_names), self.name)
+        _check_names(self.class_names, self.name)
+
     def close(self) -> None:
         """Stop the decoding threads; reading images afterwards is an error."""
         for resource in self.resources:
@@ -133,6 +146,23 @@ def resized(images: torch.Tensor, size: int) -> torch.Tensor:
         return images
     shrinks = size < max(images.shape[-2:])
     return F.interpolate(images, size=(size, size), mode="bilinear", antialias=shrinks)
+
+
+def check_class_count(count: int, source: object) -> None:
+    """Refuse more classes than any classifier has: every one costs memory, here and in the network.
+
+    Raises:
+        DataError: there are over 100,000; the message begins with ``source``.
+    """
+    if count > MOST_CLASSES:
+        raise DataError(f"{source}: {count:,} classes are more than {MOST_CLASSES:,}. Number the classes from 0.")
+
+
+def _check_names(names: tuple[str, ...], source: str) -> None:
+    """Refuse names of classes that cannot be written into reports and files."""
+    for name in names:
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+            raise DataError(f"{source}: the class name {name!a} is no UTF-8 or holds control characters. Rename it.")
 
 
 def check_labels(labels: np.ndarray, classes: int, source: object) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import Subset as TorchSubset
 from torch.utils.data import TensorDataset
 
 from snugfit.data.decode import square
-from snugfit.data.sets import Parts, Splits, check_labels, resized
+from snugfit.data.sets import Parts, Splits, check_class_count, check_labels, resized
 from snugfit.data.split import assemble
 from snugfit.errors import DataError
 
@@ -88,6 +88,7 @@ def from_dataset(
     given = {key: dataset for key, dataset in (("train", train), ("val", val), ("test", test)) if dataset is not None}
     labels = {key: labels_of(dataset, key) for key, dataset in given.items()}
     count = len(class_names) if class_names else max(int(values.max()) for values in labels.values()) + 1
+    check_class_count(count, "the data set")
     if count < 2:
         raise DataError("the data set has only one class; at least two are needed.")
     for key, values in labels.items():

@@ -23,7 +23,8 @@ import numpy as np
 
 from snugfit.data.coco import check_ids, label_images
 from snugfit.data.decode import Decoder
-from snugfit.data.folder import FileImages, FileNames
+from snugfit.data.files import FileNames, lines
+from snugfit.data.folder import FileImages
 from snugfit.data.sets import Parts, Subset
 from snugfit.errors import DataError
 
@@ -89,12 +90,10 @@ def _tested(path: Path, ids: np.ndarray, trained: int) -> np.ndarray:
 
 def _listed(path: Path) -> np.ndarray:
     listed = []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            text = line.strip()
-            if text and not (text.isascii() and text.isdigit() and len(text) < 19):
-                raise DataError(f"{path}, line {number}: '{text[:60]}' is no image id. Get it anew or remove it.")
-            listed += [int(text)] if text else []
+    for number, text in enumerate(lines(path), start=1):
+        if text and not (text.isascii() and text.isdigit() and len(text) < 19):
+            raise DataError(f"{path}, line {number}: '{text[:60]}' is no image id. Get it anew or remove it.")
+        listed += [int(text)] if text else []
     if not listed:
         raise DataError(f"{path} lists no images. Get it anew or remove it.")
     return np.array(listed, dtype=np.int64)

@@ -10,7 +10,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ import yaml
 from snugfit.data.box_checks import BoxChecks, Row
 from snugfit.data.boxes import BoxedImages, BoxTable
 from snugfit.data.decode import EXTENSIONS, Decoder, check_headers
-from snugfit.data.folder import FileNames
+from snugfit.data.files import FileNames, check_apart, check_regular, lines, walk
+from snugfit.data.sets import check_class_count
 from snugfit.errors import DataError
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 _SUFFIXES = EXTENSIONS | {".bmp"}
 _CHECKED_FILES = 20_000
+LARGEST_LABELS = 1 << 24
+"""Bytes of the labels of one image."""
 
 
 class YoloFolder:
@@ -32,9 +35,13 @@ class YoloFolder:
 
     Args:
         path: the folder or file.
+
+    Attributes:
+        links: the links that were followed to images.
     """
 
     def __init__(self, path: Path) -> None:
+        self.links: list[Path] = []
         file = _settings_file(path)
         self.root, self._settings = (path if path.is_dir() else path.parent), {}
         if file is not None:
@@ -50,7 +57,7 @@ class YoloFolder:
         if named is None and "nc" in self._settings:
             return tuple(str(label) for label in range(int(self._settings["nc"])))
         if named is None and listed.is_file():
-            named = [line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
+            named = [line for line in lines(listed) if line]
         if isinstance(named, dict):
             if sorted(named) != list(range(len(named))):
                 raise DataError(f"the names in {self.root}'s data.yaml must be numbered from 0 to {len(named) - 1}.")
@@ -65,7 +72,7 @@ class YoloFolder:
         """
         found = {part: self._part(part, names) for part, names in SPLITS.items()}
         if not found["train"]:
-            found["train"] = _images_below(self.root / "images")
+            found["train"] = self._images_below(self.root / "images")
         if not found["train"]:
             raise DataError(
                 f"{self.root} holds no training images: looked for images/train, train/images and images, with labels "
@@ -78,7 +85,7 @@ class YoloFolder:
             named = self._settings.get(part) or []
             return [file for each in ([named] if isinstance(named, str) else named) for file in self._listed(each)]
         folders = [folder for name in names for folder in (self.root / "images" / name, self.root / name / "images")]
-        return next((_images_below(folder) for folder in folders if folder.is_dir()), [])
+        return next((self._images_below(folder) for folder in folders if folder.is_dir()), [])
 
     def _listed(self, name: str) -> list[Path]:
         """Images of a folder or of a list that ``data.yaml`` names."""
@@ -88,13 +95,15 @@ class YoloFolder:
             raise DataError(f"{options[0]} is missing, but data.yaml names it. Correct its path, train, val and test.")
         if place.is_dir():
             inner = place / "images"
-            return _images_below(inner if inner.is_dir() else place)
-        lines = (line.strip() for line in place.read_text(encoding="utf-8").splitlines())
-        files = [_below(place.parent, line) for line in lines if line]
+            return self._images_below(inner if inner.is_dir() else place)
+        files = [_below(place.parent, line) for line in lines(place) if line]
         for file in files:
             if not file.is_file():
                 raise DataError(f"{file} is missing, but {place} lists it. Restore it or remove the line.")
         return sorted(files)
+
+    def _images_below(self, folder: Path) -> list[Path]:
+        return walk(folder, _SUFFIXES, self.links) if folder.is_dir() else []
 
 
 def read(
@@ -122,6 +131,8 @@ def read(
             check_headers(files)
         _count_lost_labels(files, checks)
         parts[part] = BoxedImages(kept, table.boxes(), decoder)
+    if folder.links:
+        check_apart(*(images.files for images in parts.values()))
     if not len(parts["train"].boxes.rows):
         raise DataError(
             f"the labels of {folder.root} hold no boxes to train on. Labels of images/a.jpg must be in labels/a.txt, a "
@@ -142,15 +153,11 @@ def label_file(image: Path) -> Path:
 
 def _rows(image: Path, names: tuple[str, ...] | None, checks: BoxChecks) -> list[Row]:
     path = label_file(image)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+    if not path.exists():
         checks.count("images have no file of labels and count as images without objects")
         return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Replace or remove it.") from error
-    numbered = ((f"{path}, line {number}", line) for number, line in enumerate(lines, start=1) if line.strip())
-    return checks.rows([row_of(line, place, names) for place, line in numbered], str(path))
+    numbered = enumerate(lines(path, LARGEST_LABELS), start=1)
+    return checks.rows([row_of(line, f"{path}, line {number}", names) for number, line in numbered if line], str(path))
 
 
 def row_of(line: str, place: str, names: tuple[str, ...] | None) -> Row:
@@ -163,11 +170,12 @@ def row_of(line: str, place: str, names: tuple[str, ...] | None) -> Row:
         label, *values = (float(text) for text in line.split())
     except ValueError:
         label, values = -1.0, []
-    if label < 0 or label != int(label) or not (len(values) == 4 or (len(values) >= 6 and len(values) % 2 == 0)):
+    if not label.is_integer() or label < 0 or not (len(values) == 4 or (len(values) >= 6 and len(values) % 2 == 0)):
         raise DataError(
-            f"{place}: '{line.strip()[:60]}' is no label. Write a class number and centre x, centre y, width and "
+            f"{place}: '{line[:60]}' is no label. Write a class number and centre x, centre y, width and "
             "height as fractions of the image's sides: 0 0.5 0.5 0.2 0.3."
         )
+    check_class_count(int(label) + 1, place)
     if names is not None and label >= len(names):
         raise DataError(f"{place}: there is no class {int(label)}; classes go from 0 to {len(names) - 1}.")
     if len(values) > 4:
@@ -186,28 +194,15 @@ def _count_lost_labels(files: Sequence[Path], checks: BoxChecks) -> None:
                 checks.count("files of labels have no image and were left out")
 
 
-def _images_below(folder: Path) -> list[Path]:
-    return sorted(_walk(folder)) if folder.is_dir() else []
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for entry in folder.iterdir():
-        if entry.name.startswith((".", "__MACOSX")):
-            continue
-        if entry.is_dir():
-            yield from _walk(entry)
-        elif entry.suffix.lower() in _SUFFIXES:
-            yield entry
-
-
 def _settings_file(path: Path) -> Path | None:
     if path.is_file():
         return path
     found = [path / "data.yaml", path / "data.yml", path / "dataset.yaml"]
-    return next((file for file in found if file.is_file()), None)
+    return next((file for file in found if file.exists()), None)
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
+    check_regular(file)
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -173,3 +173,35 @@ def test_the_first_picture_is_what_it_should_be():
     pixels, boxes = tiny_boxes.picture(0)
     label_of, left, top, width, height = boxes[-1]  # drawn last
     assert Image.fromarray(pixels).getpixel((left + width // 2, top + height // 2)) == tiny_boxes.COLOURS[label_of]
+
+
+@pytest.mark.parametrize("label_of", ["3000000000", "1e300", "99999999999999999999"])
+def test_a_class_number_beyond_all_sense_is_an_error(tmp_path, label_of):
+    """It used to make a name for every class up to it, which takes all memory."""
+    root = tiny_boxes.write_yolo(tmp_path / "set", (("", 4),))
+    (root / "labels" / "0000.txt").write_text(f"{label_of} 0.5 0.5 0.2 0.2\n")
+    refuse(root, r"0000\.txt, line 1: .* classes are more than 100,000")
+
+
+@pytest.mark.parametrize("label_of", ["nan", "inf", "-inf"])
+def test_a_class_that_is_no_number_is_an_error(folder, label_of):
+    label(folder, f"{label_of} 0.5 0.5 0.2 0.2\n")
+    refuse(folder, r"0000\.txt, line 1: .* is no label")
+
+
+def test_a_file_name_of_coco_leads_out_of_no_folder(tmp_path):
+    root = tiny_boxes.write_coco(tmp_path / "coco")
+    Image.new("RGB", (64, 64)).save(tmp_path / "outside.png")
+    edit(root, lambda content: content["images"][0].update(file_name="../../outside.png"))
+    refuse(root, r"instances_train2017.json: '../../outside.png' is no file below")
+    edit(root, lambda content: content["images"][0].update(file_name=str(tmp_path / "outside.png")))
+    refuse(root, "is no file below")
+
+
+def test_a_label_file_without_end_is_an_error(folder, monkeypatch):
+    monkeypatch.setattr("snugfit.data.yolo.LARGEST_LABELS", 1000)
+    label(folder, "0 0.5 0.5 0.2 0.2\n" * 100)
+    refuse(folder, "has 1,800 bytes; at most 1,000 are read")
+    monkeypatch.setattr("snugfit.data.files.LONGEST_LINE", 50)
+    label(folder, "0 0.5 0.5 0.2 0.2" + " 0.5" * 100)
+    refuse(folder, "has a line of over 50 characters")

@@ -130,3 +130,9 @@ def test_unreadable_item_is_named():
 def test_bad_data_set(data, options, message):
     with pytest.raises(DataError, match=message):
         from_dataset(data, **options)
+
+
+def test_labels_that_ask_for_too_many_classes_are_refused():
+    images = TensorDataset(torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 0, 3_000_000_000]))
+    with pytest.raises(DataError, match="3,000,000,001 classes are more than 100,000"):
+        from_dataset(images)

@@ -1,0 +1,169 @@
+"""Files of data sets: which entries of a folder are read, what a list may name, and how much text is taken in.
+
+**Links** to files and folders are followed, out of the data set too. A folder is read once, so a link to a folder that
+holds it, or that was read before, adds nothing. A file is listed once in its class; where links put one file into two
+classes or two splits, :func:`check_apart` refuses it.
+"""
+
+from __future__ import annotations
+
+import os
+import reprlib
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from snugfit.errors import DataError
+
+LARGEST_TEXT = 1 << 28
+"""Bytes of the largest text that is read line by line; a list of ImageNet's 1.3 million images has some 60 MB."""
+LONGEST_LINE = 1 << 20
+_KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+
+
+class FileNames:
+    """Many file names in one byte string: a tenth of the memory of as many path objects."""
+
+    def __init__(self) -> None:
+        self._text, self._ends = bytearray(), [0]
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> Path:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return Path(os.fsdecode(bytes(self._text[self._ends[index] : self._ends[index + 1]])))
+
+    def __iter__(self) -> Iterator[Path]:
+        return map(self.__getitem__, range(len(self)))
+
+    def append(self, path: Path) -> None:
+        """Add one name at the end."""
+        self._text += os.fsencode(path)
+        self._ends.append(len(self._text))
+
+
+def below(folder: Path, name: str, place: str) -> Path:
+    """The file that a list names, below the folder of the listed images.
+
+    Raises:
+        DataError: the name leads out of the folder or is none; the message begins with ``place``.
+    """
+    parts = PurePosixPath(name).parts if "\0" not in name else ()
+    if not parts or parts[0] == "/" or ".." in parts:
+        raise DataError(f"{place}: {reprlib.repr(name)} is no file below {folder}. Name images relative to it.")
+    return folder / name
+
+
+def visible(entry: Path) -> bool:
+    """Whether an entry of a folder counts: not hidden, and not what macOS adds to archives."""
+    return not entry.name.startswith((".", "__MACOSX"))
+
+
+def walk(folder: Path, suffixes: Collection[str], links: list[Path]) -> list[Path]:
+    """Visible regular files with one of the suffixes, sub-folders included, in sorted order; each real file once.
+
+    Args:
+        folder: where to begin.
+        suffixes: in lower case, with the dot.
+        links: list that every link that was followed is added to.
+
+    Raises:
+        DataError: an entry with such a suffix is no regular file, such as a FIFO.
+    """
+    before, found = len(links), list[Path]()
+    if folder.is_symlink() or folder.parent.is_symlink():
+        links.append(folder)
+    entered = {_identity(each) for each in (folder, *folder.resolve().parents)}
+    waiting = [_entries(folder)]
+    while waiting:
+        entry = next(waiting[-1], None)
+        if entry is None:
+            waiting.pop()
+            continue
+        is_folder, is_image = entry.is_dir(), entry.suffix.lower() in suffixes
+        if entry.is_symlink() and (is_folder or is_image):
+            links.append(entry)
+        if is_folder:
+            if (identity := _identity(entry)) not in entered:
+                entered.add(identity)
+                waiting.append(_entries(entry))
+        elif is_image:
+            check_regular(entry)
+            found.append(entry)
+    if len(links) == before:
+        return found
+    return list({os.path.realpath(file): file for file in reversed(found)}.values())[::-1]
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    return iter(sorted(filter(visible, folder.iterdir())))
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def check_apart(*groups: FileNames) -> None:
+    """Refuse a file that links put into several classes or splits. Holds eight bytes per file meanwhile.
+
+    Raises:
+        DataError: there is one; the message gives both of its names.
+    """
+    hashes = [hash(os.path.realpath(file)) for group in groups for file in group]
+    values = np.array(hashes, dtype=np.int64)
+    order = np.argsort(values, kind="stable")
+    for place in np.flatnonzero(values[order][1:] == values[order][:-1]):
+        first, second = (_nth(groups, int(order[place + step])) for step in (0, 1))
+        if os.path.realpath(first) == os.path.realpath(second):
+            raise DataError(f"{first} and {second} are one file, through a link. Keep it in one class of one split.")
+
+
+def _nth(groups: Sequence[FileNames], index: int) -> Path:
+    for group in groups:
+        if index < len(group):
+            return group[index]
+        index -= len(group)
+    raise IndexError(index)
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is no regular file: reading a FIFO or a device may never end.
+
+    Raises:
+        DataError: it is none, or a link that leads nowhere.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read: {reason}. Restore or remove it.") from error
+    if not stat.S_ISREG(mode):
+        raise DataError(f"{path} is no regular file but a {_KINDS.get(stat.S_IFMT(mode), 'device')}. Remove it.")
+
+
+def lines(path: Path, largest: int = LARGEST_TEXT) -> Iterator[str]:
+    """Lines of a text file, without white space around them, read one at a time.
+
+    Args:
+        path: the file.
+        largest: bytes that it may have.
+
+    Raises:
+        DataError: it is missing, no regular file, no UTF-8, or too large, or has a line of over a million characters.
+    """
+    check_regular(path)
+    try:
+        if (size := path.stat().st_size) > largest:
+            raise DataError(f"{path} has {size:,} bytes; at most {largest:,} are read. Divide or replace it.")
+        with path.open(encoding="utf-8") as file:
+            while line := file.readline(LONGEST_LINE + 1):
+                if len(line) > LONGEST_LINE:
+                    raise DataError(f"{path} has a line of over {LONGEST_LINE:,} characters. Replace it.")
+                yield line.strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Replace or remove it.") from error
