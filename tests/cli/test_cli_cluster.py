@@ -81,7 +81,7 @@ def test_hosts_are_reached_by_ssh_and_meet_on_the_first(snug, monkeypatch):
         (["--processes", "2", "--timeout", "soon", "--", "train"], "not a duration"),
         (["--processes", "2", "--interface", "nope0", "--", "train"], "unknown network interface 'nope0'"),
         (["--hosts", "cluster.yaml", "--min-hosts", "3", "--", "train"], "names 2"),
-        (["--hosts", "nowhere.yaml", "--", "train"], "cannot read the hosts file"),
+        (["--hosts", "nowhere.yaml", "--", "train"], "cannot read nowhere.yaml"),
     ],
 )  # fmt: skip
 def test_calls_that_mean_nothing(snug, options, words):
@@ -93,7 +93,7 @@ def test_calls_that_mean_nothing(snug, options, words):
     ("text", "words"),
     [
         ("hosts: []", "must hold a list"),
-        ("[", "cannot read"),
+        ("[", "bad.yaml is not valid YAML"),
         ("hosts: [{user: pi}]", "needs an address"),
         ("hosts: [{address: 10.0.0.1, proceses: 2}]", "Did you mean 'processes'"),
         ("hosts: [{address: 10.0.0.1, processes: 0}]", "count from 1"),
@@ -183,8 +183,8 @@ def test_plan_compares_who_computes_the_rest(snug):
     [
         ((), 2, "tell which processes"),
         (("--processes", "1"), 2, "tell which processes"),
-        (("--cluster", "none.json"), 2, "cannot read the cluster file"),
-        (("--cluster", "cluster.yaml"), 2, "holds no measurements"),
+        (("--cluster", "none.json"), 2, "cannot read none.json"),
+        (("--cluster", "cluster.yaml"), 2, "cluster.yaml is damaged"),
         (("--cluster", "two.json", "--processes", "3"), 2, "describes 2 processes, but there are 3"),
         (("--processes", "2", "--tile-sizes", "speed"), 2, "needs the devices' speeds"),
         (("--processes", "4", "--replicas", "2"), 2, "2 replicas need a batch"),

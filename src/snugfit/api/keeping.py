@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import snugfit
+from snugfit.core.documents import DocumentError, made, parse_json, read_text
 from snugfit.core.hardware import Hardware
 from snugfit.core.installation import code
 from snugfit.core.places import profiles_folder
@@ -16,6 +18,7 @@ from snugfit.core.plan import Plan
 from snugfit.core.record import Record
 from snugfit.core.request import MachineOptions
 from snugfit.core.serial import from_data, to_data
+from snugfit.errors import CheckpointError
 from snugfit.planner import PastRun, past_run
 from snugfit.profiling import Measurements
 
@@ -40,12 +43,12 @@ def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
     if folder is None:
         return found
     try:
-        lines = _runs_file(folder, hardware).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
+        lines = read_text(_runs_file(folder, hardware)).splitlines()
+    except CheckpointError:
         return found
     for line in lines[-MOST_RUNS:]:
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            found.append(from_data(PastRun, json.loads(line)))
+        with contextlib.suppress(DocumentError):
+            found.append(made(partial(from_data, PastRun), parse_json(line)))
     return found
 
 

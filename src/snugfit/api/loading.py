@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,10 @@ from torch import fx, nn
 
 from snugfit import models
 from snugfit.chain import Chain
+from snugfit.core import documents
 from snugfit.core.record import Record
 from snugfit.core.request import OWN
-from snugfit.core.serial import from_data, to_data
+from snugfit.core.serial import to_data
 from snugfit.core.workload import TaskName
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.local.layout import Layout
@@ -101,34 +101,15 @@ class Architecture:
         return on_meta(Chain.from_module(made, self.input_shape, self.model))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a run folder.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
-    try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path.parent} is not a run folder, or incomplete: it has no {path.name}.") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); restore it or train again.") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is damaged: it does not hold an object.")
-    return data
-
-
 def read_data(kind: type[T], path: Path) -> T:
     """Read a dataclass that was written to a run folder as JSON.
 
     Raises:
         CheckpointError: it is missing or damaged.
     """
-    data = read_json(path)
-    try:
-        return from_data(kind, data)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); restore it or train again.") from error
+    if not path.exists():
+        raise CheckpointError(f"{path.parent} is not a run folder, or incomplete: it has no {path.name}.")
+    return documents.read_data(kind, path, CheckpointError, "Restore it or train again.")
 
 
 def read_record(folder: Path) -> Record:

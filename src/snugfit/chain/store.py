@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from snugfit.chain.unit import Unit
+from snugfit.core.documents import parse_json
 from snugfit.errors import CheckpointError, OutOfStorageError
 
 _DTYPES = {
@@ -99,7 +100,7 @@ class UnitStore:
 def _damaged(path: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); delete it and restore or retrain the unit.") from error
 
 
@@ -107,7 +108,7 @@ def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     start = 8 + int.from_bytes(mapped[:8], "little")
-    header = json.loads(mapped[8:start])
+    header = parse_json(mapped[8:start])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return {name: _mapped_tensor(mapped, entry, start) for name, entry in header.items() if name != "__metadata__"}
@@ -116,7 +117,7 @@ def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
 def _mapped_tensor(mapped: mmap.mmap, entry: Mapping[str, Any], start: int) -> torch.Tensor:
     dtype, (first, last) = _TYPES[entry["dtype"]], entry["data_offsets"]
     count = math.prod(entry["shape"])
-    if last - first != count * dtype.itemsize:
+    if last - first != count * dtype.itemsize or min([first, *entry["shape"]]) < 0:
         raise ValueError("sizes in its header disagree")
     if not count:
         return torch.empty(entry["shape"], dtype=dtype)

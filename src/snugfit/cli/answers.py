@@ -20,11 +20,12 @@ from typing import Any
 
 import psutil
 
+from snugfit.core.documents import read_json
 from snugfit.core.hardware import cores, processor
 from snugfit.core.installation import code
 from snugfit.core.places import data_root, keep_text, profiles_folder
 from snugfit.core.request import MachineOptions, Request
-from snugfit.errors import DataError
+from snugfit.errors import CheckpointError, DataError
 
 PACKAGES = ("torch", "torchvision", "timm", "kornia")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ONEDNN_MAX_CPU_ISA", "SNUGFIT_DATA")
@@ -50,8 +51,8 @@ class Answer:
         if self._path is None or self._renew:
             return None
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = read_json(self._path)
+        except CheckpointError:
             return None
         return found if isinstance(found, dict) else None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from cyclopts import Token
 from cyclopts.argument import Argument
 
+from snugfit.core.yaml_text import read_yaml
 from snugfit.errors import UnknownNameError, UsageError
 
 
@@ -21,15 +21,7 @@ def read_config(path: str) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, is not a flat mapping, or names an option twice.
     """
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the config file {path}: {getattr(error, 'strerror', None) or error}.") from error
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"the config file {path} is not valid YAML: {reason}.") from error
+    content = read_yaml(path, UsageError, "--config takes lines like 'epochs: 10'.")
     if content is None:
         return {}
     if not isinstance(content, dict):

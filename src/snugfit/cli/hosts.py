@@ -6,9 +6,9 @@ import dataclasses
 import ipaddress
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from snugfit.core.yaml_text import read_yaml
 from snugfit.errors import UnknownNameError, UsageError
 
 EXAMPLE = "hosts: [{address: 10.0.0.1}, {address: 10.0.0.2}]"
@@ -42,12 +42,7 @@ def read_hosts(path: str) -> tuple[Host, ...]:
         UsageError: the file cannot be read, or says something else.
         UnknownNameError: a host has an option that does not exist.
     """
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"cannot read the hosts file {path}: {' '.join(str(error).split())}.") from error
+    content = read_yaml(path, UsageError, f"--hosts takes a list of hosts, like {EXAMPLE}.")
     entries = content.get("hosts") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"the hosts file {path} must hold a list of hosts, like:\n{EXAMPLE}")

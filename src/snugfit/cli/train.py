@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +11,9 @@ from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
 from snugfit.cli.output import note, print_json
 from snugfit.cli.report import draw
+from snugfit.core.documents import read_data
 from snugfit.core.request import Request
-from snugfit.errors import UsageError
+from snugfit.errors import CheckpointError, UsageError
 
 Resume = Annotated[str | None, Parameter(group=Group("Machine", sort_key=6))]
 
@@ -64,7 +64,6 @@ def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[s
 def threads_of(run_dir: str) -> int | None:
     """Compute threads that a run was started with; None where its folder does not say (the child explains why)."""
     try:
-        request = json.loads((Path(run_dir) / "request.json").read_text(encoding="utf-8"))
-        return Request.from_json(request).machine.threads
-    except (OSError, ValueError, TypeError, AttributeError):
+        return read_data(Request, Path(run_dir) / "request.json").machine.threads
+    except CheckpointError:
         return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
+from snugfit.core.documents import read_as
 from snugfit.core.serial import from_data, to_data
 from snugfit.errors import UsageError
 
@@ -122,12 +121,7 @@ def read_cluster(path: str, processes: int | None = None) -> Cluster:
         UsageError: the file cannot be read, holds something else, or describes another number of processes.
     """
     again = "write one with `snugfit cluster doctor --out`"
-    try:
-        cluster = Cluster.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UsageError(f"cannot read the cluster file {path}: {error.strerror or error}; {again}.") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{path} holds no measurements of a cluster; {again}.") from error
+    cluster = read_as(Cluster.from_json, path, UsageError, "--cluster takes what `snugfit cluster doctor --out` wrote.")
     _check(cluster, path, again)
     if processes is not None and cluster.size != processes:
         raise UsageError(

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "an object", list: "a list"}
+_GIVEN = {**_NAMES, bool: "a boolean", tuple: "a list", type(None): "null"}
+
+
+class FieldError(ValueError):
+    """Data that does not fit the type of a field; names the field, and says what was expected."""
+
+    def __init__(self, where: str, expected: str, given: Any) -> None:
+        found = _GIVEN.get(type(given), type(given).__name__)
+        shown = f" ({given!r:.40})" if isinstance(given, (str, int, float)) else ""
+        super().__init__(f"'{where}' must be {expected}, not {found}{shown}")
 
 
 def to_data(value: Any) -> Any:
@@ -21,25 +34,84 @@ def to_data(value: Any) -> Any:
     return value
 
 
-def from_data(kind: type[T], data: dict[str, Any]) -> T:
-    """Rebuild a dataclass from :func:`to_data`'s output; keys it does not know are ignored."""
+def from_data(kind: type[T], data: Any, where: str = "") -> T:
+    """Rebuild a dataclass from :func:`to_data`'s output; keys it does not know are ignored.
+
+    Args:
+        kind: the dataclass.
+        data: an object that holds its fields.
+        where: name of the field that it is, for errors.
+
+    Raises:
+        FieldError: it is no object, lacks a field, or a field is of another type than the dataclass says.
+    """
+    if not isinstance(data, dict):
+        raise FieldError(where or "the whole", "an object", data)
+    values = {}
+    for name, (hint, required) in _fields(typing.cast(Any, kind)).items():
+        place = f"{where}.{name}" if where else name
+        if name in data:
+            values[name] = _restore(hint, data[name], place)
+        elif required:
+            raise FieldError(place, f"there, as {_expected(hint)}", None)
+    return kind(**values)
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Type of each field that is given to make the dataclass, and whether it must be."""
     hints = typing.get_type_hints(kind)
-    fields = {f.name for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
-    return kind(**{name: _restore(hints[name], item) for name, item in data.items() if name in fields})
+    none = dataclasses.MISSING
+    return {f.name: (hints[f.name], f.default is none and f.default_factory is none) for f in dataclasses.fields(kind)
+            if f.init}  # fmt: skip
 
 
-def _restore(hint: Any, item: Any) -> Any:
+def _restore(hint: Any, item: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if item is None:
-        return None
+    if hint is Any or (item is None and type(None) in arguments):
+        return item
     if origin in (typing.Union, types.UnionType):
-        return _restore(next(a for a in arguments if a is not type(None)), item)
+        return _restore(_but_none(hint), item, where)
     if dataclasses.is_dataclass(hint):
-        return from_data(hint, item)  # type: ignore[arg-type]
+        return from_data(hint, item, where)  # type: ignore[arg-type]
     if origin is dict:
-        return {key: _restore(arguments[1], i) for key, i in item.items()}
+        value_hint = arguments[1]
+        return {key: _restore(value_hint, each, f"{where}.{key}") for key, each in _typed(dict, item, where).items()}
     if origin in (tuple, list):
-        repeated = origin is list or (len(arguments) == 2 and arguments[1] is Ellipsis)
-        hints = [arguments[0]] * len(item) if repeated else arguments
-        return origin(_restore(h, i) for h, i in zip(hints, item, strict=False))
+        return _restore_list(origin, arguments, item, where)
+    return _typed(hint, item, where)
+
+
+def _but_none(hint: Any) -> Any:
+    return next(each for each in typing.get_args(hint) if each is not type(None))
+
+
+def _restore_list(origin: Any, arguments: tuple[Any, ...], item: Any, where: str) -> Any:
+    if not isinstance(item, (list, tuple)):
+        raise FieldError(where, "a list", item)
+    repeated = origin is list or (len(arguments) == 2 and arguments[1] is Ellipsis)
+    hints = [arguments[0]] * len(item) if repeated else arguments
+    if len(hints) != len(item):
+        raise FieldError(where, f"a list of {len(hints)}", item)
+    return origin(_restore(hint, each, f"{where}[{n}]") for n, (hint, each) in enumerate(zip(hints, item, strict=True)))
+
+
+def _typed(hint: Any, item: Any, where: str) -> Any:
+    """The value, where it is of a plain type; integers are numbers too, but booleans are no integers."""
+    if typing.get_origin(hint) is typing.Literal:
+        fits = any(item == each and type(item) is type(each) for each in typing.get_args(hint))
+    else:
+        fits = isinstance(item, (int, float) if hint is float else hint)
+        fits = fits and (hint is bool or not isinstance(item, bool))
+    if not fits:
+        raise FieldError(where, _expected(hint), item)
     return item
+
+
+def _expected(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
+    if origin in (typing.Union, types.UnionType):
+        return _expected(_but_none(hint))
+    return _NAMES.get(list if origin in (tuple, list) else hint, "an object")

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
+from snugfit.core.documents import read_data
 from snugfit.core.places import keep_text
 from snugfit.core.profile import ProbeLine
-from snugfit.core.serial import from_data, to_data
+from snugfit.core.serial import to_data
 from snugfit.core.tensors import TensorProfile
+from snugfit.errors import CheckpointError
 
 AS_MUCH = 1.04
 """Bytes free now over those free then up to which a measurement made in a smaller budget does for this one."""
@@ -97,8 +99,8 @@ class Measurements:
     def _read(self, what: str) -> Measurement | None:
         path = self._path(what)
         try:
-            return None if path is None else from_data(Measurement, json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None if path is None else read_data(Measurement, path)
+        except CheckpointError:
             return None
 
     def _path(self, what: str) -> Path | None:

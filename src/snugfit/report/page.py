@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snugfit.core.documents import read_data
 from snugfit.core.record import Record
 from snugfit.errors import CheckpointError
 from snugfit.quantities import format_bytes, format_seconds
@@ -51,10 +51,7 @@ def read_record(run_dir: Path) -> Record:
             f"{run_dir} holds no record.json: it is no run folder, or its run is not finished.\n"
             "Give the folder of a finished run, or finish this one with `snugfit train --resume`."
         )
-    try:
-        return Record.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); run the training again.") from error
+    return read_data(Record, path, CheckpointError, "Restore it or train again.")
 
 
 def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = None) -> str:

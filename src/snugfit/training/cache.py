@@ -5,18 +5,20 @@ NeuroFlux section 5.3. Rows are read with ``preadv``, not mapped: pages of a map
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from snugfit.core.documents import read_data
 from snugfit.core.request import CacheDtype
+from snugfit.core.serial import to_data
 from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
 from snugfit.quantities import format_bytes
 from snugfit.training.files import as_bytes, read_exactly, storage_errors, write_exactly, write_json_atomic
@@ -36,6 +38,22 @@ def cache_bytes(rows: int, row_shape: tuple[int, ...], dtype: CacheDtype) -> int
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.rows", folder / f"{name}.json"
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What the file beside the rows says of them."""
+
+    format: int
+    rows: int
+    row_shape: tuple[int, ...]
+    dtype: CacheDtype
+    bytes: int
+
+
+def _describe(rows: int, row_format: RowFormat) -> _Description:
+    size = cache_bytes(rows, row_format.row_shape, row_format.dtype)
+    return _Description(FORMAT, rows, row_format.row_shape, row_format.dtype, size)
 
 
 class CacheWriter:
@@ -106,17 +124,10 @@ class CacheWriter:
         if self.written != self.rows:
             self.abort()
             raise UsageError(f"cache '{self.name}' was closed after {self.written} of its {self.rows} rows.")
-        description = {
-            "format": FORMAT,
-            "rows": self.rows,
-            "row_shape": list(self.format.row_shape),
-            "dtype": self.format.dtype,
-            "bytes": self.bytes,
-        }
         with self._or_nothing():
             write_exactly(self._fd, self._labels.view(np.uint8).data)
             os.fsync(self._fd)
-            write_json_atomic(_paths(self.folder, self.name)[1], description)
+            write_json_atomic(_paths(self.folder, self.name)[1], to_data(_describe(self.rows, self.format)))
         self._close_file()
         return ActivationCache(self.folder, self.name, self.rows, self.format)
 
@@ -188,16 +199,11 @@ class ActivationCache:
         path, sidecar = _paths(Path(folder), name)
         if not sidecar.is_file() or not path.is_file():
             return None
-        try:
-            data = json.loads(sidecar.read_text(encoding="utf-8"))
-            row_format = RowFormat(tuple(data["row_shape"]), data["dtype"])
-            if data["format"] != FORMAT or data["bytes"] != cache_bytes(
-                data["rows"], row_format.row_shape, row_format.dtype
-            ):
-                raise ValueError("another format")
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{sidecar} does not describe a cache ({error}). Delete it.") from error
-        return cls(Path(folder), name, data["rows"], row_format)
+        described = read_data(_Description, sidecar, CheckpointError, "Delete it.")
+        row_format = RowFormat(described.row_shape, described.dtype)
+        if described != _describe(described.rows, row_format):
+            raise CheckpointError(f"{sidecar} is of another format, or its sizes disagree. Delete it.")
+        return cls(Path(folder), name, described.rows, row_format)
 
     @property
     def row_shape(self) -> tuple[int, ...]:

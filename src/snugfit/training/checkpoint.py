@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from snugfit.core.documents import read_data
 from snugfit.errors import CheckpointError
 from snugfit.memory import is_out_of_memory
 from snugfit.training.files import storage_errors, sync_folder, write_json_atomic
@@ -66,6 +66,23 @@ class Checkpoint:
         if group not in self.groups:
             raise CheckpointError(f"{self.folder} has no tensors '{group}', only {', '.join(self.groups)}.")
         return read_tensors(self.folder / f"{group}.safetensors")
+
+
+@dataclass(frozen=True)
+class _File:
+    """Size and digest of a file, as written."""
+
+    bytes: int
+    blake2b: str
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What ``position.json`` holds."""
+
+    format: int
+    files: dict[str, _File]
+    position: dict[str, Any]
 
 
 class CheckpointStore:
@@ -136,24 +153,20 @@ def _write(folder: Path, tensors: Mapping[str, Mapping[str, Tensor | Deferred]],
 
 def _open(folder: Path) -> Checkpoint:
     """Check every file of a checkpoint against its size and digest."""
-    try:
-        data = json.loads((folder / _POSITION).read_text(encoding="utf-8"))
-        files, position = data["files"], data["position"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"checkpoint {folder} has no readable {_POSITION}. Start the run anew.") from error
-    if data.get("format") != FORMAT:
+    described = read_data(_Description, folder / _POSITION, CheckpointError, "Start the run anew.")
+    if described.format != FORMAT:
         raise CheckpointError(
-            f"checkpoint {folder} has format {data.get('format')}, this version reads {FORMAT}. "
+            f"checkpoint {folder} has format {described.format}, this version reads {FORMAT}. "
             "Resume with the version of snugfit that wrote it."
         )
-    for group, expected in files.items():
+    for group, expected in described.files.items():
         _verify(folder / f"{group}.safetensors", expected)
-    return Checkpoint(folder, position, tuple(files))
+    return Checkpoint(folder, described.position, tuple(described.files))
 
 
-def _verify(path: Path, expected: dict[str, Any]) -> None:
+def _verify(path: Path, expected: _File) -> None:
     size = path.stat().st_size if path.is_file() else 0
-    if size != expected["bytes"]:
-        raise CheckpointError(f"{path} was truncated: it has {size} bytes of {expected['bytes']}. Start the run anew.")
-    if file_digest(path) != expected["blake2b"]:
+    if size != expected.bytes:
+        raise CheckpointError(f"{path} was truncated: it has {size} bytes of {expected.bytes}. Start the run anew.")
+    if file_digest(path) != expected.blake2b:
         raise CheckpointError(f"{path} is corrupt: its checksum does not match. Start the run anew.")

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from snugfit.chain import UnitStore
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Cost, Phase
+from snugfit.core.documents import DocumentError, made
 from snugfit.core.hardware import Hardware
 from snugfit.core.profile import Profile
 from snugfit.core.record import ExitRecord, PhaseRecord
@@ -128,7 +130,10 @@ class Run:
         if self._resumed is None:
             self.metrics.truncate(0)
             return False
-        self.position = from_data(Position, self._resumed.position)
+        try:
+            self.position = made(partial(from_data, Position), self._resumed.position)
+        except DocumentError as error:
+            raise CheckpointError(f"the position in {self._resumed.folder} is damaged: {error}.") from error
         self.metrics.truncate(self.position.metrics_offset)
         return True
 

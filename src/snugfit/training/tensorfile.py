@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snugfit.core.documents import parse_json
 from snugfit.errors import CheckpointError
+from snugfit.memory import is_out_of_memory
 from snugfit.training.files import as_bytes, read_exactly, write_exactly
 
 _DTYPES = {
@@ -75,9 +77,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}. Start the run anew.") from error
     try:
         header, start = _read_header(fd, path)
-        axes = json.loads(header.pop("__metadata__", {}).get("axes", "{}"))
+        axes = parse_json(header.pop("__metadata__", {}).get("axes", "{}"))
         return {name: _read_tensor(fd, entry, start, axes.get(name)) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, RuntimeError, CheckpointError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, CheckpointError) as error:
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(f"{path} is damaged ({error}). Resume from another checkpoint, or start anew.") from error
     finally:
         os.close(fd)
@@ -120,7 +124,7 @@ def _read_header(fd: int, path: Path) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     if length > path.stat().st_size:
         raise ValueError("its header is longer than the file")
-    return json.loads(os.pread(fd, length, 8)), 8 + length
+    return parse_json(os.pread(fd, length, 8)), 8 + length
 
 
 def _read_tensor(fd: int, entry: dict[str, Any], start: int, axes: list[int] | None) -> Tensor:
