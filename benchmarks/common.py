@@ -120,7 +120,7 @@ def run(
     seconds = time.perf_counter() - started
     timed_out = seconds >= options.timeout
     code = None if timed_out else process.returncode
-    return {"exit_code": code, "seconds": round(seconds, 3), "load": round(load, 2), "output": _last_json(text)}
+    return {"exit_code": code, "seconds": round(seconds, 3), "load": round(load, 2), "output": last_json(text)}
 
 
 def stop(process: subprocess.Popen[str]) -> str:
@@ -133,7 +133,8 @@ def stop(process: subprocess.Popen[str]) -> str:
         return process.communicate()[0]
 
 
-def _last_json(text: str) -> dict[str, Any]:
+def last_json(text: str) -> dict[str, Any]:
+    """The last JSON object of what a command printed, one to a line."""
     lines = [line for line in text.splitlines() if line.startswith("{")]
     return dict(json.loads(lines[-1])) if lines else {}
 

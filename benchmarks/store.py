@@ -67,7 +67,7 @@ class ResultFile:
     def _keep(self, cell: Cell) -> None:
         """Put a cell into the file, in the place of an older one, beside what other processes have put there."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self.path.parent):
+        with locked(self.path.parent):
             if self.path.exists():
                 commands, self.data = self.data["commands"], json.loads(self.path.read_text())
                 self.data["commands"] += [each for each in commands if each not in self.data["commands"]]
@@ -97,7 +97,7 @@ class ResultFile:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Context in which no other benchmark writes into a folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

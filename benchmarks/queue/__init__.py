@@ -1,0 +1,1 @@
+"""Long experiments: a short run of everything before a longer one of anything; ``python -m benchmarks.queue``."""

@@ -1,0 +1,251 @@
+"""The queue's command line: start, pause, status, page."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cyclopts import Parameter
+
+from benchmarks.common import ROOT, program
+from benchmarks.queue.arms import Arm, all_arms
+from benchmarks.queue.digest import digest_of
+from benchmarks.queue.estimate import duration, seconds
+from benchmarks.queue.page import page as page_of
+from benchmarks.queue.page import progress
+from benchmarks.queue.rows import Rows, read_rows
+from benchmarks.queue.rungs import Row, Task, order
+from benchmarks.queue.runner import Place, Runner, training_seconds
+from benchmarks.store import RESULTS, note
+
+app = program("queue")
+
+
+class Run(Protocol):
+    """Runs a task with sources of a digest; None where it was interrupted."""
+
+    stopped: bool
+
+    def __call__(self, task: Task, digest: str) -> Row | None:
+        """The row of a finished run."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Folders:
+    """What every sub-command takes.
+
+    Attributes:
+        runs: folder of run folders and of the queue's lock.
+        results: folder of result files.
+        page: page of results, rewritten after every run.
+        only: experiments whose names begin so; all by default.
+    """
+
+    runs: Path = ROOT / "runs" / "queue"
+    results: Path = RESULTS
+    page: Path = ROOT / "docs" / "experiments.md"
+    only: str = ""
+
+    @property
+    def lock(self) -> Path:
+        """File that a queue holds locked while it runs; its process number stands there."""
+        return self.runs / "queue.lock"
+
+    @property
+    def running(self) -> Path:
+        """File with the key of the run that goes on."""
+        return self.runs / "running"
+
+    def arms(self) -> list[Arm]:
+        """Arms that were asked for."""
+        return [arm for arm in all_arms() if arm.experiment.startswith(self.only)]
+
+
+DEFAULTS = Folders()
+
+
+@app.command
+def start(
+    *,
+    data_dir: str | None = None,
+    weights: Path | None = None,
+    core: int | None = None,
+    nice: int = 10,
+    limit: int | None = None,
+    retry: bool = False,
+    commit: bool = False,
+    folders: Folders = DEFAULTS,
+) -> int:
+    """Run what is left, one run after another, until all is done or a signal comes.
+
+    SIGTERM, Ctrl-C and ``pause`` let the run save a checkpoint; the next start continues it.
+
+    Args:
+        data_dir: where data sets are; SNUGFIT_DATA otherwise.
+        weights: ImageNet weights of MobileNetV2; without them the experiments that need them wait.
+        core: processor core to run on; the last by default.
+        nice: added to the process's niceness.
+        limit: most runs; any number by default.
+        retry: run again what failed other than by an infeasible budget or divergence.
+        commit: commit the result file and the page to git after every run.
+        folders: where things are.
+    """
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0)) if core is None else core})
+    os.nice(nice)
+    with _locked(folders.lock) as lock:
+        given = {} if weights is None else {"mobilenet_v2": weights.resolve()}
+        runner = Runner(Place(folders.runs.resolve(), data_dir, given, lock))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: runner.stop())
+        rows = Rows(folders.results)
+        for task, row in work(folders, runner, given, retry=retry, limit=limit):
+            rows.keep(row)
+            write_page(folders)
+            note(f"         {_summary(row)}")
+            if commit:
+                _commit([rows.path, folders.page], task.label)
+        return 130 if runner.stopped else 0
+
+
+def work(
+    folders: Folders, run: Run, weights: dict[str, Path], *, retry: bool = False, limit: int | None = None
+) -> Iterator[tuple[Task, Row]]:
+    """Yield runs and their rows in order, until nothing is left that can run or the queue is stopped.
+
+    What comes next is decided anew after every run, from the rows and sources that there are then.
+    """
+    tried: set[str] = set()
+    while not run.stopped and (limit is None or len(tried) < limit):
+        digests = _digests(folders.arms())
+        left = order(folders.arms(), read_rows(folders.results), digests, retry)
+        ready = [task for task in left if _ready(task, weights) and task.key not in tried]
+        if not ready:
+            return
+        task = ready[0]
+        tried.add(task.key)
+        note(f"{time.strftime('%H:%M:%S')} {task.label}")
+        folders.runs.mkdir(parents=True, exist_ok=True)
+        folders.running.write_text(task.key)
+        row = run(task, digests[task.arm.settings["strategy"]])
+        folders.running.unlink(missing_ok=True)
+        if row is not None:
+            yield task, row
+
+
+def _ready(task: Task, weights: dict[str, Path]) -> bool:
+    return not task.provisional and task.settings.get("weights") in (None, *weights)
+
+
+def _digests(arms: list[Arm]) -> dict[str, str]:
+    return {name: digest_of(name) for name in {arm.settings["strategy"] for arm in arms}}
+
+
+@app.command
+def pause(*, folders: Folders = DEFAULTS) -> int:
+    """Let the queue's run save a checkpoint, and wait until the queue has ended; ``start`` continues it.
+
+    Args:
+        folders: where things are.
+    """
+    folders.runs.mkdir(parents=True, exist_ok=True)
+    with folders.lock.open("a+") as file:
+        if _free(file.fileno()):
+            note("no queue is running")
+            return 1
+        os.kill(int(folders.lock.read_text()), signal.SIGTERM)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    note("paused; python -m benchmarks.queue start continues")
+    return 0
+
+
+@app.command
+def status(*, ahead: int = 5, folders: Folders = DEFAULTS) -> None:
+    """Show what is done, what runs, what comes next, and the time left.
+
+    Args:
+        ahead: how many of the next runs to name.
+        folders: where things are.
+    """
+    rows, arms = read_rows(folders.results), folders.arms()
+    left = order(arms, rows, _digests(arms))
+    running = folders.running.read_text() if folders.running.exists() and _busy(folders) else None
+    print(progress(left, rows, running))
+    for task in [task for task in left if task.key == running]:
+        spent, whole = training_seconds(folders.runs / task.key) or 0.0, seconds(task, rows.values())
+        print(f"\nrunning: {task.label}; {duration(spent)} of training done, {duration(whole)} expected")
+    print("\nnext:" if running else "\nno queue is running; next:")
+    for task in [task for task in left if task.key != running][:ahead]:
+        print(f"  {task.label} ({duration(seconds(task, rows.values()))})")
+
+
+def _busy(folders: Folders) -> bool:
+    with folders.lock.open("a+") as file:
+        return not _free(file.fileno())
+
+
+@app.command
+def page(*, check: bool = False, folders: Folders = DEFAULTS) -> int:
+    """Write the page of results.
+
+    Args:
+        check: write nothing, and exit 1 where the page is not up to date.
+        folders: where things are.
+    """
+    if check:
+        fresh = folders.page.exists() and folders.page.read_text() == page_of(all_arms(), read_rows(folders.results))
+        return int(not fresh)
+    write_page(folders)
+    return 0
+
+
+def write_page(folders: Folders) -> None:
+    """Write the page of all experiments."""
+    folders.page.write_text(page_of(all_arms(), read_rows(folders.results)))
+
+
+def _summary(row: Row) -> str:
+    if row["exit_code"]:
+        return f"exit {row['exit_code']}: {(row['error'] or 'no message').splitlines()[0]}"
+    return f"{duration(row['seconds'])}, validation {row['val']:.3f}, test {row['test']:.3f}"
+
+
+def _free(descriptor: int) -> bool:
+    """Take a lock file's lock if nobody holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Hold a lock file with this process's number in it; a run that a killed queue left may take a while to end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        deadline = time.monotonic() + 60
+        while not _free(file.fileno()):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"another queue works in {path.parent}; `pause` ends it.")
+            time.sleep(1)
+        path.write_text(str(os.getpid()))
+        yield file.fileno()
+
+
+def _commit(paths: list[Path], label: str) -> None:
+    for command in (["add", "--", *map(str, paths)], ["commit", "-m", "Record an experiment", "-m", label]):
+        subprocess.run(["git", *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,142 @@
+"""What the queue trains: an arm is one line of a table, run in rungs of growing length with several seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.common import Settings
+
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method in one experiment.
+
+    Attributes:
+        experiment: the table that it belongs to.
+        name: its line there.
+        settings: flags of ``snugfit train``, but for length, seed and tuned learning rate.
+        images: training images that there are, validation images not counted.
+        epochs: epochs of the paper.
+        priority: place among the arms; lower ones run first within a rung and seed.
+        lrs: learning rates to choose from, on validation images of the shortest rung with the first seed.
+        paper: test accuracy in the paper, in percent.
+    """
+
+    experiment: str
+    name: str
+    settings: Settings = field(hash=False)
+    images: int
+    epochs: int
+    priority: int
+    lrs: tuple[float, ...] = ()
+    paper: float | None = None
+
+
+_TRAIN = {"cifar10": 45_000, "mnist": 54_000, "fashion-mnist": 54_000, "folder:flower_photos": 900,
+          "folder:caltech101": 1_818}  # fmt: skip
+
+
+def all_arms() -> list[Arm]:
+    """Every arm; later experiments add theirs here."""
+    return [*_lls_bases(), *_sidenet(), *_elastic(), *_lls_rules(), *_neuroflux()]
+
+
+def _arm(experiment: str, name: str, data: str, epochs: int, priority: int, more: Settings, **rest: Any) -> Arm:
+    return Arm(experiment, name, {"data": data, "threads": 1, **more}, _TRAIN[data], epochs, priority, **rest)
+
+
+def _lls_bases() -> list[Arm]:
+    """LLS, Table 1: SmallConv with cosine and square waves; batch 128, schedule-free AdamW at 0.005 (appendix A.3)."""
+    paper = {"cosine": (99.50, 89.57, 75.82), "square": (99.50, 90.54, 77.79)}
+    return [
+        _arm(f"LLS Table 1, SmallConv, {data}", basis, data, 100, 10,
+             _lls_settings("smallconv", data) | {"strategy": "blockwise", "local_loss": f"lls:basis={basis}"},
+             paper=value)
+        for basis, values in paper.items()
+        for data, value in zip(("mnist", "fashion-mnist", "cifar10"), values, strict=True)
+    ]  # fmt: skip
+
+
+def _lls_rules() -> list[Arm]:
+    """LLS, Table 2: SmallConvL by its rule and by those that it is compared with; LLS-M and LLS-MxM are beside it."""
+    local = {"LLS": "lls", "LLS-M": "lls-m", "LLS-MxM": "lls-mxm"}
+    rules: dict[str, Settings] = {
+        "BP": {"strategy": "backprop"},
+        **{rule.upper(): {"strategy": "feedback", "feedback_rule": rule} for rule in ("dfa", "drtp", "pepita")},
+        **{name: {"strategy": "blockwise", "local_loss": loss} for name, loss in local.items()},
+    }
+    paper = {"BP": (99.62, 87.57), "DFA": (97.90, 71.53), "DRTP": (98.52, 68.96), "PEPITA": (98.29, 56.33),
+             "LLS": (99.57, 84.10)}  # fmt: skip
+    return [
+        _arm(f"LLS Table 2, SmallConvL, {data}", name, data, 100, 40, _lls_settings("smallconvl", data) | flags,
+             paper=paper[name][index] if name in paper else None)
+        for index, data in enumerate(("mnist", "cifar10"))
+        for name, flags in rules.items()
+    ]  # fmt: skip
+
+
+def _lls_settings(model: str, data: str) -> Settings:
+    """The augmentation and optimizer of LLS's small networks (appendix A.3): CIFAR-10 is flipped and not cropped."""
+    return {"model": model, "batch_size": 128, "optimizer": "schedulefree", "exit_tolerance": 0,
+            "crop": data != "cifar10"}  # fmt: skip
+
+
+def _neuroflux() -> list[Arm]:
+    """NeuroFlux: block-wise training, classic local learning and backprop, each at the learning rate it does best with.
+
+    The paper gives no epochs; its parents train every layer for 50.
+    """
+    methods: dict[str, Settings] = {
+        "backprop": {"strategy": "backprop"},
+        "blockwise": {"strategy": "blockwise", "local_loss": "aan"},
+        "classic": {"strategy": "blockwise", "local_loss": "classic", "adaptive_batch": False, "residency": "all"},
+    }
+    return [
+        _arm(f"NeuroFlux, {model}, cifar10, 500 MB", name, "cifar10", 50, 50,
+             {"model": model, "batch_size": 128, "memory": "500MB", **flags}, lrs=(0.01, 0.03, 0.1))
+        for model in ("vgg16", "resnet18")
+        for name, flags in methods.items()
+    ]  # fmt: skip
+
+
+_PHOTOS = {"flowers": "folder:flower_photos", "Caltech-101": "folder:caltech101"}
+_PRETRAINED: Settings = {"model": "mobilenet_v2", "weights": "mobilenet_v2", "image_size": 96}
+
+
+def _elastic() -> list[Arm]:
+    """ElasticTrainer: 12 epochs (its evaluation) from ImageNet weights; batch 16 at a peak rate of 0.001 for all."""
+    schemes: dict[str, Settings] = {
+        "full": {"scheme": "full", "lean": False},
+        **{f"rho {rho}": {"scheme": "elastic", "time_ratio": rho} for rho in (0.35, 0.4, 0.5)},
+        "head": {"scheme": "head", "lean": False},
+    }
+    return [
+        _arm(f"ElasticTrainer, MobileNetV2, {title}, 96 px", name, data, 12, 30,
+             {**_PRETRAINED, "strategy": "elastic", "batch_size": 16, "optimizer": "sgd", "lr": 0.001, **flags})
+        for title, data in _PHOTOS.items()
+        for name, flags in schemes.items()
+    ]  # fmt: skip
+
+
+def _sidenet() -> list[Arm]:
+    """Rep-Net with pruned activations: 5 epochs, batch 8, Adam; rates of Rep-Net's scripts (elsewhere CUB's)."""
+    side: Settings = {"strategy": "sidenet", "sample_wise": "off", "weight_storage": "float32"}
+    schemes: dict[str, Settings] = {
+        "Rep-Net": {**side, "prune": "off"},
+        "pruned": {**side, "prune": "on"},
+        "bias+head": {**side, "scheme": "bias+head"},
+        "head": {**side, "scheme": "head"},
+    }
+    full: Settings = {"strategy": "elastic", "scheme": "full", "lean": False, "optimizer": "adamw", "weight_decay": 0.0,
+                      "lr": 1e-4}  # fmt: skip
+    return [
+        _arm(f"Rep-Net, MobileNetV2, {title}, 96 px", name, data, 5, 20, {**_PRETRAINED, "batch_size": 8, **flags})
+        for title, data in _PHOTOS.items()
+        for name, flags in {
+            **{name: {"lr": 2e-4 if title == "flowers" else 6e-4, **each} for name, each in schemes.items()},
+            "full": full,
+        }.items()
+    ]

@@ -1,0 +1,144 @@
+"""The order of work: which run of which arm comes next, given the rows that there are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.common import INFEASIBLE, Settings, to_flags
+from benchmarks.queue.arms import SEEDS, Arm
+
+Row = dict[str, Any]
+DIVERGED = 7
+RUNGS = ("short", "medium", "full")
+_LIMITS: tuple[tuple[int | None, int | None, int | None], ...] = ((2_000, 10, 1_000), (10_000, 25, 2_000), (None,) * 3)
+"""Training images, epochs, and validation (and test) images of each rung; None is all, and the paper's epochs."""
+_WORTHWHILE = 2.0
+"""A rung is skipped where the next one sees less than this many times its images: it would tell the same."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run.
+
+    Attributes:
+        arm: what it belongs to.
+        rung: index in :data:`RUNGS`.
+        seed: seed.
+        lr: learning rate, where the arm tunes it.
+        provisional: the learning rate is not chosen yet, so that it cannot run.
+        stale: there is a row of other sources.
+    """
+
+    arm: Arm
+    rung: int
+    seed: int
+    lr: float | None = None
+    provisional: bool = False
+    stale: bool = False
+
+    @property
+    def images(self) -> int:
+        """Training images of an epoch."""
+        return _images(self.arm, self.rung)
+
+    @property
+    def epochs(self) -> int:
+        """Passes over them."""
+        return _epochs(self.arm, self.rung)
+
+    @property
+    def settings(self) -> Settings:
+        """Flags of the run, ``weights`` by name."""
+        most, _, most_val = _LIMITS[self.rung]
+        limits = {"max_train": most, "max_val": most_val} if most is not None and most < self.arm.images else {}
+        tuned = {} if self.lr is None else {"lr": self.lr}
+        return {**self.arm.settings, **tuned, **limits, "epochs": self.epochs, "seed": self.seed}
+
+    @property
+    def key(self) -> str:
+        """Name of the run: a digest of its settings."""
+        return hashlib.sha256(" ".join(to_flags(self.settings)).encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """One line that says which run this is."""
+        tuned = "" if self.lr is None else f", lr {self.lr:g}"
+        return f"{self.arm.experiment}: {self.arm.name}, {RUNGS[self.rung]}, seed {self.seed}{tuned}"
+
+
+def _images(arm: Arm, rung: int) -> int:
+    most = _LIMITS[rung][0]
+    return arm.images if most is None else min(most, arm.images)
+
+
+def _epochs(arm: Arm, rung: int) -> int:
+    most = _LIMITS[rung][1]
+    return arm.epochs if most is None else min(most, arm.epochs)
+
+
+def rungs_of(arm: Arm) -> list[int]:
+    """Rungs of an arm: those that are much shorter than the next one, and the last.
+
+    The first of them moves to the first place, where the others of an arm leave it: all arms have a short run.
+    """
+    passes = [_images(arm, rung) * _epochs(arm, rung) for rung in range(len(RUNGS))]
+    last = len(RUNGS) - 1
+    return [rung for rung in range(last) if passes[rung + 1] >= _WORTHWHILE * passes[rung]] + [last]
+
+
+def order(arms: Iterable[Arm], rows: Mapping[str, Row], digests: Mapping[str, str], retry: bool = False) -> list[Task]:
+    """What is left to do, first things first: by rung, then what was never run, then by seed, then by priority.
+
+    Args:
+        arms: every arm.
+        rows: what was run, by :attr:`Task.key`.
+        digests: of the sources that each strategy depends on.
+        retry: run again also what failed.
+    """
+    found: list[tuple[tuple[Any, ...], Task]] = []
+    for index, arm in enumerate(arms):
+        digest = digests[arm.settings["strategy"]]
+        for place, task in _tasks(arm, rows, digest):
+            row = rows.get(task.key)
+            stale = row is not None and row["digest"] != digest
+            if row is None or stale or (retry and failed(row)):
+                rank = (place, stale, task.seed, arm.priority, index, task.lr or 0.0)
+                found.append((rank, replace(task, stale=stale)))
+    return [task for _, task in sorted(found, key=lambda each: each[0])]
+
+
+def _tasks(arm: Arm, rows: Mapping[str, Row], digest: str) -> list[tuple[int, Task]]:
+    """Every run of an arm, with the place of its rung: the first rung of every arm has place 0."""
+    rungs = rungs_of(arm)
+    trials = [Task(arm, rungs[0], SEEDS[0], lr) for lr in arm.lrs]
+    chosen = choose_lr(trials, rows, digest)
+    runs = [
+        (0 if place == 0 else rung, Task(arm, rung, seed, chosen, provisional=bool(trials) and chosen is None))
+        for place, rung in enumerate(rungs)
+        for seed in SEEDS
+    ]
+    if not trials:
+        return runs
+    return [*((0, trial) for trial in trials), *(run for run in runs if run[1] not in trials and _counts(run[1]))]
+
+
+def _counts(task: Task) -> bool:
+    """Whether a run is none of the trials that choose its learning rate, which it repeats."""
+    return not (task.provisional and task.seed == SEEDS[0] and task.rung == rungs_of(task.arm)[0])
+
+
+def choose_lr(trials: list[Task], rows: Mapping[str, Row], digest: str) -> float | None:
+    """The learning rate of the best validation accuracy, the smallest of equals; None until all were tried."""
+    tried = [rows.get(trial.key) for trial in trials]
+    if not trials or any(row is None or row["digest"] != digest for row in tried):
+        return None
+    scores = [-1.0 if row is None or row["val"] is None else row["val"] for row in tried]
+    return trials[scores.index(max(scores))].lr
+
+
+def failed(row: Row) -> bool:
+    """Whether a run ended in a way that says nothing about its arm."""
+    return row["exit_code"] not in (0, INFEASIBLE, DIVERGED)

@@ -1,0 +1,161 @@
+"""One run: ``snugfit train`` in a child process, continued where an earlier queue left it, and told as a row."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, last_json, to_flags
+from benchmarks.machine import commit
+from benchmarks.queue.rungs import RUNGS, Row, Task
+from snugfit.training.files import write_json_atomic
+
+INTERRUPTED, UNREADABLE = 130, 4
+_PR_SET_PDEATHSIG = 1
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/'\"]+/)+")
+"""Folders of this machine in a message; a row names none."""
+_LIBC = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs find things.
+
+    Attributes:
+        runs: folder of the run folders, outside of the repository or ignored by it.
+        data_dir: where data sets are; SNUGFIT_DATA otherwise.
+        weights: file of each name that arms give as ``weights``.
+        lock: descriptor of the queue's lock, which a run holds too until it ends.
+        program: starts snugfit.
+    """
+
+    runs: Path
+    data_dir: str | None
+    weights: dict[str, Path]
+    lock: int | None = None
+    program: tuple[str, ...] = (sys.executable, "-m", "snugfit")
+
+
+class Runner:
+    """Runs tasks one after another; :meth:`stop` may come from a signal handler."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.stopped = place, False
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def stop(self) -> None:
+        """Let the run that goes on save a checkpoint and end."""
+        self.stopped = True
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def __call__(self, task: Task, digest: str) -> Row | None:
+        """Run a task to its end, and delete its folder.
+
+        Args:
+            task: what to run.
+            digest: of the sources as they are; a run that was begun with others starts again.
+
+        Returns:
+            The row; None where the run was interrupted.
+        """
+        folder = self.place.runs / task.key
+        begun = _begin(folder, digest)
+        code, output = self._attempt(task, folder)
+        if code == UNREADABLE and output.get("error", {}).get("type") == "CheckpointError":
+            shutil.rmtree(folder, ignore_errors=True)
+            code, output = self._attempt(task, folder)
+        if code == INTERRUPTED or self.stopped:
+            return None
+        row = row_of(task, digest, begun["commit"], code, output, training_seconds(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.with_suffix(".json").unlink()
+        return row
+
+    def _attempt(self, task: Task, folder: Path) -> tuple[int, dict[str, Any]]:
+        """Start or continue a run; returns its exit code and what it said as JSON."""
+        if (folder / "record.json").is_file():  # it finished while no queue was there to see
+            return 0, json.loads((folder / "record.json").read_text())
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if self.place.data_dir:
+            environment["SNUGFIT_DATA"] = self.place.data_dir
+        with tempfile.TemporaryFile() as said:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+            try:
+                if self.stopped:
+                    return INTERRUPTED, {}
+                self._child = subprocess.Popen(
+                    self._command(task, folder), stdout=said, env=environment, cwd=ROOT, start_new_session=True,
+                    preexec_fn=_end_with_parent,  # noqa: PLW1509  (the queue starts no thread)
+                    pass_fds=() if self.place.lock is None else (self.place.lock,),
+                )  # fmt: skip
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            code = self._child.wait()
+            said.seek(0)
+            return code, last_json(said.read().decode())
+
+    def _command(self, task: Task, folder: Path) -> list[str]:
+        train = [*self.place.program, "train", "--json", "--quiet"]
+        if (folder / "request.json").is_file():
+            return [*train, "--resume", str(folder)]
+        shutil.rmtree(folder, ignore_errors=True)
+        settings = task.settings
+        if "weights" in settings:
+            settings["weights"] = self.place.weights[settings["weights"]]
+        return [*train, *to_flags(settings), "--out", str(folder)]
+
+
+def _end_with_parent() -> None:
+    """In the child: unblock signals, and let the kernel ask for a checkpoint when the queue is killed."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _begin(folder: Path, digest: str) -> dict[str, Any]:
+    """Note which sources a run is begun with; delete what was begun with others."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    note = folder.with_suffix(".json")
+    begun = json.loads(note.read_text()) if note.is_file() else {}
+    if begun.get("digest") != digest or not folder.is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+        begun = {"digest": digest, "commit": commit(), "started": time.time()}
+        write_json_atomic(note, begun)
+    return begun
+
+
+def training_seconds(folder: Path) -> float | None:
+    """Seconds of training steps that a run folder tells of; None for none."""
+    metrics = folder / "metrics.csv"
+    rows = list(csv.DictReader(metrics.read_text().splitlines())) if metrics.is_file() else []
+    return float(rows[-1]["seconds"]) if rows and rows[-1].get("seconds") else None
+
+
+def row_of(
+    task: Task, digest: str, commit: str, code: int, output: dict[str, Any], trained: float | None
+) -> Row:  # fmt: skip
+    """What is kept of a run."""
+    found = output if code == 0 else {}
+    measured, accuracy = found.get("measured", {}), found.get("accuracy", {})
+    return {
+        "key": task.key, "experiment": task.arm.experiment, "arm": task.arm.name, "rung": RUNGS[task.rung],
+        "images": task.images, "epochs": task.epochs, "seed": task.seed, "lr": task.lr, "settings": task.settings,
+        "commit": commit, "digest": digest, "exit_code": code,
+        "error": _FOLDERS.sub("", output.get("error", {}).get("message", "")) or None,
+        "val": accuracy.get("val"), "test": accuracy.get("test"), "seconds": measured.get("seconds"),
+        "training_seconds": trained if code == 0 else None, "peak_bytes": measured.get("peak_bytes"),
+        "parameters": found.get("parameters"), "exit": found.get("exit"), "chosen": found.get("settings"),
+    }  # fmt: skip

@@ -1,0 +1,424 @@
+"""The queue's order, resumption and staleness, with made-up runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from benchmarks.queue import __main__ as program
+from benchmarks.queue import digest, estimate, page
+from benchmarks.queue.arms import Arm, all_arms
+from benchmarks.queue.rows import Rows, read_rows
+from benchmarks.queue.rungs import RUNGS, Row, Task, choose_lr, order, rungs_of
+from benchmarks.queue.runner import Place, Runner, row_of
+
+DIGESTS = {"backprop": "b1", "blockwise": "w1"}
+
+
+def arm(name: str = "a", *, images: int = 45_000, epochs: int = 100, priority: int = 1, **more: object) -> Arm:
+    settings = {"model": "smallconv", "data": "mnist", "strategy": "backprop", "option": name}
+    return Arm("table", name, settings, images, epochs, priority, **more)  # type: ignore[arg-type]
+
+
+def done(task: Task, digest: str = "b1", *, code: int = 0, val: float = 0.5, seconds: float = 10.0) -> Row:
+    record = {"accuracy": {"val": val, "test": val}, "measured": {"seconds": seconds + 2, "peak_bytes": 5_000_000}}
+    output = record if code == 0 else {"error": {"type": "X", "message": "no such file: /home/me/runs/x. Look there."}}
+    return row_of(task, digest, "abc", code, output, seconds)
+
+
+def rows_of(tasks: list[Task], **more: object) -> dict[str, Row]:
+    return {task.key: done(task, **more) for task in tasks}  # type: ignore[arg-type]
+
+
+def test_every_arm_runs_short_before_any_runs_longer() -> None:
+    tasks = order([arm("a"), arm("b", images=900, epochs=5)], {}, DIGESTS)
+    place = [0 if task.rung == rungs_of(task.arm)[0] else task.rung for task in tasks]
+    assert place == sorted(place) and set(place) == {0, 1, 2}
+    assert [(task.images, task.epochs) for task in tasks[:2]] == [(2_000, 10), (900, 5)]
+    assert [(task.images, task.epochs) for task in (tasks[6], tasks[-1])] == [(10_000, 25), (45_000, 100)]
+
+
+def test_seeds_come_before_priorities_and_priorities_before_the_order_of_the_list() -> None:
+    tasks = order([arm("last", priority=2), arm("first"), arm("second")], {}, DIGESTS)
+    assert [(task.seed, task.arm.name) for task in tasks[:4]] == [
+        (0, "first"),
+        (0, "second"),
+        (0, "last"),
+        (1, "first"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs", "rungs"),
+    [(45_000, 100, [0, 1, 2]), (900, 5, [2]), (900, 19, [2]), (900, 20, [0, 2]), (2_000, 50, [0, 1, 2])],
+)
+def test_a_rung_is_left_out_where_the_next_is_hardly_longer(images: int, epochs: int, rungs: list[int]) -> None:
+    assert rungs_of(arm(images=images, epochs=epochs)) == rungs
+
+
+def test_short_rungs_limit_images_and_validation_and_the_last_limits_nothing() -> None:
+    short, full = (Task(arm(), rung, 0).settings for rung in (0, 2))
+    assert (short["max_train"], short["max_val"], short["epochs"]) == (2_000, 1_000, 10)
+    assert "max_train" not in full and "max_val" not in full and full["epochs"] == 100
+    assert "max_train" not in Task(arm(images=900), 0, 0).settings
+
+
+class TestTuning:
+    tuned = arm("t", lrs=(0.01, 0.1))
+
+    def trials(self) -> list[Task]:
+        return [task for task in order([self.tuned], {}, DIGESTS) if not task.provisional]
+
+    def test_rates_are_tried_first_and_everything_else_waits(self) -> None:
+        assert [(task.rung, task.seed, task.lr) for task in self.trials()] == [(0, 0, 0.01), (0, 0, 0.1)]
+        waiting = [task for task in order([self.tuned], {}, DIGESTS) if task.provisional]
+        assert [(task.rung, task.seed) for task in waiting] == [(0, 1), (0, 2), *itertools.product((1, 2), (0, 1, 2))]
+
+    def test_what_validates_best_is_taken_and_its_trial_counts(self) -> None:
+        first, second = self.trials()
+        left = order([self.tuned], {**rows_of([first]), **rows_of([second], val=0.6)}, DIGESTS)
+        assert {task.lr for task in left} == {0.1}
+        assert [(task.rung, task.seed) for task in left[:3]] == [(0, 1), (0, 2), (1, 0)]
+
+    def test_a_rate_that_diverges_is_never_taken(self) -> None:
+        first, second = self.trials()
+        assert choose_lr([first, second], {**rows_of([first], code=7), **rows_of([second], val=0.0)}, "b1") == 0.1
+
+    def test_other_sources_try_the_rates_again(self) -> None:
+        rows = rows_of(self.trials(), digest="b0")
+        left = order([self.tuned], rows, DIGESTS)
+        assert [task.lr for task in left if task.stale] == [0.01, 0.1]
+        assert choose_lr(self.trials(), rows, "b1") is None
+
+
+def test_a_row_counts_until_its_sources_change_and_is_then_run_after_what_is_missing() -> None:
+    tasks = order([arm()], {}, DIGESTS)
+    rows = rows_of(tasks[:1], digest="b0") | rows_of(tasks[1:2])
+    left = order([arm()], rows, DIGESTS)
+    assert [(task.rung, task.seed, task.stale) for task in left[:3]] == [(0, 2, False), (0, 0, True), (1, 0, False)]
+
+
+@pytest.mark.parametrize(("code", "again"), [(0, False), (3, False), (7, False), (1, True), (6, True)])
+def test_failures_are_run_again_on_request_alone(code: int, again: bool) -> None:
+    rows = rows_of(order([arm()], {}, DIGESTS), code=code)
+    assert order([arm()], rows, DIGESTS) == []
+    assert bool(order([arm()], rows, DIGESTS, retry=True)) == again
+
+
+def test_the_real_arms_differ_and_start_with_short_runs() -> None:
+    arms = all_arms()
+    tasks = order(arms, {}, dict.fromkeys({each.settings["strategy"] for each in arms}, "x"))
+    runnable = [task for task in tasks if not task.provisional]
+    assert len({task.key for task in runnable}) == len(runnable)
+    assert {task.arm for task in tasks[: len(arms) + 12]} == set(arms)
+    assert all(task.images * task.epochs <= 22_000 for task in tasks[: len(arms) + 12])
+
+
+class TestDigest:
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        files = {
+            "": "", "strategies": "", "data": "", "report": "x = 1", "local": "", "models": "", "tiling": "y = 2",
+            "strategies/backprop": "from snugfit.local import loss\nfrom snugfit.report import x\n",
+            "local/loss": '"""Loss."""\ndef f():\n    """Do."""\n    return 1  # one\n',
+            **{f"data/{name}": "" for name in ("batches", "split", "transform")},
+        }  # fmt: skip
+        for name, text in files.items():
+            folder = tmp_path / "snugfit" / name
+            path = folder / "__init__.py" if "/" not in name else folder.with_suffix(".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    def test_reaches_what_is_imported_and_stops_at_what_learns_nothing(self, source: Path) -> None:
+        found = digest.reached(["snugfit.strategies.backprop"], source)
+        assert found == ["snugfit.local", "snugfit.local.loss", "snugfit.strategies", "snugfit.strategies.backprop"]
+
+    @pytest.mark.parametrize(
+        ("name", "text", "same"),
+        [
+            ("local/loss.py", '"""Another."""\n\n\ndef f():\n    """Do it."""\n    return 1\n', True),
+            ("local/loss.py", "def f():\n    return 2\n", False),
+            ("data/split.py", "z = 1", False),
+            ("report/__init__.py", "x = 2", True),
+            ("tiling/__init__.py", "y = 3", True),
+        ],
+    )
+    def test_changes_with_the_code_that_matters(self, source: Path, name: str, text: str, same: bool) -> None:
+        before = digest.digest_of("backprop", source)
+        (source / "snugfit" / name).write_text(text)
+        assert (digest.digest_of("backprop", source) == before) == same
+
+    def test_the_real_strategies_differ(self) -> None:
+        names = {each.settings["strategy"] for each in all_arms()}
+        assert len({digest.digest_of(name) for name in names}) == len(names) == 5
+        assert "snugfit.training.averaging" in digest.reached(["snugfit.strategies.backprop"])
+
+
+class FakeRun:
+    """Finishes every run at once, but for the ``stop_at``-th, at which the queue is stopped."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.stopped, self.tasks, self.stop_at = False, [], stop_at
+
+    def __call__(self, task: Task, digest: str) -> Row | None:
+        self.tasks.append(task)
+        self.stopped = len(self.tasks) == self.stop_at
+        return None if self.stopped else done(task, digest)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> program.Folders:
+    monkeypatch.setattr(program, "all_arms", lambda: [arm("a"), arm("t", lrs=(0.01, 0.1)), arm("w", images=900)])
+    monkeypatch.setattr(program, "digest_of", lambda name: "b1")
+    return program.Folders(runs=tmp_path / "runs", results=tmp_path / "results", page=tmp_path / "page.md")
+
+
+def go(folders: program.Folders, run: FakeRun, **more: object) -> list[Task]:
+    rows = Rows(folders.results)
+    for _, row in program.work(folders, run, {}, **more):  # type: ignore[arg-type]
+        rows.keep(row)
+    return run.tasks
+
+
+def test_a_queue_that_was_stopped_goes_on_with_the_run_that_it_left(folders: program.Folders) -> None:
+    whole = order(folders.arms(), {}, {"backprop": "b1"})
+    first = go(folders, FakeRun(stop_at=4))
+    second = go(folders, FakeRun())
+    assert len(first) == 4 and second[0] == first[3]
+    assert len(first) - 1 + len(second) == len(whole)
+    assert go(folders, FakeRun()) == []
+
+
+def test_arms_without_their_weights_wait(folders: program.Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    needy = Arm("table", "n", {"strategy": "backprop", "weights": "net"}, 900, 5, 1)
+    monkeypatch.setattr(program, "all_arms", lambda: [needy])
+    assert go(folders, FakeRun()) == []
+    assert len(list(program.work(folders, FakeRun(), {"net": Path("net")}))) == 3
+
+
+def test_a_failing_run_is_tried_once_in_a_start(folders: program.Folders) -> None:
+    class Failing(FakeRun):
+        def __call__(self, task: Task, digest: str) -> Row | None:
+            self.tasks.append(task)
+            return done(task, digest, code=1)
+
+    tried = go(folders, Failing(), retry=True)
+    assert len(tried) == len({task.key for task in tried})
+    assert len(go(folders, Failing(), retry=True, limit=2)) == 2
+    assert go(folders, Failing()) == []
+
+
+def test_the_file_is_the_same_in_whatever_order_rows_come(tmp_path: Path) -> None:
+    found = [done(task) for task in order([arm("a"), arm("b")], {}, DIGESTS)]
+    for name, some in (("x", found), ("y", found[::-1] + found[:3])):
+        rows = Rows(tmp_path / name)
+        for row in some:
+            rows.keep(row)
+    paths = [next((tmp_path / name).glob("experiments_*.json")) for name in "xy"]
+    assert paths[0].read_text() == paths[1].read_text()
+    assert read_rows(tmp_path / "x") == {row["key"]: row for row in found}
+
+
+def test_rows_name_no_folder_of_this_machine() -> None:
+    row = done(Task(arm(), 0, 0), code=4)
+    assert row["error"] == "no such file: x. Look there."
+    assert row["test"] is None and row["seconds"] is None
+
+
+SNUGFIT = """
+import json, pathlib, signal, sys, time
+words = sys.argv[1:]
+resumed = "--resume" in words
+folder = pathlib.Path(words[words.index("--resume" if resumed else "--out") + 1])
+folder.mkdir(parents=True, exist_ok=resumed)
+(folder / "request.json").write_text(json.dumps(words))
+def stop(*_):
+    print(json.dumps({"error": {"type": "InterruptedRunError", "message": "stopped"}}))
+    sys.exit(130)
+signal.signal(signal.SIGTERM, stop)
+if resumed and (folder / "broken").exists():
+    print(json.dumps({"error": {"type": "CheckpointError", "message": "broken"}}))
+    sys.exit(4)
+(folder / "ready").write_text("")
+if "--seed" in words and words[words.index("--seed") + 1] == "9":
+    time.sleep(60)
+(folder / "metrics.csv").write_text("phase,seconds\\nnetwork,3.5\\n")
+accuracy = {"val": 0.25 if resumed else 0.5, "test": 0.5}
+print(json.dumps({"accuracy": accuracy, "measured": {"seconds": 4.0, "peak_bytes": 1}}))
+"""
+
+
+class TestRunner:
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        (tmp_path / "fake_snugfit.py").write_text(SNUGFIT)
+        words = (sys.executable, "-S", str(tmp_path / "fake_snugfit.py"))
+        return Place(tmp_path / "runs", None, {"net": tmp_path / "net.pt"}, program=words)
+
+    def interrupted(self, place: Place, task: Task) -> Path:
+        """Stop a run as soon as it is there, and return its folder."""
+        runner, folder = Runner(place), place.runs / task.key
+
+        def stop() -> None:
+            while not (folder / "ready").exists():
+                time.sleep(0.01)
+            runner.stop()
+
+        waiting = threading.Thread(target=stop)
+        waiting.start()
+        assert runner(task, "b1") is None
+        waiting.join()
+        return folder
+
+    def test_a_finished_run_leaves_a_row_and_no_files(self, place: Place) -> None:
+        row = Runner(place)(Task(arm(), 0, 0), "b1")
+        assert row is not None and (row["val"], row["training_seconds"], row["seconds"]) == (0.5, 3.5, 4.0)
+        assert list(place.runs.iterdir()) == []
+
+    def test_a_stopped_run_is_resumed(self, place: Place) -> None:
+        folder = self.interrupted(place, Task(arm(), 0, 9))
+        row = Runner(place)(Task(arm(), 0, 9), "b1")
+        assert row is not None and row["val"] == 0.25 and not folder.exists()
+
+    def test_a_run_begun_with_other_sources_starts_again(self, place: Place) -> None:
+        folder = self.interrupted(place, Task(arm(), 0, 9))
+        runner = Runner(place)
+        threading.Timer(0.5, runner.stop).start()
+        assert runner(Task(arm(), 0, 9), "b2") is None
+        assert "--resume" not in json.loads((folder / "request.json").read_text())
+
+    def test_a_checkpoint_that_cannot_be_read_starts_again(self, place: Place) -> None:
+        task = Task(arm(), 0, 9)
+        folder = self.interrupted(place, task)
+        (folder / "broken").write_text("")
+        runner = Runner(place)
+        threading.Timer(0.5, runner.stop).start()
+        assert runner(task, "b1") is None
+        assert not (folder / "broken").exists()
+
+    def test_a_run_that_ended_unseen_is_only_read(self, place: Place) -> None:
+        folder = self.interrupted(place, Task(arm(), 0, 9))
+        record = {"accuracy": {"val": 0.75, "test": 0.5}, "measured": {"seconds": 1.0, "peak_bytes": 1}}
+        (folder / "record.json").write_text(json.dumps(record))
+        row = Runner(place)(Task(arm(), 0, 9), "b1")
+        assert row is not None and row["val"] == 0.75
+
+    def test_weights_are_named_in_the_row_and_given_as_a_file(self, place: Place) -> None:
+        needy = Arm("table", "n", {"strategy": "backprop", "weights": "net"}, 900, 5, 1)
+        folder = self.interrupted(place, Task(needy, 2, 9))
+        words = json.loads((folder / "request.json").read_text())
+        assert words[words.index("--weights") + 1] == str(place.weights["net"])
+        assert Task(needy, 2, 9).settings["weights"] == "net"
+
+    def test_a_killed_queue_takes_its_run_with_it(self, place: Place, tmp_path: Path) -> None:
+        script = tmp_path / "parent.py"
+        script.write_text(
+            "import sys, pathlib\n"
+            "from benchmarks.queue.arms import Arm\n"
+            "from benchmarks.queue.rungs import Task\n"
+            "from benchmarks.queue.runner import Place, Runner\n"
+            f"place = Place(pathlib.Path({str(place.runs)!r}), None, {{}}, program={place.program!r})\n"
+            "Runner(place)(Task(Arm('table', 'k', {'strategy': 'backprop'}, 900, 5, 1), 2, 9), 'b1')\n"
+        )
+        root = Path(program.ROOT)
+        queue = subprocess.Popen([sys.executable, str(script)], env={"PYTHONPATH": f"{root}:{root / 'src'}"}, cwd=root)
+        task = Task(Arm("table", "k", {"strategy": "backprop"}, 900, 5, 1), 2, 9)
+        while not (place.runs / task.key / "ready").exists():
+            assert queue.poll() is None
+            time.sleep(0.05)
+        queue.send_signal(signal.SIGKILL)
+        queue.wait()
+        for _ in range(200):
+            if not _processes_with(str(tmp_path / "fake_snugfit.py")):
+                break
+            time.sleep(0.05)
+        assert _processes_with(str(tmp_path / "fake_snugfit.py")) == []
+
+
+def _processes_with(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        found += [path.parent.name] if word in words else []
+    return found
+
+
+def test_time_is_estimated_from_the_nearest_kin() -> None:
+    task = Task(arm("a"), 1, 0)  # 250,000 images
+    assert estimate.seconds(task, []) is None
+    kin = done(Task(arm("b"), 0, 0), seconds=20.0)  # 20,000 images, so 1 ms each, and 2 s beside it
+    assert estimate.seconds(task, [kin]) == pytest.approx(252.0)
+    own = done(Task(arm("a"), 0, 0), seconds=40.0)
+    assert estimate.seconds(task, [kin, own]) == pytest.approx(502.0)
+    assert [estimate.duration(value) for value in (None, 40, 400, 7_500, 100_000)] == [
+        "unknown", "40 s", "6 min", "2 h 5 min", "1 d 3 h",
+    ]  # fmt: skip
+
+
+def test_progress_counts_rungs_and_adds_up_what_is_left() -> None:
+    tasks = order([arm()], {}, DIGESTS)
+    rows = rows_of(tasks[:1], seconds=20.0) | rows_of(tasks[1:2], code=1)
+    table = page.progress(order([arm()], rows, DIGESTS), rows, tasks[2].key).splitlines()
+    assert table[2] == "| short | 2 | 1 | 0 | 1 | 1 | 22 s |"
+    assert table[3] == "| medium | 0 | 0 | 0 | 0 | 3 | 12 min |"
+    assert page.progress([], rows, None).splitlines()[2].endswith("| 0 | - |")
+    other = Task(Arm("table", "r", {"model": "vgg16", "data": "mnist", "strategy": "backprop"}, 900, 50, 1), 0, 0)
+    assert page.progress([other, tasks[2]], rows, None).splitlines()[2].endswith("| 2 | 22 s, 1 unknown |")
+
+
+def test_the_page_gives_medians_with_their_spread_beside_the_paper() -> None:
+    short = [Task(arm("a", paper=60.0), 0, seed) for seed in (0, 1, 2)]
+    rows = {t.key: done(t, val=value) for t, value in zip(short, (0.50, 0.60, 0.52), strict=True)}
+    text = page.page([arm("a", paper=60.0), arm("unrun")], rows)
+    line = next(line for line in text.splitlines() if line.startswith("| a "))
+    assert "| 2,000 | 10 | default | 3 | 52.0 % (50.0 - 60.0) | 52.0 % | 60.0 % | -8.00 | 5.0 | 12 s | abc |" in line
+    assert "unrun" not in text and "## table" in text
+
+
+def test_the_page_shows_the_rate_that_was_chosen_and_what_could_not_run() -> None:
+    tuned = arm("t", lrs=(0.01, 0.1))
+    rows = rows_of([Task(tuned, 0, 0, 0.01)], val=0.4) | rows_of([Task(tuned, 0, 0, 0.1)], val=0.6)
+    rows |= rows_of([Task(arm("broken"), 0, 0)], code=3)
+    text = page.page([tuned, arm("broken")], rows)
+    assert "| t | 2,000 | 10 | 0.1 | 1 | 60.0 %" in text
+    assert "exit 3: no such file: x. Look there." in text
+
+
+def test_pause_ends_the_queue_and_says_when_there_is_none(folders: program.Folders) -> None:
+    assert program.pause(folders=folders) == 1
+    script = (
+        "import fcntl, os, sys, time\n"
+        "file = open(sys.argv[1], 'a+')\n"
+        "fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "print('held', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    queue = subprocess.Popen([sys.executable, "-S", "-c", script, str(folders.lock)], stdout=subprocess.PIPE)
+    assert queue.stdout is not None and queue.stdout.readline() == b"held\n"
+    assert program.pause(folders=folders) == 0
+    assert queue.wait() == -signal.SIGTERM
+    queue.stdout.close()
+
+
+def test_status_names_the_next_runs(folders: program.Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    go(folders, FakeRun(stop_at=3))
+    program.status(folders=folders)
+    shown = capsys.readouterr().out
+    assert f"| {RUNGS[0]} | 2 |" in shown
+    assert "no queue is running; next:" in shown and "table: w, " in shown
+
+
+def test_the_committed_page_is_up_to_date() -> None:
+    assert program.page(check=True) == 0
