@@ -30,6 +30,7 @@ class ProbeLine:
         fixed_seconds, sample_seconds: line through the measured seconds of a step.
         points: the measurements.
         smallest_batch: fewest samples that it can train on; 2 where BatchNorm meets a 1x1 map.
+        shape_bytes: what a batch size that was not measured leaves in memory: kernels generated for its shapes.
     """
 
     name: str
@@ -40,10 +41,12 @@ class ProbeLine:
     sample_seconds: float
     points: tuple[ProbePoint, ...] = ()
     smallest_batch: int = 1
+    shape_bytes: float = 0.0
 
     def bytes_at(self, batch: int) -> int:
-        """Upper bound of the peak at ``batch`` samples, in bytes."""
-        return int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes) + 1
+        """Upper bound of the peak at ``batch`` samples, in bytes, with the kernels of a batch size that is new."""
+        new = 0.0 if any(point.batch == batch for point in self.points) else self.shape_bytes
+        return int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes + new) + 1
 
     def seconds_at(self, batch: int) -> float:
         """Expected seconds of a step at ``batch`` samples, interpolated between measured points."""
@@ -59,6 +62,8 @@ class ProbeLine:
             batch += 1
         while batch > 0 and self.bytes_at(batch) > available_bytes:
             batch -= 1
+        measured = [each.batch for each in self.points if each.batch <= limit]
+        batch = max([batch, *(each for each in measured if self.bytes_at(each) <= available_bytes)])
         return batch if batch >= self.smallest_batch else 0
 
     def _about(self, room: float, limit: int) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from snugfit.core.profile import ProbeLine, ProbePoint
-from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory
+from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
 from snugfit.profiling.floors import Floors
 
 FIRST_BATCHES = (2, 8)
@@ -95,14 +96,18 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
         return None
     attempt = _Attempt(probe, meter, limit, available, floors)
     attempt.run()
+    trim_heap()
+    meter.restart()
+    attempt.ended = meter.current_bytes
     del attempt.step
     release_memory()
     meter.restart()
     resting = meter.current_bytes
-    points = [
-        ProbePoint(batch, max(peak - resting, attempt.built, 1), seconds) for batch, peak, seconds in attempt.measured
-    ]
-    return _fit(probe, points, floors, cut_short=attempt.cut_short) if points else None
+    points = attempt.points(resting)
+    if not points:
+        return None
+    line = _fit(probe, points, floors, cut_short=attempt.cut_short)
+    return replace(line, shape_bytes=float(attempt.shape_bytes))
 
 
 def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: bool = False) -> ProbeLine:
@@ -127,8 +132,10 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: b
 class _Attempt:
     """One probe being measured; ``measured`` holds batch sizes, absolute peaks above the baseline, and seconds.
 
-    ``built`` is what building took: more than a step does where weights come larger than they are stored; and
-    ``cut_short`` whether larger batches were left out because they take long.
+    ``built`` is what building took: more than a step does where weights come larger than they are stored;
+    ``rested`` what is in memory after the steps at each batch size, with the kernels of all sizes so far; ``ended`` the
+    same after all of them, ``refused`` sizes included; and ``cut_short`` whether larger batches were left out because
+    they take long.
     """
 
     def __init__(
@@ -144,6 +151,29 @@ class _Attempt:
         self.measured: list[tuple[int, int, float]] = []
         self.step: Step | None = None
         self.built, self.cut_short = 0, False
+        self.rested: list[int] = []
+        self.ended = self.refused = 0
+
+    def points(self, resting: int) -> list[ProbePoint]:
+        """What a step takes at each batch size, its own kernels apart: these stay, and each size adds to them.
+
+        A size that was refused adds to them, too, and may leave gradients besides.
+
+        Args:
+            resting: what is in memory once the step is dropped: all kernels.
+        """
+        if not self.rested:
+            return []
+        held = min(max(self.ended, self.rested[-1]), self.rested[-1] + self.refused * self.shape_bytes) - resting
+        return [
+            ProbePoint(batch, max(peak - rested + held, self.built, 1), seconds)
+            for (batch, peak, seconds), rested in zip(self.measured, self.rested, strict=True)
+        ]
+
+    @property
+    def shape_bytes(self) -> int:
+        """The most that a batch size after the first one has left in memory."""
+        return max([0, *(after - before for before, after in pairwise(self.rested))])
 
     def run(self) -> None:
         """Measure at two small batch sizes, then at the one where the probe would work; at that alone where it must."""
@@ -215,7 +245,11 @@ class _Attempt:
                 raise
         else:
             self.measured.append((batch, self.meter.mark(), seconds))
+            trim_heap()
+            self.meter.restart()
+            self.rested.append(self.meter.current_bytes)
             return True
+        self.refused += 1
         release_memory()
         return False
 

@@ -39,6 +39,13 @@ def test_by_hand():
     assert line(10.0, 20.0, 5.0, smallest=2).largest_batch(36, 100) == 0
 
 
+def test_a_batch_size_that_was_measured_makes_no_new_kernels():
+    probe = line(0.0, 10.0, points=(ProbePoint(4, 40, 1.0), ProbePoint(12, 120, 1.0)), shape_bytes=25.0)
+    assert [probe.bytes_at(batch) for batch in (4, 5, 12)] == [41, 76, 121]
+    assert probe.largest_batch(121, 100) == 12 and probe.largest_batch(120, 100) == 9
+    assert probe.largest_batch(41, 100) == 4 and probe.largest_batch(40, 100) == 1
+
+
 def test_seconds_are_measured_ones_where_there_are_any():
     probe = line(0, 1, points=(ProbePoint(4, 10, 9.0),))
     assert probe.seconds_at(4) == 9.0

@@ -103,6 +103,36 @@ def test_what_building_takes_counts_to_every_step():
     assert [point.peak_bytes for point in line.points] == [900, 900, 1140]
 
 
+def test_kernels_of_a_batch_size_count_once_and_those_of_a_new_one_are_predicted():
+    """What a step takes does not shrink by the kernels of other sizes, which a run does not make."""
+    machine, seen = Machine(budget=10_000), set()
+
+    def generate(batch):
+        machine.resting += 0 if batch in seen else 400
+        seen.add(batch)
+
+    made, _ = probe(machine, fixed=500, sample=10, limit=16, kept=300, on_step=generate)
+    line = measure_probe(made, machine, machine)
+    assert machine.resting == 1000 + 3 * 400 and line.shape_bytes == 400
+    assert [point.peak_bytes for point in line.points] == [300 + 500 + 10 * batch for batch in (2, 8, 16)]
+    assert line.bytes_at(8) == pytest.approx(880, abs=2) and line.bytes_at(9) == pytest.approx(890 + 400, abs=2)
+
+
+def test_kernels_of_a_refused_batch_size_do_not_shrink_what_a_step_takes():
+    machine, seen = Machine(budget=3000), set()
+
+    def generate(batch):
+        machine.resting += 0 if batch in seen else 200
+        seen.add(batch)
+        if batch > 8:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    made, _ = probe(machine, fixed=500, sample=10, limit=16, kept=300, on_step=generate)
+    line = measure_probe(made, machine, machine)
+    assert len(seen) > len(line.points) == 2
+    assert [point.peak_bytes for point in line.points] == [820, 880]
+
+
 def test_what_the_probe_keeps_counts_to_it():
     machine = Machine()
     made, _ = probe(machine, fixed=500, sample=10, kept=300)

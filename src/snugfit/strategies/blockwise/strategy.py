@@ -104,7 +104,7 @@ class Blockwise:
                 UnitNeeds(
                     name=facts.name,
                     kept_bytes=profile.kept[probe],
-                    fixed_bytes=line.fixed_bytes + line.residual_bytes if line else math.inf,
+                    fixed_bytes=line.fixed_bytes + line.residual_bytes + line.shape_bytes if line else math.inf,
                     sample_bytes=line.sample_bytes if line else math.inf,
                     input_elements=math.prod(shape),
                     input_bytes=RowFormat(shape, self.cache_dtype).row_bytes,
