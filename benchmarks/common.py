@@ -87,7 +87,8 @@ def to_flags(settings: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
-            flags += [f"--{flag}", str(value)]
+            bare = name == "memory" and str(value).isdecimal()  # as results hold it
+            flags += [f"--{flag}", f"{value}B" if bare else str(value)]
     return flags
 
 

@@ -53,7 +53,21 @@ class UnknownNameError(UsageError):
         self.kind, self.name, self.known = kind, name, sorted(known)
         close = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         hint = f"Did you mean '{close[0]}'? " if close else ""
-        super().__init__(f"unknown {kind} '{name}'. {hint}Known: {', '.join(self.known)}.")
+        super().__init__(f"unknown {kind} {shown(name)}. {hint}Known: {', '.join(self.known)}.")
+
+
+def shown(value: object) -> str:
+    """A value that was given, for the sentence that refuses it: on one line, and not longer than one reads.
+
+    >>> shown("adam"), shown(1.5), len(shown("x" * 1000))
+    ("'adam'", '1.5', 80)
+    """
+    try:
+        text = repr(value)
+    except Exception:  # an integer of more digits than Python prints, or an object of the caller's
+        text = f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class InfeasibleBudgetError(SnugfitError):

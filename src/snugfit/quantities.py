@@ -19,27 +19,31 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhd])\s*", re.IGNORECA
 
 
 def parse_bytes(text: str | float) -> int:
-    """Turn ``"512MiB"``, ``"1.5 GB"`` or a plain count (``100e6``) into bytes.
+    """Turn ``"512MiB"``, ``"1.5 GB"`` or a number of bytes (``100e6``) into bytes.
 
     >>> parse_bytes("512MiB"), parse_bytes("1.5 GB")
     (536870912, 1500000000)
 
     Raises:
-        UsageError: the text is not a size, has no known unit, or is not positive.
+        UsageError: the text is not a size, has no known unit, or none at all, or is not positive.
     """
-    from snugfit.errors import UsageError
+    from snugfit.errors import UsageError, shown
 
-    if isinstance(text, (int, float)):
-        value = round(text) if math.isfinite(text) else 0
-    else:
+    if isinstance(text, str):
         match = _BYTES.match(text)
-        unit = (match.group(2).lower() or "b") if match else ""
-        if match is None or unit not in _BYTE_UNITS:
+        unit = match.group(2).lower() if match else "?"
+        if match and not unit and float(match.group(1)):
+            raise UsageError(f"the size '{text}' has no unit; did you mean {match.group(1)}MB or {match.group(1)}MiB?")
+        if match is None or unit not in {"", *_BYTE_UNITS}:
             raise UsageError(f"'{text}' is not a size; write it like 100MB (10^6 bytes) or 512MiB (2^20).")
-        value = round(float(match.group(1)) * _BYTE_UNITS[unit])
-    if value <= 0:
-        raise UsageError(f"a size must be positive, not {text}.")
-    return value
+        value = float(match.group(1)) * _BYTE_UNITS.get(unit, 1)
+    elif isinstance(text, bool) or not isinstance(text, (int, float)):
+        raise UsageError(f"a size is text like '100MB', or a number of bytes, not {shown(text)}.")
+    else:
+        value = text
+    if not 0 < value < 2**63 or not round(value):
+        raise UsageError(f"a size must be positive, and below 8 EiB, not {shown(text)}.")
+    return round(value)
 
 
 def format_bytes(count: float) -> str:

@@ -76,9 +76,9 @@ def test_hosts_are_reached_by_ssh_and_meet_on_the_first(snug, monkeypatch):
     [
         (["--", "train"], "say where"),
         (["--processes", "2"], "nothing to run"),
-        (["--processes", "0", "--", "train"], "at least one"),
+        (["--processes", "0", "--", "train"], "--processes must be a whole number from 1"),
         (["--processes", "2", "--hosts", "cluster.yaml", "--", "train"], "say where"),
-        (["--processes", "2", "--timeout", "soon", "--", "train"], "not a duration"),
+        (["--processes", "2", "--timeout", "soon", "--", "train"], "--timeout must be a duration"),
         (["--processes", "2", "--interface", "nope0", "--", "train"], "unknown network interface 'nope0'"),
         (["--hosts", "cluster.yaml", "--min-hosts", "3", "--", "train"], "names 2"),
         (["--hosts", "nowhere.yaml", "--", "train"], "cannot read nowhere.yaml"),
@@ -223,7 +223,7 @@ def test_both_processes_run_and_what_cannot_get_better_is_not_tried_again(tmp_pa
     assert process.returncode == 0 and out.split() == ["snugfit", out.split()[1]] * 2, err
     process = started(tmp_path, "--", "plan", "--strategy", "nonsense")
     _, err = process.communicate(timeout=100)
-    assert process.returncode == 2 and err.count("error: unknown strategy 'nonsense'") <= 2, err
+    assert process.returncode == 2 and err.count("error: unknown --strategy 'nonsense'") <= 2, err
 
 
 def test_ctrl_c_reaches_all(tmp_path):

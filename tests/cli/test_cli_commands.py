@@ -79,7 +79,7 @@ def test_plan_prints_a_table_and_json_on_request(snugfit, drawings):
 
 
 def test_an_infeasible_plan_is_shown_and_exits_3(snugfit, drawings):
-    outcome = snugfit("plan", "--model", "too-big", "--memory", "100", "--json")
+    outcome = snugfit("plan", "--model", "too-big", "--memory", "100B", "--json")
     assert outcome.code == 3 and drawings == ["table"]
     assert outcome.json["chosen"] is None and outcome.json["candidates"][0]["smallest_bytes"] == 200
     assert outcome.json["error"]["type"] == "InfeasibleBudgetError"
@@ -96,7 +96,7 @@ def test_trials_stand_beside_predictions(snugfit, monkeypatch):
 
 
 def test_there_are_no_trials_where_nothing_fits(snugfit):
-    outcome = snugfit("plan", "--model", "too-big", "--memory", "100", "--compare", "--json")
+    outcome = snugfit("plan", "--model", "too-big", "--memory", "100B", "--compare", "--json")
     assert outcome.code == 3 and "comparison" not in outcome.json and "Trials" not in outcome.err
 
 

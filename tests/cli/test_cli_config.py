@@ -45,9 +45,15 @@ def test_negative_flags_may_stand_in_the_file(parse):
 
 def test_sizes_and_resume_and_an_empty_file(parse):
     assert parse("memory: 100MB")["flags"].budget.memory == "100MB"
-    assert parse("memory: 100000000")["flags"].budget.memory == "100000000"
+    with pytest.raises(UsageError, match=r"--memory must be a positive size with its unit.*not '100000000'"):
+        parse("memory: 100000000")
     assert parse("resume: runs/a")["resume"] == "runs/a"
     assert parse("# nothing\n", "--threads", "2")["flags"].machine == MachineOptions(threads=2)
+
+
+def test_plain_words_and_numbers_are_read_as_on_the_command_line(parse):
+    strategy = parse("prune: 0.5\nlasso: 1e-3\nscratch: on\nsample_wise: off")["flags"].strategy
+    assert (strategy.prune, strategy.lasso, strategy.scratch, strategy.sample_wise) == ("0.5", 1e-3, "on", "off")
 
 
 def test_unknown_keys_are_named_with_the_nearest_option(parse):

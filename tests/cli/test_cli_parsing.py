@@ -46,8 +46,13 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
         value = "100MB"
     if field.name == "strategy":
         value = "blockwise"
-    if field.name == "prune":
-        value = "0.5"
+    value = {
+        "prune": "0.5",
+        "tiles": "2x3",
+        "forward_groups": "0-4 | 4-11",
+        "backward_groups": "one",
+        "device": "cpu",
+    }.get(field.name, value)
     flag = "--" + ("no-" if value is False else "") + field.name.replace("_", "-")
     request = request_of("train", flag, *([] if isinstance(value, bool) else [str(value)]))
     expected = dataclasses.replace(Request(), **{group: dataclasses.replace(GROUPS[group](), **{field.name: value})})
@@ -97,20 +102,28 @@ def test_version(snugfit):
     [
         (["train", "--epocs", "3"], "--epochs"),
         (["trian"], '"train"'),
-        (["train", "--optimizer", "sdg"], '"sgd", "adamw"'),
-        (["train", "--epochs", "many"], "unable to convert"),
+        (["train", "--optimizer", "sdg"], "unknown --optimizer 'sdg'. Did you mean 'sgd'?"),
+        (["train", "--epochs", "many"], "--epochs must be a whole number from 1 to 1,000,000,000, not 'many'"),
+        (["train", "--augment=maybe"], "--augment must be true or false, not 'maybe'"),
+        (["train", "--memory", "100"], "not '100'. Did you mean 100MB or 100MiB?"),
         (["train", "--epochs"], "requires an argument"),
         (["train", "stray"], "stray"),
         (["predict", "run"], "FOLDER"),
-        (["plan", "--memory", "12parsecs"], "not a size"),
+        (["plan", "--memory", "12parsecs"], "must be a positive size"),
         (["plan", "--memory", "0"], "positive"),
-        (["plan", "--time-ratio", "2"], "(0, 1]"),
-        (["plan", "--aim", "speed"], '"time", "memory", "accuracy"'),
-        (["plan", "--devices", "0"], "at least one device"),
-        (["plan", "--compare", "--compare-steps", "-1"], "at least 1"),
+        (["plan", "--time-ratio", "2"], "above 0 and of at most 1, not 2"),
+        (["plan", "--aim", "speed"], "Known: accuracy, memory, time"),
+        (["plan", "--devices", "0"], "--devices must be"),
+        (["plan", "--compare", "--compare-steps", "-1"], "--compare-steps must be"),
         (["plan", "--compare-steps", "3"], "add --compare"),
         (["plan", "--strategy", "blockwize"], "'blockwise'"),
-        (["predict", "run", "folder", "--top", "0"], "at least 1"),
+        (["predict", "run", "folder", "--top", "0"], "--top must be"),
+        (["evaluate", "run", "--split", "tst"], "Did you mean 'test'?"),
+        (["export", "run", "--format", "onxx"], "Did you mean 'onnx'?"),
+        (["report", "run", "--threads", "1.5"], "--threads must be"),
+        (["cluster", "doctor", "--port", "70000"], "--port must be"),
+        (["cluster", "doctor", "--timeout", "10"], "--timeout must be a duration"),
+        (["cluster", "plan", "--model", "m", "--image-size", "-1"], "--image-size must be"),
         (["train", "--resume", "run", "--epochs", "3", "--lr", "1"], "--epochs, --lr"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_time_ratio_means_elastic() -> None:
 
 @pytest.mark.parametrize("ratio", [0, -0.5, 1.01, float("nan")])
 def test_a_ratio_is_a_share_of_a_step(ratio: float) -> None:
-    with pytest.raises(UsageError, match="time ratio"):
+    with pytest.raises(UsageError, match="--time-ratio must be"):
         plan(time_ratio=ratio)
 
 
@@ -106,8 +106,8 @@ def test_a_ratio_is_a_share_of_a_step(ratio: float) -> None:
         ({"scheme": "bias"}, "'bn\\+bias'"),
         ({"scheme": "elastik"}, "Did you mean 'elastic'"),
         ({"importance": "contributions"}, "Did you mean 'contribution'"),
-        ({"interval": 0}, "--interval must be at least 1"),
-        ({"importance_batch": 0}, "--importance-batch must be at least 1"),
+        ({"interval": 0}, "--interval must be a whole number from 1"),
+        ({"importance_batch": 0}, "--importance-batch must be a whole number from 1"),
         ({"optimizer": "schedulefree"}, "use sgd or adamw"),
     ],
     ids=str,

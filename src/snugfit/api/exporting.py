@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from snugfit.api.loading import Architecture, load
+from snugfit.core.options import checked
+from snugfit.core.request import ExportFormat
 from snugfit.core.serial import to_data
 from snugfit.errors import ModelError, UnusableInputError, UsageError
 from snugfit.training.artifact import MODEL_FILE
@@ -49,8 +51,8 @@ def export(
         UsageError: unknown format.
         ModelError: the export extra is not installed, or the outputs differ.
     """
-    if format not in ("safetensors", "onnx", "both"):
-        raise UsageError(f"'{format}' is not a format; use safetensors, onnx or both.")
+    checked("format", ExportFormat, format)
+    checked("check", bool, check)
     folder = Path(run)
     target = Path(out) if out is not None else folder
     module, architecture = load(folder, model), Architecture.read(folder)

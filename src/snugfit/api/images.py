@@ -12,8 +12,9 @@ from torch import Tensor
 from snugfit import data as datasets
 from snugfit.api.loading import Architecture, read_data
 from snugfit.api.tasks import rules_of
+from snugfit.core.options import checked
 from snugfit.core.record import Record
-from snugfit.core.request import OWN, DataOptions, Request
+from snugfit.core.request import OWN, DataOptions, Request, Split
 from snugfit.core.workload import TaskName
 from snugfit.data import ImageSet, Transform, boxed_path, image_folder
 from snugfit.errors import DataError, UsageError
@@ -48,7 +49,7 @@ class RunImages:
 
 
 def run_images(
-    folder: Path, data: str | None = None, data_dir: str | None = None, split: str | None = None
+    folder: Path, data: str | None = None, data_dir: str | None = None, split: Split | None = None
 ) -> RunImages:
     """Open a split of a run's own data set, or of another with the same classes.
 
@@ -63,9 +64,7 @@ def run_images(
     """
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
     own = data is None or _is_own(data, data_dir, request.data)
-    chosen = split or ("test" if own or not str(data).startswith("folder:") else "all")
-    if chosen not in (*_SPLITS, "all"):
-        raise UsageError(f"'{chosen}' is not a split; use {', '.join(_SPLITS)} or all.")
+    chosen = checked("split", Split | None, split) or ("test" if own or not str(data).startswith("folder:") else "all")
     name = data or request.data.data
     if name == OWN:
         raise UsageError("this run trained on data of your own; name a data set or folder:PATH with --data.")

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from snugfit.api.images import images_at_once, run_images
 from snugfit.api.loading import Architecture, load
 from snugfit.api.tasks import rules_of
+from snugfit.core.options import Count, checked
+from snugfit.core.request import Split
 from snugfit.data import Decoder, Transform, upright_size
 from snugfit.detection import corners, detections
 from snugfit.errors import DataError
@@ -28,7 +30,7 @@ def evaluate(
     run: str | Path,
     data: str | None = None,
     data_dir: str | None = None,
-    split: str | None = None,
+    split: Split | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> dict[str, Any]:
     """Measure a trained model on a split of its own data set, or of another with the same classes.
@@ -99,7 +101,7 @@ def predict(
     Raises:
         DataError: there are no images; or, once all others are classified, some cannot be decoded.
     """
-    folder = Path(run)
+    folder, top = Path(run), checked("top", Count | None, top)
     architecture = Architecture.read(folder)
     network, read = load(folder, model), _READERS[architecture.task]
     paths = _image_paths(Path(images))

@@ -18,10 +18,11 @@ from snugfit.api.running import execute, require_new
 from snugfit.api.signal import signal_table
 from snugfit.api.timing import tensor_table
 from snugfit.api.together import commands_of_run
-from snugfit.api.trials import check_steps, compare
+from snugfit.api.trials import compare
 from snugfit.api.weights import check_weights
 from snugfit.core.budget import Budget
 from snugfit.core.command import as_typed, command_of
+from snugfit.core.options import Count, checked
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.request import OWN, BudgetOptions, Request, Trained
@@ -108,7 +109,7 @@ class RunnablePlan:
             UsageError: there is no step.
             InfeasibleBudgetError: nothing fits the budget.
         """
-        check_steps(steps)
+        checked("compare_steps", Count, steps)
         if self.plan.choice is None:
             raise infeasible_error(self.plan)
         return compare(self.plan, self.profile, self.assembly, self.baseline, steps, subscribers)
@@ -174,11 +175,9 @@ def plan(
     """
     request = _request(options)
     splits, module = own_splits(data, request), None
-    if isinstance(model, str):
-        request = replace(request, model=replace(request.model, model=model))
-    else:
-        module = model
-        request = replace(request, model=replace(request.model, model=OWN))
+    if not isinstance(model, str):
+        module, model = model, OWN
+    request = replace(request, model=replace(request.model, model=model))
     name = str(data) if splits is None else OWN
     request = replace(request, data=replace(request.data, data=name))
     if budget is not None:
@@ -272,6 +271,7 @@ def profile_request(
         ModelError: a side network is asked for, and the model can have none.
         InfeasibleBudgetError: the tensors are asked for, and no operator can be timed within the memory budget.
     """
+    trained = checked("trained", Trained | None, trained)
     if request.data.task != "classify":
         raise UsageError(
             "profile measures units with losses of classes; snugfit plan --task detect tells of the whole."
@@ -315,7 +315,4 @@ def _request(options: dict[str, Any]) -> Request:
 
 
 def _budget_options(budget: Budget) -> BudgetOptions:
-    def text(count: int | None) -> str | None:
-        return None if count is None else str(count)
-
-    return BudgetOptions(text(budget.memory_bytes), text(budget.storage_bytes), budget.time_ratio, budget.devices)
+    return BudgetOptions(budget.memory, budget.storage, budget.time_ratio, budget.devices)  # type: ignore[arg-type]

@@ -11,8 +11,9 @@ from torch import fx
 from snugfit import models
 from snugfit.chain import Chain
 from snugfit.core.cluster import Cluster, read_cluster
+from snugfit.core.options import Checked, Count, Workers
 from snugfit.core.record import SCHEMA
-from snugfit.core.request import TileOptions
+from snugfit.core.request import Pixels, TileOptions
 from snugfit.errors import UsageError
 from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.choices import plans_for, typical_cluster
@@ -30,7 +31,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True)
-class TileWishes:
+class TileWishes(Checked):
     """What is to be planned.
 
     Attributes:
@@ -44,11 +45,11 @@ class TileWishes:
     """
 
     model: str
-    image_size: int
-    batch_size: int = 1
-    classes: int = 20
+    image_size: Pixels
+    batch_size: Count = 1
+    classes: Count = 20
     cluster: str | None = None
-    processes: int | None = None
+    processes: Workers | None = None
     cut: TileOptions = field(default_factory=TileOptions)
 
 

@@ -29,7 +29,7 @@ from snugfit.core.strategy import Strategy
 from snugfit.core.trial import Trial, measured_in
 from snugfit.data import ImageSet, Splits
 from snugfit.data.sets import Subset
-from snugfit.errors import InterruptedRunError, SnugfitError, UsageError
+from snugfit.errors import InterruptedRunError, SnugfitError
 from snugfit.memory import Baseline
 from snugfit.planner import corrected
 from snugfit.report.metrics import read_metrics
@@ -38,16 +38,6 @@ from snugfit.training.events import Notice, Subscriber
 _EVALUATED = 16
 """Validation images of a trial, and test images: it is there to time training."""
 _GRACE_SECONDS = 20.0
-
-
-def check_steps(steps: int) -> None:
-    """Refuse trials without a step.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if steps < 1:
-        raise UsageError(f"a trial takes at least one step, not {steps}.")
 
 
 def compare(
@@ -62,7 +52,6 @@ def compare(
         steps: effective batches of each.
         subscribers: told which trial runs.
     """
-    check_steps(steps)
     best: dict[str, Candidate] = {}
     for candidate in plan.candidates:
         if candidate.feasible:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CoercionError, CycloptsError, Group
 
 from snugfit import __version__
 from snugfit.cli.cluster import cluster_app
-from snugfit.cli.config import apply_config
+from snugfit.cli.config import apply_config, read_value, read_values
 from snugfit.cli.evaluate import evaluate
 from snugfit.cli.export import export
 from snugfit.cli.failures import show_error
@@ -54,7 +54,7 @@ def build() -> App:
         help_format="plaintext",
         version=f"snugfit {__version__}",
         version_flags=["--version"],
-        config=(apply_config,),
+        config=(apply_config, read_values),
         group_arguments=Group("Arguments", sort_key=0),
     )
     for order, command in enumerate(COMMANDS):
@@ -87,6 +87,11 @@ def run(tokens: Sequence[str]) -> int:
 
 
 def _usage_error(error: CycloptsError) -> UsageError:
+    if isinstance(error, CoercionError) and error.argument is not None and error.token is not None:
+        try:
+            read_value(error.argument, error.token.value)  # --augment=maybe
+        except UsageError as refused:
+            return refused
     chain: Any = error.command_chain or ()
     lines = " ".join(str(error).split())
     return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain))} --help` lists what there is.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cyclopts import Token
+from cyclopts import UNSET, Token
 from cyclopts.argument import Argument
 
+from snugfit.core.options import checked, read
 from snugfit.core.yaml_text import read_yaml
 from snugfit.errors import UnknownNameError, UsageError
 
@@ -43,23 +44,54 @@ def apply_config(app: Any, commands: tuple[str, ...], arguments: Iterable[Argume
     The signature is that of a cyclopts config source.
 
     Raises:
-        UsageError: the file is unusable.
+        UsageError: the file is unusable, or a value does not fit its option.
         UnknownNameError: the file names an option that this command does not have.
     """
     flags = {n.removeprefix("--"): argument for argument in arguments for n in argument.names if n.startswith("--")}
     config = flags.pop("config", None)
     if config is None or not config.tokens:
         return
-    path = config.tokens[-1].value
     given = {id(argument) for argument in flags.values() if argument.tokens}
+    path = config.tokens[-1].value
     for name, value in read_config(path).items():
         if name not in flags:
             raise UnknownNameError("option", name, flags)
         if value is not None and id(flags[name]) not in given:
-            flags[name].append(_token(flags[name], name, value, path))
+            try:
+                _fill(flags[name], name, value)
+            except UsageError as error:
+                error.args = (f"{error}\nIt stands in the config file {path}.",)
+                raise
 
 
-def _token(argument: Argument, name: str, value: Any, path: str) -> Token:
-    if f"--{name}" in argument.negatives and isinstance(value, bool):
+def _fill(argument: Argument, name: str, value: Any) -> None:
+    """Give an argument a value of the file: text is read as on the command line, true and false are what they are."""
+    if not isinstance(value, bool):
+        value = read(argument.field_info.annotation, str(value))
+    value = checked(name, argument.field_info.annotation, value)
+    if f"--{name}" in argument.negatives:
         value = not value
-    return Token(keyword=name, value=str(value), source=path)
+    argument.append(Token(keyword=f"--{name}", implicit_value=value))
+
+
+def read_values(app: Any, commands: tuple[str, ...], arguments: Iterable[Argument]) -> None:
+    """Read the texts of all flags by what their options declare, before cyclopts reads them by their types alone.
+
+    Raises:
+        UsageError: a value does not fit its option.
+    """
+    for argument in arguments:
+        for number, token in enumerate(argument.tokens):
+            if token.keyword and token.implicit_value is UNSET:
+                value = read_value(argument, token.value)
+                argument.tokens[number] = token.evolve(implicit_value=value)
+
+
+def read_value(argument: Argument, text: str) -> Any:
+    """The value that text gives an argument.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    hint, name = argument.field_info.annotation, argument.names[0].removeprefix("--")
+    return checked(name, hint, read(hint, text))

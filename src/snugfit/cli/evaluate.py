@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, print_json
-
-Split = Literal["train", "val", "test", "all"]
+from snugfit.core.options import Workers
+from snugfit.core.request import Split
 
 
 def evaluate(
@@ -18,7 +18,7 @@ def evaluate(
     data: str | None = None,
     data_dir: str | None = None,
     split: Split | None = None,
-    threads: int | None = None,
+    threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
     """Measure the accuracy of a finished run's model, or mAP50 where it detects objects.

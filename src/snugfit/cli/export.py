@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, note, print_json
-
-Format = Literal["safetensors", "onnx", "both"]
+from snugfit.core.options import Workers
+from snugfit.core.request import ExportFormat
 
 
 def export(
     run: str,
     /,
     *,
-    format: Format = "both",
+    format: ExportFormat = "both",
     out: str | None = None,
     check: bool = True,
-    threads: int | None = None,
+    threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
     """Write a finished run's model as safetensors and ONNX, and print the paths of the files.

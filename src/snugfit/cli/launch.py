@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 
 from snugfit.cli.hosts import read_hosts
 from snugfit.cli.launching import Wanted, run_all, starts
+from snugfit.core.options import Range, Seconds, Workers
 from snugfit.errors import UsageError
 
 
@@ -29,12 +30,12 @@ class ClusterOptions:
         dry_run: print the commands and start nothing.
     """
 
-    processes: int | None = None
+    processes: Workers | None = None
     hosts: str | None = None
-    timeout: str = "10s"
+    timeout: Seconds = "10s"
     interface: str | None = None
     public: Annotated[bool, Parameter(negative="")] = False
-    port: int = 29400
+    port: Annotated[int, Range(1, 65_535)] = 29400
     dry_run: Annotated[bool, Parameter(negative="")] = False
 
     def least(self) -> int:
@@ -48,8 +49,8 @@ HERE = ClusterOptions()
 def launch(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     where: ClusterOptions = HERE,
-    max_restarts: int = 3,
-    min_hosts: int = 1,
+    max_restarts: Annotated[int, Range(0, 10**6)] = 3,
+    min_hosts: Workers = 1,
 ) -> int:
     """Start a command of snugfit once per process, by torchrun, on this machine or on hosts over ssh.
 

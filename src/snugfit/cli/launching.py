@@ -16,7 +16,6 @@ from typing import IO
 
 from snugfit.cli.hosts import Host, addresses_of, read_hosts, refuse_public
 from snugfit.errors import UsageError, WorkerLostError
-from snugfit.quantities import parse_seconds
 
 AGENT = "snugfit.cli.agent"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -83,16 +82,11 @@ def starts(wanted: Wanted, program: Sequence[str], folder: str) -> tuple[Start, 
     """
     if (wanted.processes is None) == (wanted.hosts is None):
         raise UsageError("say where: `--processes N` on this machine, or `--hosts cluster.yaml`.")
-    if wanted.max_restarts < 0 or wanted.min_hosts < 1 or not 0 < wanted.port < 2**16:
-        raise UsageError("--max-restarts is 0 or more, --min-hosts 1 or more, and --port between 1 and 65535.")
-    parse_seconds(wanted.timeout)
     return _over_ssh(wanted, program) if wanted.hosts else (_here(wanted, program, folder),)
 
 
 def _here(wanted: Wanted, program: Sequence[str], folder: str) -> Start:
     assert wanted.processes is not None
-    if wanted.processes < 1:
-        raise UsageError(f"--processes {wanted.processes}: at least one process is needed.")
     interface = wanted.interface or LOOPBACK
     address = addresses_of(interface)[0]
     refuse_public(addresses_of(interface), wanted.public)

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from snugfit.core.budget import Budget
-from snugfit.core.registry import STRATEGIES
+from snugfit.core.options import Count
 from snugfit.core.request import (
     BudgetOptions,
     DataOptions,
@@ -21,7 +20,7 @@ from snugfit.core.request import (
     TrainingOptions,
 )
 from snugfit.core.trial import STEPS
-from snugfit.errors import UnknownNameError, UsageError
+from snugfit.errors import UsageError
 
 
 def _panel(title: str, order: int) -> Parameter:
@@ -41,15 +40,7 @@ class RequestFlags:
     machine: Annotated[MachineOptions, _panel("Machine", 6)] = field(default_factory=MachineOptions)
 
     def request(self) -> Request:
-        """Build the request, refusing at once what can be known to be wrong without a model.
-
-        Raises:
-            UsageError: a malformed size or ratio.
-            UnknownNameError: there is no strategy of that name.
-        """
-        Budget(**dataclasses.asdict(self.budget))
-        if self.strategy.strategy not in ("auto", *STRATEGIES):
-            raise UnknownNameError("strategy", self.strategy.strategy, ("auto", *STRATEGIES))
+        """The request that they make."""
         return Request(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
     def changed(self) -> list[str]:
@@ -117,16 +108,14 @@ class PlanOptions:
     """
 
     compare: Annotated[bool, Parameter(negative="")] = False
-    compare_steps: int | None = None
+    compare_steps: Count | None = None
 
     def steps(self) -> int:
         """Steps of each trial; 0 where there are none to be.
 
         Raises:
-            UsageError: a number that means nothing, or no trials to have it.
+            UsageError: no trials to have them.
         """
-        if self.compare_steps is not None and self.compare_steps < 1:
-            raise UsageError(f"--compare-steps is at least 1, not {self.compare_steps}.")
         if self.compare_steps is not None and not self.compare:
             raise UsageError("--compare-steps is for trials; add --compare.")
         return (self.compare_steps or STEPS) if self.compare else 0

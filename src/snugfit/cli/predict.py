@@ -12,6 +12,7 @@ from snugfit.cli.failures import FailedError
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, print_json
+from snugfit.core.options import Count, Workers
 from snugfit.errors import DataError, UsageError
 
 COLUMNS = ("path", "class", "probability", "left", "top", "right", "bottom")
@@ -24,8 +25,8 @@ def predict(
     /,
     *,
     out: str | None = None,
-    top: int | None = None,
-    threads: int | None = None,
+    top: Count | None = None,
+    threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
     """Classify images with a finished run's model, or find objects in them.
@@ -46,8 +47,6 @@ def predict(
         threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
     """
-    if top is not None and top < 1:
-        raise UsageError(f"--top must be at least 1, not {top}.")
     job = make_job("predict", output, threads, run=run, images=folder, top=top)
     if out is not None:
         count = _to_file(job, out)

@@ -11,6 +11,7 @@ from snugfit.cli.failures import explain
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, note, print_json
+from snugfit.core.options import Workers
 from snugfit.errors import UsageError
 
 
@@ -21,7 +22,7 @@ def report(
     pictures: Annotated[bool, Parameter(negative="")] = False,
     data: str | None = None,
     data_dir: str | None = None,
-    threads: int | None = None,
+    threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
     """Draw the page of a finished run, predictions beside measurements, and print its path.

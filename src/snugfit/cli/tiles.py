@@ -8,7 +8,8 @@ from cyclopts import Group, Parameter
 
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import note, print_json
-from snugfit.core.request import TileOptions
+from snugfit.core.options import Count, Workers
+from snugfit.core.request import Pixels, TileOptions
 from snugfit.quantities import format_bytes, format_seconds
 
 _GROUPS = {"chosen": "chosen", "one": "one group", "every": "a group per layer"}
@@ -20,11 +21,11 @@ AUTO = TileOptions()
 def plan_cluster(
     *,
     model: str,
-    image_size: int,
-    batch_size: int = 1,
-    classes: int = 20,
+    image_size: Pixels,
+    batch_size: Count = 1,
+    classes: Count = 20,
     cluster: str | None = None,
-    processes: int | None = None,
+    processes: Workers | None = None,
     tiles: Annotated[TileOptions, Parameter(name="*", group=Group("Tiles", sort_key=2))] = AUTO,
     output: OutputOptions = SHOW_ALL,
 ) -> None:

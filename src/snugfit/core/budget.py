@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from snugfit.errors import UsageError
+from snugfit.core.options import Range, Workers, checked
 from snugfit.quantities import format_bytes, parse_bytes
 
 Aim = Literal["time", "memory", "accuracy"]
 """What the chosen way of training is to have the best of, among those that fit."""
+TimeRatio = Annotated[float, Range(above=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,16 @@ class Budget:
 
     memory: float | str | None = None
     storage: float | str | None = None
-    time_ratio: float | None = None
-    devices: int = 1
+    time_ratio: TimeRatio | None = None
+    devices: Workers = 1
 
     def __post_init__(self) -> None:
         for name in ("memory", "storage"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, parse_bytes(value))
-        if self.time_ratio is not None and not 0 < self.time_ratio <= 1:
-            raise UsageError(f"the time ratio must lie in (0, 1], not {self.time_ratio}.")
-        if self.devices < 1:
-            raise UsageError(f"at least one device is needed, not {self.devices}.")
+        object.__setattr__(self, "time_ratio", checked("time_ratio", TimeRatio | None, self.time_ratio))
+        object.__setattr__(self, "devices", checked("devices", Workers, self.devices))
 
     @property
     def memory_bytes(self) -> int | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from snugfit.core.budget import Aim
+from snugfit.core.budget import Aim, TimeRatio
+from snugfit.core.options import Checked, Count, Names, Range, Share, Size, Text, Workers
+from snugfit.core.registry import STRATEGIES
 from snugfit.core.serial import from_data, to_data
 from snugfit.core.workload import OptimizerName, Precision, ScheduleName, TaskName
-from snugfit.errors import UnknownNameError, UsageError
 
 CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
 FeedbackRule = Literal["dfa", "drtp", "pepita"]
@@ -24,10 +26,38 @@ WeightUpdate = Literal["all-reduce", "gateway"]
 TileSizes = Literal["equal", "speed"]
 Rest = Literal["gateway", "replicated"]
 """Where the layers behind the tiled ones are computed: by rank 0, or by every process."""
+Split = Literal["train", "val", "test", "all"]
+ExportFormat = Literal["safetensors", "onnx", "both"]
+Pixels = Annotated[int, Range(1, 65_536)]
+Positive = Annotated[float, Range(above=0)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+Device = Annotated[str, Text("cpu, cuda or cuda:N", re.compile(r"cpu|cuda(:\d{1,3})?").fullmatch)]
+Prune = Annotated[
+    str,
+    Text(
+        "auto, on, off or a share of channels between 0 and 1",
+        lambda text: text in get_args(Choice) or 0 < float(text) < 1,
+    ),
+]
+Tiles = Annotated[
+    str, Text("auto, or tiles down and across like 2x3", re.compile(r"auto|[1-9]\d{0,3}x[1-9]\d{0,3}").fullmatch)
+]
+Groups = Annotated[
+    str,
+    Text(
+        "auto, one, every, or groups of layers like 0-4 | 4-11 | 11-16",
+        re.compile(r"auto|one|every|\s*\d+-\d+\s*(\|\s*\d+-\d+\s*)*").fullmatch,
+    ),
+]
+
+
+def prune_ratio(prune: str) -> float | None:
+    """Share of channels to remove in (0, 1), where one is asked for; None for auto, on and off."""
+    return None if prune in get_args(Choice) else float(prune)
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Checked):
     """Which network.
 
     Attributes:
@@ -38,11 +68,11 @@ class ModelOptions:
 
     model: str = "vgg16"
     weights: str | None = None
-    image_size: int | None = None
+    image_size: Pixels | None = None
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class DataOptions(Checked):
     """Which images.
 
     Attributes:
@@ -53,28 +83,25 @@ class DataOptions:
         classes: expected number of classes; an error is raised when the data has another number.
         max_train: use at most this many training images.
         max_val: use at most this many validation (and test) images.
-        workers: threads that decode images.
+        workers: threads that decode images; 0 decodes in the thread that trains.
     """
 
     data: str = "digits"
     task: TaskName = "classify"
     data_dir: str | None = None
-    classes: int | None = None
-    max_train: int | None = None
-    max_val: int | None = None
-    workers: int = 2
-
-    def __post_init__(self) -> None:
-        if self.task not in get_args(TaskName):
-            raise UnknownNameError("task", self.task, get_args(TaskName))
+    classes: Count | None = None
+    max_train: Count | None = None
+    max_val: Count | None = None
+    workers: Annotated[int, Range(0, 1024)] = 2
 
 
 @dataclass(frozen=True)
-class BudgetOptions:
+class BudgetOptions(Checked):
     """What may be used.
 
     Attributes:
-        memory: memory budget, like 100MB (10^6 bytes) or 512MiB (2^20); unlimited by default.
+        memory: memory budget, like 100MB (10^6 bytes) or 512MiB (2^20); unlimited by default. From Python, a number of
+            bytes from a million on will do.
         storage: disk budget for caches, like 2GB.
         time_ratio: time a training step may take, as a fraction in (0, 1] of one that trains everything; this is
             ElasticTrainer's rho, ``elastic`` keeps to it, and takes 0.5 by default.
@@ -82,10 +109,10 @@ class BudgetOptions:
             processes, each with the memory budget to itself.
     """
 
-    memory: str | None = None
-    storage: str | None = None
-    time_ratio: float | None = None
-    devices: int = 1
+    memory: Size | None = None
+    storage: Size | None = None
+    time_ratio: TimeRatio | None = None
+    devices: Workers = 1
 
 
 OWN = "python"
@@ -93,7 +120,7 @@ OWN = "python"
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(Checked):
     """How to train.
 
     Attributes:
@@ -112,22 +139,22 @@ class TrainingOptions:
         seed: seed of everything random.
     """
 
-    epochs: int = 10
-    batch_size: int = 128
-    batch_limit: int | None = None
+    epochs: Count = 10
+    batch_size: Count = 128
+    batch_limit: Count | None = None
     optimizer: OptimizerName | None = None
-    lr: float | None = None
-    weight_decay: float | None = None
+    lr: Positive | None = None
+    weight_decay: Annotated[float | None, Range(least=0)] = None
     schedule: ScheduleName | None = None
     precision: Precision = "float32"
     augment: bool = True
     crop: bool = True
-    erase: float = 0.0
-    seed: int = 0
+    erase: Share = 0.0
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)
-class StrategyOptions:
+class StrategyOptions(Checked):
     """Which way of training, and its settings.
 
     Attributes:
@@ -199,108 +226,49 @@ class StrategyOptions:
             on batch statistics).
     """
 
-    strategy: str = "auto"
+    strategy: Annotated[str, Names(("auto", *STRATEGIES))] = "auto"
     aim: Aim | None = None
     local_loss: str = "aan"
-    rho: float = 0.4
-    block_units: int | None = None
+    rho: Share = 0.4
+    block_units: Count | None = None
     adaptive_batch: bool = True
     residency: Literal["block", "all"] = "block"
     saturation_stop: bool = False
-    exit_tolerance: float | None = None
+    exit_tolerance: Share | None = None
     cache: Literal["auto", "always", "never"] = "auto"
     cache_dir: str | None = None
     cache_dtype: CacheDtype = "float16"
-    views: int = 1
+    views: Count = 1
     accumulate: bool = True
     feedback_rule: FeedbackRule = "dfa"
     scheme: Scheme | None = None
     importance: ImportanceMetric = "contribution"
-    interval: int = 3
-    importance_batch: int = 4
+    interval: Count = 3
+    importance_batch: Count = 4
     lean: bool = True
-    lasso: float = 0.2
-    side_width: float | None = None
-    side_lr: float | None = None
-    prune: str = "auto"
+    lasso: Annotated[float, Range(least=0, below=1)] = 0.2
+    side_width: Positive | None = None
+    side_lr: Positive | None = None
+    prune: Prune = "auto"
     prune_importance: PruneImportance = "reconstruction"
-    retrain_epochs: int = 8
+    retrain_epochs: Annotated[int, Range(0, 10**9)] = 8
     retrain_data: str | None = None
     sample_wise: Choice = "auto"
     weight_storage: WeightStorage = "auto"
-    tiles: str = "auto"
-    forward_groups: str = "auto"
-    backward_groups: str = "auto"
+    tiles: Tiles = "auto"
+    forward_groups: Groups = "auto"
+    backward_groups: Groups = "auto"
     recompute: Choice = "auto"
-    replicas: int = 1
+    replicas: Workers = 1
     weight_update: WeightUpdate = "all-reduce"
     rest: Rest = "gateway"
     cluster: str | None = None
     tile_sizes: TileSizes = "equal"
     scratch: Choice = "auto"
 
-    def __post_init__(self) -> None:
-        self._check_elastic()
-        self._check_sidenet()
-        if self.aim is not None and self.aim not in get_args(Aim):
-            raise UnknownNameError("aim", self.aim, get_args(Aim))
-        if self.feedback_rule not in get_args(FeedbackRule):
-            raise UnknownNameError("feedback rule", self.feedback_rule, get_args(FeedbackRule))
-        if self.views < 1:
-            raise UsageError(f"--views must be at least 1, not {self.views}.")
-        if self.exit_tolerance is not None and not 0 <= self.exit_tolerance <= 1:
-            raise UsageError(f"--exit-tolerance is an accuracy between 0 and 1, not {self.exit_tolerance}.")
-        if self.block_units is not None and self.block_units < 1:
-            raise UsageError(f"--block-units must be at least 1, not {self.block_units}.")
-        if not 0 <= self.rho <= 1:
-            raise UsageError(f"--rho is a threshold between 0 and 1, not {self.rho}.")
-
-    def _check_elastic(self) -> None:
-        if self.scheme is not None and self.scheme not in get_args(Scheme):
-            raise UnknownNameError("scheme", self.scheme, get_args(Scheme))
-        if self.importance not in get_args(ImportanceMetric):
-            raise UnknownNameError("importance metric", self.importance, get_args(ImportanceMetric))
-        if not 0 <= self.lasso < 1:
-            raise UsageError(f"--lasso is a share of the loss, at least 0 and below 1, not {self.lasso}.")
-        for name in ("interval", "importance_batch"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
-
-    def _check_sidenet(self) -> None:
-        for kind, name, known in (
-            ("prune importance", self.prune_importance, PruneImportance),
-            ("way of running frozen blocks", self.sample_wise, Choice),
-            ("weight storage", self.weight_storage, WeightStorage),
-        ):
-            if name not in get_args(known):
-                raise UnknownNameError(kind, name, get_args(known))
-        prune_ratio(self.prune)
-        for flag, value in (("--side-width", self.side_width), ("--side-lr", self.side_lr)):
-            if value is not None and value <= 0:
-                raise UsageError(f"{flag} must be positive, not {value:g}.")
-        if self.retrain_epochs < 0:
-            raise UsageError(f"--retrain-epochs must not be negative, but is {self.retrain_epochs}.")
-
-
-def prune_ratio(prune: str) -> float | None:
-    """Share of channels to remove in (0, 1), where one is asked for; None for auto, on and off.
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    if prune in get_args(Choice):
-        return None
-    try:
-        ratio = float(prune)
-    except ValueError:
-        ratio = -1.0
-    if not 0 < ratio < 1:
-        raise UsageError(f"--prune is auto, on, off or a share of channels between 0 and 1, not {prune}.")
-    return ratio
-
 
 @dataclass(frozen=True)
-class TileOptions:
+class TileOptions(Checked):
     """How maps are cut over a cluster that is planned.
 
     Attributes:
@@ -315,10 +283,10 @@ class TileOptions:
         tile_sizes: equal, or by the speed of devices, as --cluster tells it.
     """
 
-    tiles: str = "auto"
-    forward_groups: str = "auto"
-    backward_groups: str = "auto"
-    replicas: int = 1
+    tiles: Tiles = "auto"
+    forward_groups: Groups = "auto"
+    backward_groups: Groups = "auto"
+    replicas: Workers = 1
     recompute: Choice = "off"
     weight_update: WeightUpdate = "all-reduce"
     rest: Rest = "gateway"
@@ -326,7 +294,7 @@ class TileOptions:
 
 
 @dataclass(frozen=True)
-class MachineOptions:
+class MachineOptions(Checked):
     """Where to run.
 
     Attributes:
@@ -338,8 +306,8 @@ class MachineOptions:
             that), or off.
     """
 
-    device: str | None = None
-    threads: int | None = None
+    device: Device | None = None
+    threads: Workers | None = None
     out: str | None = None
     profile_cache: str = "auto"
 

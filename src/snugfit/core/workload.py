@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+from snugfit.core.options import Checked, Range
 from snugfit.errors import UsageError
 
 OptimizerName = Literal["sgd", "adamw", "schedulefree"]
@@ -14,7 +15,7 @@ TaskName = Literal["classify", "detect"]
 
 
 @dataclass(frozen=True)
-class OptimizerSettings:
+class OptimizerSettings(Checked):
     """Optimizer and learning-rate schedule.
 
     Attributes:
@@ -27,14 +28,13 @@ class OptimizerSettings:
     """
 
     name: OptimizerName = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    lr: Annotated[float, Range(above=0)] = 0.01
+    momentum: Annotated[float, Range(least=0, below=1)] = 0.9
+    weight_decay: Annotated[float, Range(least=0)] = 5e-4
     schedule: ScheduleName = "cosine"
 
     def __post_init__(self) -> None:
-        if self.lr <= 0:
-            raise UsageError(f"the learning rate must be positive, not {self.lr}.")
+        super().__post_init__()
         if self.averages and self.schedule != "constant":
             raise UsageError(f"schedulefree has no schedule, so '{self.schedule}' cannot be; leave --schedule out.")
 

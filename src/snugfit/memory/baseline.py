@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from snugfit.errors import UsageError
+from snugfit.core.options import Workers, checked
 from snugfit.memory.status import read_status
 from snugfit.memory.trim import release_memory, tighten_allocator
 
@@ -44,8 +44,7 @@ def prepare_process(threads: int | None = None) -> Baseline:
     Raises:
         UsageError: that is no number of threads.
     """
-    if threads is not None and threads < 1:
-        raise UsageError(f"the number of threads must be at least 1, not {threads}.")
+    threads = checked("threads", Workers | None, threads)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS_KEPT))
     os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # else MKL keeps its buffers: 5 MB, at no gain in speed
     tighten_allocator()

@@ -66,9 +66,9 @@ def test_an_interruption_ends_them_all_and_leaves_nothing(planned, folders, monk
 
 
 def test_trials_that_cannot_be(planned):
-    with pytest.raises(UsageError, match="at least one step"):
+    with pytest.raises(UsageError, match="--compare-steps must be"):
         planned.compare(steps=-1)
-    tight = snugfit.plan(small_net, "digits", memory=1_000, strategy="backprop", **TINY)
+    tight = snugfit.plan(small_net, "digits", memory="1kB", strategy="backprop", **TINY)
     with pytest.raises(InfeasibleBudgetError):
         tight.compare()
 

@@ -79,7 +79,7 @@ def test_all_splits_can_be_measured_together(trained):
     assert every["count"] == 2 * COUNT
     parts = [evaluate(run, split=name, model=tiny) for name in ("train", "val", "test")]
     assert every["accuracy"] == pytest.approx(sum(part["accuracy"] * part["count"] for part in parts) / (2 * COUNT))
-    with pytest.raises(UsageError, match="use train, val, test or all"):
+    with pytest.raises(UsageError, match="Known: all, test, train, val"):
         evaluate(run, split="everything", model=tiny)
 
 

@@ -55,7 +55,7 @@ def test_optimizer_settings():
     assert OptimizerSettings("sgd").state_per_parameter == 1
     assert OptimizerSettings("sgd", momentum=0.0).state_per_parameter == 0
     assert OptimizerSettings("adamw").state_per_parameter == 2
-    with pytest.raises(UsageError, match="learning rate"):
+    with pytest.raises(UsageError, match="--lr"):
         OptimizerSettings(lr=0)
 
 

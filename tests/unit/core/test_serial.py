@@ -50,10 +50,10 @@ def test_a_request_with_every_option_set_survives():
     groups = {}
     for group in dataclasses.fields(request):
         options = getattr(request, group.name)
-        kinds = {"int": 7, "int | None": 7, "float": 0.7}
-        numbers = {f.name: kinds[str(f.type)] for f in dataclasses.fields(options) if str(f.type) in kinds}
-        texts = {f.name: "text" for f in dataclasses.fields(options) if str(f.type) in ("str", "str | None")}
-        texts |= {"prune": "0.7"} if "prune" in texts else {}
+        kinds = {"Count": 7, "Workers": 7, "Pixels": 7, "Share": 0.7, "Size": "7MB", "bool": False}
+        bare = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(options)}
+        numbers = {name: kinds[kind] for name, kind in bare.items() if kind in kinds}
+        texts = {name: "text" for name, kind in bare.items() if kind == "str"}
         groups[group.name] = dataclasses.replace(options, **numbers, **texts)
     filled = Request(**groups)
     assert filled.data.max_train == 7 and filled.machine.out == "text"
