@@ -27,8 +27,9 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
-        """The layout of a tensor."""
-        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        """The layout of a tensor; where its elements share memory (expanded, unfolded), that of a copy of it."""
+        strides = tensor.stride() if _apart(tensor) else torch.empty_like(tensor, device="meta").stride()
+        return cls(tensor.shape, strides, tensor.dtype, tensor.device)
 
     def empty(self) -> Tensor:
         """A new tensor of this layout."""
@@ -45,6 +46,17 @@ class Layout(NamedTuple):
         tensor.set_(storage, 0, self.size, self.stride)
         storage.resize_(0)
         return tensor
+
+
+def _apart(tensor: Tensor) -> bool:
+    """Whether no two elements of a tensor can share memory: every stride leaps over all that smaller ones reach."""
+    reach = 0
+    for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count > 1:
+            if stride <= reach:
+                return False
+            reach += stride * (count - 1)
+    return True
 
 
 def memory_order(tensor: Tensor) -> Tensor | None:
