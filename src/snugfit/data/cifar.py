@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from snugfit.data.files import lines
-from snugfit.data.sets import Parts, check_labels, resized
+from snugfit.data.sets import MOST_RECORDS, Parts, check_labels, resized
 from snugfit.errors import DataError
 
 _PIXELS = 3 * 32 * 32
@@ -95,6 +95,8 @@ def _map_records(path: Path, label_bytes: int) -> np.ndarray:
         raise DataError(
             f"{path} is truncated or no CIFAR file: {size} bytes are not a multiple of {record}. Get it anew."
         )
+    if size // record > MOST_RECORDS:
+        raise DataError(f"{path} is no CIFAR file: it has {size // record:,} records. Get it anew.")
     return np.memmap(path, dtype=np.uint8, mode="r", shape=(size // record, record))
 
 

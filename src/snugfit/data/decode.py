@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import itertools
+import mmap
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -21,11 +24,17 @@ from PIL import (  # noqa: F401
     WebPImagePlugin,
 )
 
+from snugfit.data.files import check_regular
 from snugfit.errors import DataError, UsageError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, Image.DecompressionBombError)
+MOST_PIXELS = 50_000_000
+"""Pixels of an image as it is decoded: 200 MB. A plain JPEG is shrunk first, by up to 8 a side."""
+LARGEST_FILE = 1 << 28
+MOST_SCANS = 100
+"""Scans of a progressive JPEG; encoders write about ten."""
+_SCAN = re.compile(rb"\xff\xda")
 _ORIENTATION = 0x0112
 T = TypeVar("T")
 
@@ -110,8 +119,12 @@ def square(image: Image.Image, size: int, channels: int = 3, *, crop: bool = Tru
     """Turn an image upright, resize its short side to ``size``, crop the centre, and convert it to RGB or grey.
 
     Without ``crop`` both sides are resized.
+
+    Raises:
+        ValueError: after shrinking there are more than 50 million pixels.
     """
     image.draft(None, (size, size))
+    _check_pixels(*image.size)
     ImageOps.exif_transpose(image, in_place=True)
     converted = _in_mode(image, "RGB" if channels == 3 else "L")
     if crop:
@@ -120,17 +133,68 @@ def square(image: Image.Image, size: int, channels: int = 3, *, crop: bool = Tru
 
 
 def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:
-    try:
+    check_regular(path)
+    with reading(f"the image {path}", "Replace it (a run that has begun needs as many images as then), or remove it."):
+        _check_file(path)
         with Image.open(path, formats=_FORMATS) as image:
+            _check_size(image, path)
             return use(image)
-    except _UNREADABLE as error:
-        if "memory" in str(error).replace(str(path), ""):
-            raise MemoryError(f"no memory to decode {path}") from error
+
+
+@contextlib.contextmanager
+def reading(what: str, advice: str) -> Iterator[None]:
+    """Turn whatever a decoder makes of a damaged image into one error.
+
+    Raises:
+        DataError: the image is corrupt, truncated, too large or none.
+        MemoryError: there is no memory to decode it.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise nearly anything: OverflowError, struct.error, AssertionError ...
+        if isinstance(error, OSError) and "out of memory" in str(error):
+            raise MemoryError(f"no memory to decode {what}") from error
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error) or "corrupt"
-        raise DataError(
-            f"cannot read the image {path}: {reason}. Replace it (a run that has begun needs as "
-            "many images as then), or remove it."
-        ) from error
+        raise DataError(f"cannot read {what}: {reason}. {advice}") from error
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what decoders would take in whole, before they see it."""
+    with path.open("rb") as file:
+        start = file.read(30)
+    if (size := path.stat().st_size) > LARGEST_FILE:
+        raise ValueError(f"{size:,} bytes are more than {LARGEST_FILE:,}")
+    if start[8:12] == b"WEBP":
+        _check_pixels(*_webp_size(start))
+
+
+def _webp_size(start: bytes) -> tuple[int, int]:
+    """Width and height in a WebP's first 30 bytes: its decoder makes two maps of that size when the file is opened."""
+    kind, word = start[12:16], int.from_bytes(start[21:25], "little")
+    if kind == b"VP8X":
+        return int.from_bytes(start[24:27], "little") + 1, int.from_bytes(start[27:30], "little") + 1
+    if kind == b"VP8L":
+        return (word & 0x3FFF) + 1, (word >> 14 & 0x3FFF) + 1
+    return int.from_bytes(start[26:28], "little") & 0x3FFF, int.from_bytes(start[28:30], "little") & 0x3FFF
+
+
+def _check_size(image: Image.Image, path: Path) -> None:
+    """Refuse what takes too much memory or time: only plain JPEGs are shrunk while they are decoded."""
+    progressive = "progressive" in image.info
+    if image.format != "JPEG" or progressive:
+        _check_pixels(*image.size)
+    if progressive:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            scans = sum(1 for _ in itertools.islice(re.finditer(_SCAN, content), MOST_SCANS + 1))
+        if scans > MOST_SCANS:
+            raise ValueError(f"over {MOST_SCANS} scans, each of which takes as long as an image")
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise ValueError(f"{width} x {height} pixels are more than {MOST_PIXELS:,}")
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:

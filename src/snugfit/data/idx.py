@@ -5,23 +5,28 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
-import shutil
+import math
+import struct
 import tempfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from snugfit.core.places import cache_dir
-from snugfit.data.sets import Parts, check_labels, resized
+from snugfit.data.sets import MOST_RECORDS, Parts, check_labels, resized
 from snugfit.errors import DataError, OutOfStorageError
 
 DIGITS = tuple(str(digit) for digit in range(10))
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _CHUNK = 1 << 18
 _BORDER = 2
+_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+_LARGEST_SIDE, _LARGEST = 1 << 12, 1 << 31
 
 
 class IdxImages:
@@ -76,19 +81,38 @@ def open_idx(path: Path, dimensions: int) -> np.ndarray:
     Raises:
         DataError: the file is corrupt, truncated or has another number of dimensions.
     """
-    raw = _unpacked(path) if path.suffix == ".gz" else path
-    with raw.open("rb") as file:
-        start = file.read(4 + 4 * dimensions)
-    header = np.frombuffer(start.ljust(4 + 4 * dimensions), dtype=">i4")
-    if header[0] != 0x0800 + dimensions:
+    packed = path.suffix == ".gz"
+    shape = _shape(path, dimensions, gzip.open if packed else open)
+    start = 4 + 4 * dimensions
+    raw = _unpacked(path, start + math.prod(shape)) if packed else path
+    if raw.stat().st_size != start + math.prod(shape):
+        raise DataError(f"{path} is truncated or too long: its header promises {shape} bytes. Get it anew.")
+    return np.memmap(raw, dtype=np.uint8, mode="r", offset=start, shape=shape)
+
+
+def _shape(path: Path, dimensions: int, opened: Callable[..., Any]) -> tuple[int, ...]:
+    """Extents in the header of an IDX file: records first."""
+    try:
+        with opened(path, "rb") as file:
+            start = file.read(4 + 4 * dimensions)
+    except _DAMAGED as error:
+        raise DataError(f"{path} is corrupt or truncated ({error}). Get it anew.") from error
+    if len(start) < 4 + 4 * dimensions or int.from_bytes(start[:4], "big") != 0x0800 + dimensions:
         raise DataError(f"{path} is no IDX file of {dimensions}-dimensional unsigned bytes. Get it anew.")
-    shape = tuple(int(extent) for extent in header[1:])
-    if raw.stat().st_size != header.nbytes + int(np.prod(shape)) or 0 in shape:
-        raise DataError(f"{path} is truncated: its header promises {shape} bytes. Get it anew.")
-    return np.memmap(raw, dtype=np.uint8, mode="r", offset=header.nbytes, shape=shape)
+    records, *sides = struct.unpack(f">{dimensions}i", start[4:])
+    if (
+        not 0 < records <= MOST_RECORDS
+        or not all(0 < side <= _LARGEST_SIDE for side in sides)
+        or math.prod((records, *sides)) > _LARGEST
+    ):
+        raise DataError(f"{path}: its header promises {(records, *sides)} bytes, which no images have. Get it anew.")
+    if math.prod((records, *sides)) > _LARGEST:
+        raise DataError(f"{path}: its header promises {(records, *sides)} bytes, more than {_LARGEST:,}.")
+    return (records, *sides)
 
 
-def _unpacked(path: Path) -> Path:
+def _unpacked(path: Path, size: int) -> Path:
+    """The unpacked file; no more than ``size`` bytes and one are taken from the packed one."""
     status = path.stat()
     key = hashlib.sha1(f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:12]
     target = cache_dir() / f"{path.stem}-{key}"
@@ -97,10 +121,14 @@ def _unpacked(path: Path) -> Path:
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as part:
         try:
             with gzip.open(path) as packed:
-                shutil.copyfileobj(packed, part, _CHUNK)
+                while size >= 0 and (chunk := packed.read(min(_CHUNK, size + 1))):
+                    part.write(chunk)
+                    size -= len(chunk)
+            if size:
+                raise DataError(f"{path} holds more or less than its header promises. Get it anew.")
             part.flush()
             Path(part.name).replace(target)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except _DAMAGED as error:
             raise DataError(f"{path} is corrupt or truncated ({error}). Get it anew.") from error
         except OSError as error:
             if error.errno == errno.ENOSPC:

@@ -14,6 +14,8 @@ from snugfit.errors import DataError
 
 MOST_CLASSES = 100_000
 """ImageNet-21k has 21,843."""
+MOST_RECORDS = 10**7
+"""Records of the largest file of images of one size; every one has a label in memory."""
 
 
 class ImageSet(Protocol):

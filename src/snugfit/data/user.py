@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import Subset as TorchSubset
 from torch.utils.data import TensorDataset
 
-from snugfit.data.decode import square
+from snugfit.data.decode import reading, square
 from snugfit.data.sets import Parts, Splits, check_class_count, check_labels, resized
 from snugfit.data.split import assemble
 from snugfit.errors import DataError
@@ -157,10 +157,8 @@ def _shape(image: Any, image_size: int | None) -> tuple[int, int]:
 def _from_pil(image: Image.Image, index: int, channels: int, size: int) -> torch.Tensor:
     if (channels == 1) != (image.mode in _GREY_MODES):
         raise DataError(f"image {index} has mode {image.mode}, but the first has {channels} channel(s).")
-    try:
+    with reading(f"image {index} of the data set", "Replace or remove it."):
         pixels = np.array(square(image, size, channels))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"image {index} of the data set cannot be decoded: {error}. Replace or remove it.") from error
     return torch.from_numpy(pixels.reshape(size, size, channels)).permute(2, 0, 1)
 
 

@@ -226,13 +226,6 @@ def test_dogs_without_one_list(tmp_path):
         open_set("dogs", base)
 
 
-def test_dogs_without_scipy(tmp_path, monkeypatch):
-    base = write_dogs(tmp_path)
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(DataError, match="pip install scipy"):
-        open_set("dogs", base)
-
-
 @pytest.mark.parametrize("kept", [0, 100, 300])
 def test_dogs_with_a_damaged_list(tmp_path, kept):
     base = write_dogs(tmp_path)
@@ -261,8 +254,7 @@ def test_dogs_with_a_wrong_list(tmp_path, names, labels, message):
         open_set("dogs", base)
 
 
-def test_dogs_in_class_folders_need_no_lists(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
+def test_dogs_in_class_folders_need_no_lists(tmp_path):
     for label, dog in enumerate(DOGS):
         for i in range(PER_CLASS):
             photo(tmp_path / "dogs" / ("test" if is_test(i) else "train") / dog / f"{i}.jpg", label, i)

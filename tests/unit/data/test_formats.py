@@ -1,6 +1,7 @@
 """Original distribution formats, written small and read back; and what is wrong with them."""
 
 import gzip
+import struct
 
 import numpy as np
 import pytest
@@ -195,3 +196,49 @@ def test_damaged_gz(write_idx, change, tmp_path):
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz is corrupt or truncated"):
         load("mnist", data_dir=root)
     assert not list((tmp_path / "cache" / "snugfit").glob("train-images*"))
+
+
+def idx_header(*extents):
+    return struct.pack(f">HBB{len(extents)}i", 0, 8, len(extents), *extents)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize(
+    "extents", [(-40, 28, 28), (40, -28, -28), (2**31 - 1,) * 3, (40, 0, 28), (40, 1 << 30, 1), (10**8, 28, 28)]
+)
+def test_idx_headers_that_no_images_have(write_idx, compress, extents):
+    root, _ = write_idx(compress=compress)
+    path = root / "mnist" / ("train-images-idx3-ubyte" + (".gz" if compress else ""))
+    data = idx_header(*extents) + b"\1" * 40 * 28 * 28
+    path.write_bytes(gzip.compress(data) if compress else data)
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.*: its header promises .* which no images have"):
+        load("mnist", data_dir=root)
+
+
+def test_no_more_is_unpacked_than_the_header_promises(write_idx, tmp_path, monkeypatch):
+    """A bomb of 64 MB in 64 kB: what is written to the cache is a byte more than promised, and does not stay."""
+    root, _ = write_idx()
+    bomb = gzip.compress(idx_header(40, 28, 28) + bytes(1 << 26))
+    (root / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(bomb)
+    read, real = [], gzip.GzipFile.read
+    monkeypatch.setattr(gzip.GzipFile, "read", lambda self, size: read.append(size) or real(self, size))
+    with pytest.raises(DataError, match="holds more or less than its header promises"):
+        load("mnist", data_dir=root)
+    assert sum(read) <= 16 + 40 * 28 * 28 + 17
+    assert not list((tmp_path / "cache" / "snugfit").glob("train-images*"))
+
+
+def test_a_sparse_file_is_no_cifar(write_cifar):
+    """Its labels alone would take gigabytes."""
+    root, _ = write_cifar()
+    with (root / "cifar-10-batches-bin" / "test_batch.bin").open("r+b") as file:
+        file.truncate(3073 * 10**8)
+    with pytest.raises(DataError, match=r"test_batch\.bin is no CIFAR file: it has 100,000,000 records"):
+        load("cifar10", data_dir=root)
+
+
+def test_names_of_classes_that_are_no_text(write_cifar):
+    root, _ = write_cifar()
+    (root / "cifar-10-batches-bin" / "batches.meta.txt").write_bytes(b"\xff\xfe" * 10)
+    with pytest.raises(DataError, match=r"batches\.meta\.txt cannot be read"):
+        load("cifar10", data_dir=root)
