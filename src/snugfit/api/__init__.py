@@ -1,5 +1,6 @@
 """The Python face: what the command line does, as functions."""
 
+from snugfit.api.apart import requests_apart, smallest_fitting
 from snugfit.api.exporting import export
 from snugfit.api.inference import evaluate, predict
 from snugfit.api.loading import Architecture, load
@@ -36,8 +37,10 @@ __all__ = [
     "predict",
     "prepare_process",
     "profile_request",
+    "requests_apart",
     "resume",
     "serve",
+    "smallest_fitting",
     "together",
     "with_others",
 ]

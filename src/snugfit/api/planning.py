@@ -196,7 +196,8 @@ def _plan(
     *,
     measures: bool = True,
 ) -> RunnablePlan:
-    check_local_loss(request.strategy.local_loss)
+    if request.strategy.local_loss is not None:
+        check_local_loss(request.strategy.local_loss)
     considered = make_strategies(request) if measures else Considered([], [], {})
     budget = Budget(**asdict(request.budget))
     aim = request.strategy.aim or default_aim(transfers=request.model.weights is not None)

@@ -40,10 +40,11 @@ class Answer:
 
     Args:
         request: the question.
+        kind: of answer.
     """
 
-    def __init__(self, request: Request) -> None:
-        self._path = _path(request)
+    def __init__(self, request: Request, kind: str = "plans") -> None:
+        self._path = _path(request, kind)
         self._renew = request.machine.profile_cache == "renew"
 
     def find(self) -> dict[str, Any] | None:
@@ -62,7 +63,7 @@ class Answer:
             keep_text(self._path, json.dumps(found))
 
 
-def _path(request: Request) -> Path | None:
+def _path(request: Request, kind: str) -> Path | None:
     """Where its answer is kept; None where that may depend on what cannot be told from outside."""
     folder, model = profiles_folder(request.machine.profile_cache), request.model.model
     if folder is None or (":" in model and not model.startswith(LIBRARIES)):
@@ -73,7 +74,7 @@ def _path(request: Request) -> Path | None:
     machine = MachineOptions(request.machine.device, request.machine.threads, request.machine.out)
     asked = replace(request, machine=machine).to_json()
     facts = json.dumps([asked, code(), _software(), _machine(), str(Path.cwd()), files], sort_keys=True)
-    return folder / "plans" / f"{sha256(facts.encode()).hexdigest()[:32]}.json"
+    return folder / kind / f"{sha256(facts.encode()).hexdigest()[:32]}.json"
 
 
 def _software() -> list[str | None]:

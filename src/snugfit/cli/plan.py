@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from snugfit.cli.answers import Answer
+from snugfit.cli.apart import settled
 from snugfit.cli.failures import FailedError, show_error
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
@@ -65,5 +66,20 @@ def _answered(request: Request, output: OutputOptions) -> dict[str, Any]:
 
 
 def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:
-    job = make_job("plan", output, request.machine.threads, request=request.to_json(), compare_steps=steps)
-    return run_job(job)
+    def ask(each: Request) -> dict[str, Any]:
+        return planned(each, output, steps)
+
+    return settled(request, ask(request), ask, lambda each: planned(each, output, smallest=True))
+
+
+def planned(request: Request, output: OutputOptions, steps: int = 0, *, smallest: bool = False) -> dict[str, Any]:
+    """A plan of a fresh process.
+
+    Args:
+        request: the question.
+        output: what is shown.
+        steps: of a trial of each strategy that fits.
+        smallest: whether to tell the smallest memory budget in which it would fit.
+    """
+    asked = {"request": request.to_json(), "compare_steps": steps, "smallest": smallest}
+    return run_job(make_job("plan", output, request.machine.threads, **asked))

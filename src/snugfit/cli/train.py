@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from snugfit.cli.apart import settled
+from snugfit.cli.failures import FailedError
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
 from snugfit.cli.output import note, print_json
+from snugfit.cli.plan import planned
 from snugfit.cli.report import draw
 from snugfit.core.documents import read_data
 from snugfit.core.request import Request
@@ -38,7 +41,7 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
     Raises:
         UsageError: other options stand beside `--resume`.
     """
-    record = run_job(_resumed(resume, flags, output) if resume else _started(flags, output))
+    record = run_job(_resumed(resume, flags, output)) if resume else _started(flags.request(), output)
     if "run_dir" not in record:  # a process that has served another one's run
         return
     page = draw(record["run_dir"])
@@ -50,9 +53,19 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         print(record["run_dir"])
 
 
-def _started(flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:
-    request = flags.request()
-    return make_job("train", output, request.machine.threads, request=request.to_json(), resume=None)
+def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
+    """The record of a new run; where nothing fits, each way of training is asked in a process of its own."""
+
+    def ask(each: Request) -> dict[str, Any]:
+        return run_job(make_job("train", output, each.machine.threads, request=each.to_json(), resume=None))
+
+    def measure(each: Request) -> dict[str, Any]:
+        return planned(each, output, smallest=True)
+
+    found = settled(request, ask(request), lambda each: planned(each, output), measure)
+    if found.get("infeasible"):
+        raise FailedError.from_json(found["infeasible"])
+    return ask(Request.from_json(found["request"])) if "request" in found else found
 
 
 def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:

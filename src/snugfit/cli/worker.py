@@ -81,13 +81,22 @@ def _die_with_parent() -> None:
 
 def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     planned = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
-    infeasible = None
     if planned.plan.choice is None:
-        from snugfit.planner import infeasible_error
+        return {**_refused(api, planned), "comparison": []}
+    trials = planned.compare(job["compare_steps"], subscribers) if job["compare_steps"] else []
+    return {
+        "plan": planned.to_json(), "infeasible": None, "comparison": [trial.to_json() for trial in trials],
+        "smallest": api.smallest_fitting(planned) if job["smallest"] else None,
+    }  # fmt: skip
 
-        infeasible = explain(infeasible_error(planned.plan)).to_json()
-    trials = [] if infeasible or not job["compare_steps"] else planned.compare(job["compare_steps"], subscribers)
-    return {"plan": planned.to_json(), "infeasible": infeasible, "comparison": [trial.to_json() for trial in trials]}
+
+def _refused(api: Any, planned: Any) -> dict[str, Any]:
+    """A plan in which nothing fits, the error, and the requests that are worth asking in processes of their own."""
+    from snugfit.planner import infeasible_error
+
+    apart = [each.to_json() for each in api.requests_apart(planned)]
+    error = explain(infeasible_error(planned.plan))
+    return {"plan": planned.to_json(), "infeasible": error.to_json(), "apart": apart}
 
 
 def _train_together(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
@@ -110,6 +119,8 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
     if job["resume"]:
         return api.resume(job["resume"], subscribers=subscribers).to_json()
     plan = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
+    if plan.plan.choice is None and "WORLD_SIZE" not in os.environ:
+        return _refused(api, plan)
     return plan.run(subscribers=subscribers).to_json()
 
 

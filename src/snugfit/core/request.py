@@ -164,7 +164,7 @@ class StrategyOptions(Checked):
             accuracy (exact gradients of everything first, then what is expected to lose less, then time); time by
             default, accuracy where --weights are given.
         local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options of its own if
-            need be, like ``lls:basis=cosine,mode=paper``.
+            need be, like ``lls:basis=cosine,mode=paper``; aan by default, or lls-mxm where nothing fits with aan.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
         block_units: most units in a block; 2 with the saturation stop, any number without.
         adaptive_batch: give every block its own batch size (off: the smallest one everywhere).
@@ -228,7 +228,7 @@ class StrategyOptions(Checked):
 
     strategy: Annotated[str, Names(("auto", *STRATEGIES))] = "auto"
     aim: Aim | None = None
-    local_loss: str = "aan"
+    local_loss: str | None = None
     rho: Share = 0.4
     block_units: Count | None = None
     adaptive_batch: bool = True

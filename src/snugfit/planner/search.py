@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from snugfit.core.budget import Aim, Budget
 from snugfit.core.considering import LAST_EXACT_RESORT, LAST_RESORT
+from snugfit.core.explanation import explanation_of
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Correction, Plan
 from snugfit.core.profile import Profile
+from snugfit.core.ranking import ranked
 from snugfit.core.registry import strategy_class
 from snugfit.core.serial import to_data
 from snugfit.core.strategy import Strategy
@@ -18,9 +20,7 @@ from snugfit.core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.planner.calibration import PastRun, corrected, correction
-from snugfit.planner.explanation import explanation_of
 from snugfit.planner.identity import identified
-from snugfit.planner.ranking import ranked
 from snugfit.profiling import LOOKING_BYTES, Measurements, Probe, TensorProbe, describe, measure_probes, unit_facts
 from snugfit.quantities import format_bytes
 
@@ -130,12 +130,12 @@ class _Question:
             refused, able = [*before.refused, *refused], [*before.able, *able]
         with self.limit.loosened(LOOKING_BYTES):
             profile = replace(profile, units=unit_facts(chain))
-            found = [each for strategy in able for each in self._candidates(strategy, profile)]
+            found = [each for strategy in able for each in self._found(strategy, profile)]
         return _Answers([*refused, *found], refused, able, profile)
 
-    def _candidates(self, strategy: Strategy, profile: Profile) -> list[Candidate]:
+    def _found(self, strategy: Strategy, profile: Profile) -> list[Candidate]:
         learnt = correction(self.experience.runs, strategy.name, self.workload)
-        return _candidates(strategy, self.workload, profile, self.hardware, self.budget, learnt)
+        return candidates_of(strategy, self.workload, profile, self.hardware, self.budget, learnt)
 
 
 def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:
@@ -187,9 +187,10 @@ def _reasons(
         return [str(error)]
 
 
-def _candidates(
+def candidates_of(
     strategy: Strategy, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget, learnt: Correction
 ) -> list[Candidate]:
+    """What a strategy proposes within a budget, or why it proposes nothing; ``learnt`` corrects its predictions."""
     candidates = []
     memory = None if budget.memory_bytes is None else int(budget.memory_bytes / learnt.peak)
     for proposal in strategy.propose(workload, profile, hardware, replace(budget, memory=memory)):

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from snugfit import errors
@@ -33,7 +34,8 @@ class FakePlan:
     def __init__(self, request):
         self.request = request
         workload = Workload("m", "d", (1, 8, 8), 10, 100, 10, 10)
-        fits = request.model.model != "too-big"
+        alone = request.strategy.strategy != "auto"
+        fits = request.model.model != "too-big" and (request.model.model != "fits-alone" or alone)
         candidate = Candidate("backprop", fits, predicted=COST, smallest_bytes=None if fits else 200)
         self.plan = Plan(workload, Budget(request.budget.memory), HARDWARE, (candidate,), 0 if fits else None)
         self.plan.__dict__["error"] = errors.InfeasibleBudgetError(
@@ -60,6 +62,17 @@ class FakePlan:
 def plan_request(request, subscribers=()):
     assert isinstance(request, Request) and prepared, "the process must be prepared before planning"
     return FakePlan(request)
+
+
+def requests_apart(planned):
+    request = planned.request
+    if request.strategy.strategy != "auto":
+        return []
+    return [replace(request, strategy=replace(request.strategy, strategy="backprop"))]
+
+
+def smallest_fitting(planned):
+    return 150_000_000
 
 
 def resume(run_dir, subscribers=()):
@@ -175,6 +188,7 @@ def _noisy(request):
 BEHAVIOURS = {
     "vgg16": lambda request: None,
     "noisy": _noisy,
+    "fits-alone": lambda request: None,
     "sleep": _sleep,
     "stop": _save_and_stop,
     "sigkill": _die(signal.SIGKILL),

@@ -6,8 +6,10 @@ import pytest
 from strategy_samples import HARDWARE, MB, line, profile, workload
 
 from snugfit.core.budget import Budget
+from snugfit.core.request import StrategyOptions
 from snugfit.profiling import Probe
 from snugfit.profiling.probe import PROBE_GROWTH
+from snugfit.strategies.blockwise import Blockwise
 from snugfit.strategies.prediction import HELD_BYTES, SAFETY_BYTES, TENSOR_TO_PROCESS
 from snugfit.strategies.sidenet import Sidenet
 from snugfit.strategies.sidenet.configurations import (
@@ -231,3 +233,19 @@ def test_retraining_must_fit_too():
     found = list(Sidenet().propose(workload(batch_size=8), profile(lines), HARDWARE, budget_for(25 * MB)))
     assert found[0].retrain_batch == 2, "2 + 2 x 9"
     assert not list(Sidenet().propose(workload(batch_size=8), profile(lines), HARDWARE, budget_for(10 * MB)))
+
+
+def test_the_leanest_ways_are_one_configuration_each_and_leave_alone_what_was_asked_for():
+    found = [Sidenet(**each).tried for each in Sidenet.leaner(StrategyOptions("sidenet"))]
+    assert found == [
+        (Configuration(1.0, False, True, True),), (Configuration(0.25, False, True, True),),
+        (Configuration(0.25, True, True, True),),
+    ]  # fmt: skip
+    asked = StrategyOptions("sidenet", side_width=0.5, prune="off", weight_storage="float32", sample_wise="off")
+    assert list(Sidenet.leaner(asked)) == [{"side_width": 0.5}]
+    assert list(Sidenet.leaner(StrategyOptions("sidenet", scheme="bias+head"))) == [{"weight_storage": "int8"}]
+
+
+def test_blockwise_tries_another_local_loss_only_where_none_was_named():
+    assert list(Blockwise.leaner(StrategyOptions("blockwise"))) == [{"local_loss": "lls-mxm"}]
+    assert list(Blockwise.leaner(StrategyOptions("blockwise", local_loss="aan"))) == []

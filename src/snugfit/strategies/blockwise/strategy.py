@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from snugfit.chain import Chain
 from snugfit.core.budget import Budget
@@ -13,7 +13,7 @@ from snugfit.core.cost import Cost, Phase, Shortfall
 from snugfit.core.hardware import Hardware
 from snugfit.core.profile import ProbeLine, Profile, UnitFacts
 from snugfit.core.record import Record
-from snugfit.core.request import CacheDtype
+from snugfit.core.request import CacheDtype, StrategyOptions
 from snugfit.core.workload import Workload
 from snugfit.local.layout import Layout
 from snugfit.local.partition import Block
@@ -36,6 +36,10 @@ from snugfit.training.task import needs_classes
 LEFT_BY_BLOCKS = 2_000_000
 """What trained blocks leave behind for the final test: kernels of their shapes, file buffers; 1-3 MB were seen."""
 
+
+LEAN_LOSS = "lls-mxm"
+"""The local loss without an auxiliary network: MobileNetV2 on CIFAR-10 trains at batches of 98 and more where ``aan``
+needs a unit's maps for its convolutions, too."""
 
 UNITS_BEFORE_STOP = 2
 """Units in a block where training may stop between two blocks: the fewer, the sooner it does."""
@@ -76,6 +80,12 @@ class Blockwise:
     views: int = 1
     blocks: tuple[tuple[int, int, int], ...] = ()
     test_batch: int = 1
+
+    @staticmethod
+    def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
+        """Settings of those that the user left open that need less memory, to be tried where nothing fits."""
+        if options.local_loss is None:
+            yield {"local_loss": LEAN_LOSS}
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot serve this model: local losses are of feature maps and vectors, not of tokens."""

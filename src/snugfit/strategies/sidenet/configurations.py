@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from snugfit.core.request import Choice, Scheme, WeightStorage
+from snugfit.core.request import Choice, Scheme, StrategyOptions, WeightStorage
 
 PREFIX = "sidenet"
 WIDTHS = (1.0, 0.5, 0.25)
@@ -73,6 +74,26 @@ def configurations(
     int8 = {"auto": (False, True), "float32": (False,), "int8": (True,)}[storage]
     found = [Configuration(*each) for each in product(widths, pruned, int8, by_sample)]
     yield from sorted(found, key=lambda each: each.loss)
+
+
+def leanest(options: StrategyOptions) -> Iterator[dict[str, Any]]:
+    """The leanest settings of what the user left open, those that are expected to lose less first.
+
+    Frozen weights in int8 and large maps image by image; then the narrowest side network as well; then fewer channels.
+    Each is one configuration: what is not measured leaves nothing in memory.
+    """
+    found: dict[str, Any] = {}
+    if options.weight_storage == "auto":
+        found["weight_storage"] = "int8"
+    if options.sample_wise == "auto" and options.scheme != "bias+head":
+        found["sample_wise"] = "on"
+    if options.scheme not in (None, "rep-net"):
+        yield from [found] if found else []
+        return
+    for width in (WIDTHS[0], WIDTHS[-1]) if options.side_width is None else (options.side_width,):
+        yield {**found, "side_width": width, **({"prune": "off"} if options.prune == "auto" else {})}
+    if options.prune == "auto":
+        yield {**found, "side_width": options.side_width or WIDTHS[-1], "prune": "on"}
 
 
 def _tried(choice: str) -> tuple[bool, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from torch import fx
 
@@ -15,12 +15,12 @@ from snugfit.core.cost import Cost, Phase, Shortfall
 from snugfit.core.hardware import Hardware
 from snugfit.core.profile import ProbeLine, Profile
 from snugfit.core.record import Record
-from snugfit.core.request import Choice, PruneImportance, Scheme, WeightStorage
+from snugfit.core.request import Choice, PruneImportance, Scheme, StrategyOptions, WeightStorage
 from snugfit.core.workload import Workload
 from snugfit.errors import UsageError
 from snugfit.profiling import Probe
 from snugfit.strategies.prediction import room_for_step, room_in, smallest_budget, with_safety
-from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, configurations
+from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, configurations, leanest
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.looking import Looks, Way
 from snugfit.strategies.sidenet.network import make_trainer
@@ -97,6 +97,11 @@ class Sidenet:
             raise UsageError(f"--prune serves a side network, which --scheme {self.scheme} does not have.")
         if self.scheme == "bias+head" and self.sample_wise == "on":
             raise UsageError("--sample-wise on: blocks whose biases train (--scheme bias+head) cannot run by sample.")
+
+    @staticmethod
+    def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
+        """Settings of those that the user left open that need less memory, to be tried where nothing fits."""
+        yield from leanest(options)
 
     @property
     def tried(self) -> tuple[Configuration, ...]:

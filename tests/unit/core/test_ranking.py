@@ -4,7 +4,7 @@ import pytest
 
 from snugfit.core.cost import Cost
 from snugfit.core.plan import Candidate
-from snugfit.planner.ranking import default_aim, ranked
+from snugfit.core.ranking import default_aim, ranked
 
 
 def fits(strategy, peak, seconds, exact=False):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Cost
+from snugfit.core.explanation import explanation_of
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Plan
+from snugfit.core.ranking import ranked
 from snugfit.core.workload import Workload
-from snugfit.planner.explanation import explanation_of
-from snugfit.planner.ranking import ranked
 
 MB = 10**6
 HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)

@@ -8,8 +8,8 @@ from typing import get_args
 from snugfit.core.budget import Aim
 from snugfit.core.cost import Cost
 from snugfit.core.plan import Candidate, Plan
+from snugfit.core.ranking import ranked
 from snugfit.core.registry import TIMED, TRANSFER
-from snugfit.planner.ranking import ranked
 from snugfit.quantities import format_bytes, format_seconds
 
 ALIKE = 1.05

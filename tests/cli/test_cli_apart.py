@@ -1,0 +1,176 @@
+"""Where nothing fits, ways are asked in processes of their own, and the budget named instead is a measured one."""
+
+from dataclasses import replace
+
+import pytest
+
+from snugfit.cli.apart import settled
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.request import BudgetOptions, MachineOptions, ModelOptions, Request, StrategyOptions
+from snugfit.core.workload import Workload
+
+REQUEST = Request(
+    model=ModelOptions("m"), budget=BudgetOptions("50MB"), machine=MachineOptions(profile_cache="off"),
+)  # fmt: skip
+MB = 10**6
+
+
+def alone(name, **settings):
+    return replace(REQUEST, strategy=StrategyOptions(name, **settings))
+
+
+def plan_of(*candidates, chosen=None):
+    workload = Workload("m", "d", (3, 4, 4), 2, 10, 5, 5)
+    hardware = Hardware("cpu", "cpu", 1, 10**10, "Linux", "2", True)
+    return Plan(workload, Budget("50MB"), hardware, candidates, chosen).to_json()
+
+
+def refusal(apart=(), **guesses):
+    candidates = [Candidate(name, False, reasons=("no",), smallest_bytes=guess) for name, guess in guesses.items()]
+    error = {"code": 3, "type": "InfeasibleBudgetError", "message": "as guessed"}
+    return {
+        "plan": plan_of(*candidates), "infeasible": error, "apart": [each.to_json() for each in apart],
+        "comparison": [],
+    }  # fmt: skip
+
+
+def fitting(name, smallest=None, seconds=1.0):
+    candidate = Candidate(name, True, predicted=Cost(40 * MB, seconds, seconds))
+    return {
+        "plan": plan_of(candidate, chosen=0), "infeasible": None, "comparison": [name], "smallest": smallest,
+    }  # fmt: skip
+
+
+class Machine:
+    """Fresh processes: each strategy fits from its own budget on, and nothing that was asked before matters."""
+
+    def __init__(self, **needs):
+        self.needs, self.asked, self.planned = needs, [], []
+
+    def ask(self, request):
+        self.asked.append((request.strategy.strategy, request.strategy.local_loss))
+        return self._answer(request)
+
+    def plan(self, request):
+        self.planned.append((request.strategy.strategy, int(request.budget.memory.removesuffix("MB"))))
+        return self._answer(request)
+
+    def _answer(self, request):
+        name, budget = request.strategy.strategy, int(request.budget.memory.removesuffix("MB"))
+        need = self.needs[f"{name}_{request.strategy.local_loss}".removesuffix("_None").replace("-", "_")]
+        return fitting(name, need * MB) if budget >= need else refusal(**{name: int(need * 1.2) * MB})
+
+
+def test_what_fits_is_not_asked_again():
+    machine, found = Machine(), fitting("backprop")
+    assert settled(REQUEST, found, machine.ask, machine.plan) is found
+    without = replace(REQUEST, budget=BudgetOptions())
+    unable = refusal()
+    assert settled(without, unable, machine.ask, machine.plan) is unable and machine.asked == []
+
+
+def test_a_way_that_fits_alone_is_found_after_the_others_left_it_no_room():
+    machine = Machine(backprop=90, blockwise=48)
+    first = refusal([alone("backprop"), alone("blockwise")], backprop=100 * MB, blockwise=80 * MB)
+    found = settled(REQUEST, first, machine.ask, machine.plan)
+    assert machine.asked == [("backprop", None), ("blockwise", None)] and machine.planned == []
+    assert found["infeasible"] is None and found["plan"]["chosen"] == 0
+    assert Request.from_json(found["request"]) == alone("blockwise")
+    assert [each["strategy"] for each in found["plan"]["candidates"]] == ["blockwise", "backprop"]
+
+
+def test_what_the_user_did_not_name_is_tried(capsys):
+    machine = Machine(blockwise=60, blockwise_lls_mxm=50)
+    first = refusal([alone("blockwise", local_loss="lls-mxm")], blockwise=70 * MB)
+    found = settled(alone("blockwise"), first, machine.ask, machine.plan)
+    assert found["infeasible"] is None and machine.asked == [("blockwise", "lls-mxm")]
+    assert Request.from_json(found["request"]).strategy.local_loss == "lls-mxm"
+    assert "blockwise with local-loss lls-mxm" in capsys.readouterr().err
+
+
+def test_of_several_that_fit_alone_the_aim_chooses_and_leaner_settings_are_not_needed():
+    lean = alone("blockwise", local_loss="lls-mxm")
+    first = refusal([alone("backprop"), alone("blockwise"), lean, alone("tiled")], backprop=1, blockwise=1, tiled=MB)
+    answers = {
+        "backprop": fitting("backprop", seconds=9.0), "blockwise": fitting("blockwise", seconds=5.0),
+        "tiled": refusal(tiled=MB),
+    }  # fmt: skip
+    asked = []
+
+    def plan(request):
+        asked.append(request)
+        return answers[request.strategy.strategy]
+
+    found = settled(REQUEST, first, plan, None)
+    assert asked == [alone("backprop"), alone("blockwise"), alone("tiled")]
+    strategies = [(each["strategy"], each["feasible"]) for each in found["plan"]["candidates"]]
+    assert strategies == [("blockwise", True), ("backprop", True), ("tiled", False)]
+    assert Request.from_json(found["request"]) == alone("blockwise")
+    assert found["plan"]["explanation"][0].startswith("blockwise is chosen for the least time to finish: ")
+    assert found["comparison"] == ["backprop", "blockwise"]
+
+
+def test_the_smallest_budget_is_that_of_the_leanest_way_as_measured():
+    """Expected at 96 and 72 MB; measured, tiled needs 60: backprop, expected above that, is not measured."""
+    machine = Machine(backprop=80, tiled=60)
+    first = refusal([alone("backprop"), alone("tiled")], backprop=120 * MB, tiled=110 * MB)
+    found = settled(REQUEST, first, machine.ask, machine.plan)
+    assert machine.planned == [("tiled", 72)]
+    assert found["infeasible"]["code"] == 3
+    assert "Closest: tiled (needs 60.0 MB), which lacks 10.0 MB." in found["infeasible"]["message"]
+    assert found["infeasible"]["message"].endswith("Smallest budget that would do: 60.0 MB.")
+    assert {each["strategy"]: each["smallest_bytes"] for each in found["plan"]["candidates"]} == {
+        "backprop": 120 * MB, "tiled": 60 * MB,
+    }  # fmt: skip
+
+
+def test_a_way_expected_to_need_less_than_the_closest_turned_out_to_is_measured_too():
+    machine = Machine(backprop=80, tiled=78)
+    machine._answer = lambda request: (
+        fitting(request.strategy.strategy, machine.needs[request.strategy.strategy] * MB)
+        if int(request.budget.memory.removesuffix("MB")) >= machine.needs[request.strategy.strategy]
+        else refusal(**{request.strategy.strategy: {"backprop": 70, "tiled": 75}[request.strategy.strategy] * MB})
+    )
+    first = refusal([alone("backprop"), alone("tiled")], backprop=70 * MB, tiled=75 * MB)
+    found = settled(REQUEST, first, machine.ask, machine.plan)
+    assert machine.planned == [("backprop", 70), ("backprop", 91), ("tiled", 75), ("tiled", 98)]
+    assert found["infeasible"]["message"].endswith("would do: 78.0 MB.")
+
+
+def test_nothing_is_named_below_what_was_refused():
+    machine = Machine(backprop=49)
+    machine.ask = lambda request: refusal(backprop=55 * MB)
+    found = settled(REQUEST, refusal([alone("backprop")], backprop=60 * MB), machine.ask, machine.plan)
+    assert found["infeasible"]["message"].endswith("would do: 51.0 MB.")
+
+
+def test_more_than_the_machine_has_is_not_tried():
+    machine = Machine(backprop=99_000)
+    first = refusal(backprop=20_000 * MB)
+    assert settled(REQUEST, first, machine.ask, machine.plan) is first
+    assert machine.planned == []
+
+
+def test_asked_again_the_same_budget_is_named(tmp_path):
+    first = refusal(backprop=60 * MB)
+    named = []
+    for memory, needs in (("50MB", 55), ("50MB", 56), ("40MB", 57), ("56MB", 58)):
+        request = Request(
+            ModelOptions("m"), budget=BudgetOptions(memory), strategy=StrategyOptions("backprop"),
+            machine=MachineOptions(profile_cache=str(tmp_path), out=f"run-{needs}"),
+        )  # fmt: skip
+        machine = Machine(backprop=needs)
+        found = settled(request, first, machine.ask, machine.plan)
+        named.append(found["infeasible"]["message"].rpartition(": ")[2])
+    assert named == ["55.0 MB.", "55.0 MB.", "55.0 MB.", "58.0 MB."], "the last was refused above what was known"
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_the_command_line_asks_apart(snugfit, command):
+    outcome = snugfit(command, "--model", "fits-alone", "--memory", "100MB", "--json")
+    assert outcome.code == 0 and "asking backprop in a process of its own" in outcome.err
+    outcome = snugfit(command, "--model", "too-big", "--memory", "100MB", "--json")
+    assert outcome.code == 3 and "nothing fits." in outcome.err

@@ -1,0 +1,71 @@
+"""The smallest budget that would do, on made-up strategies and by the lines of a real one."""
+
+from dataclasses import dataclass
+
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost, Shortfall
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Candidate, Plan
+from snugfit.core.profile import ProbeLine, ProbePoint, Profile
+from snugfit.core.workload import Workload
+from snugfit.planner import PastRun, smallest_budget_of
+from snugfit.planner.smallest import DRIFT_BYTES
+from snugfit.strategies.backprop import Backprop
+
+MB = 10**6
+WORKLOAD = Workload("net", "images", (3, 4, 4), 2, 32, 5, 5, batch_size=8)
+HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
+LINE = ProbeLine(
+    "network", 16e6, 3e6, 0.0, 0.0, 0.04, (ProbePoint(2, 22 * MB, 0.1), ProbePoint(8, 40 * MB, 0.3)), smallest_batch=2
+)
+PROFILE = Profile((), {"network": LINE}, {"network": 9 * MB}, base_bytes=5 * MB)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Fits from ``need`` bytes on."""
+
+    name: str
+    need: int
+    exact: bool = False
+
+    def propose(self, workload, profile, hardware, budget):
+        if budget.memory_bytes >= self.need:
+            yield self
+
+    def estimate(self, workload, profile, hardware):
+        return Cost(self.need, 1.0, 1.0)
+
+    def shortfall(self, workload, profile, hardware, budget):
+        return Shortfall(("too little",), self.need)
+
+
+def smallest(strategies, memory, *feasible, profile=PROFILE, runs=()):
+    candidates = tuple(Candidate(name, True) for name in feasible)
+    plan = Plan(WORKLOAD, Budget(memory), HARDWARE, candidates, 0 if feasible else None)
+    return smallest_budget_of(strategies, plan, profile, runs)
+
+
+def test_the_least_of_all_that_fit():
+    strategies = [Fixed("a", 61 * MB), Fixed("b", 47 * MB + 1), Fixed("unfit", 12 * MB)]
+    assert smallest(strategies, "100MB", "a", "b") == 48 * MB + DRIFT_BYTES
+    assert smallest(strategies, "100MB", "a") == 61 * MB + DRIFT_BYTES
+
+
+def test_without_anything_that_fits_or_any_limit_there_is_none():
+    assert smallest([Fixed("a", 61 * MB)], "60MB") is None
+    assert smallest([Fixed("a", 61 * MB)], None, "a") is None
+
+
+def test_the_budget_named_is_proposed_in_and_less_is_not():
+    """By hand: (5 + 22 MB) * 1.02 + 5.5 + 1 = 34.04 MB, so 35."""
+    strategy = Backprop(accumulate=False)
+    assert smallest([strategy], "100MB", "backprop") == 35 * MB + DRIFT_BYTES
+    assert not list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("34MB")))
+    assert list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("35MB")))
+
+
+def test_past_runs_that_needed_more_than_was_predicted_raise_it():
+    run = PastRun("backprop", "net", (3, 4, 4), 10.0, 10.0, 100 * MB, 150 * MB)
+    found = smallest([Backprop(accumulate=False)], "100MB", "backprop", runs=[run])
+    assert 35 * MB * 1.5 <= found <= 36 * MB * 1.55
