@@ -23,6 +23,18 @@ def cache_dir() -> Path:
     raise DataError("no folder to keep derived files in: set XDG_CACHE_HOME to one that can be written.")
 
 
+def expanded(path: str | Path) -> Path:
+    """The path, with ``~`` as the home folder.
+
+    Raises:
+        DataError: it names the home of an unknown user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"'{path}' begins with ~ and a name that no user has. Give the whole path.") from error
+
+
 def data_root(data_dir: str | Path | None) -> Path:
     """Folder that holds data sets: ``data_dir``, else ``SNUGFIT_DATA``, else ``data`` in snugfit's cache folder.
 
@@ -32,7 +44,7 @@ def data_root(data_dir: str | Path | None) -> Path:
     named = data_dir or os.environ.get("SNUGFIT_DATA")
     if not named:
         return cache_dir() / "data"
-    root = Path(named).expanduser()
+    root = expanded(named)
     if not root.is_dir():
         raise DataError(f"the data folder '{root}' does not exist. Give another with --data-dir or SNUGFIT_DATA.")
     return root

@@ -8,6 +8,8 @@ from collections import Counter
 from snugfit.errors import DataError
 
 Row = tuple[float, float, float, float, float]
+MOST_BOXES = 10_000
+"""Boxes of one image; those of every image are padded to the number of the one that has the most."""
 _ROUNDING = 1e-3
 """How far beyond the image an edge may lie for reasons of rounding."""
 
@@ -35,10 +37,12 @@ class BoxChecks:
             place: where they stand, for messages.
 
         Raises:
-            DataError: a box is no fraction of the image.
+            DataError: a box is no fraction of the image, or there are over 10,000.
         """
         mended = [row for each in found if (row := self._mended(each, place)) is not None]
         kept = list(dict.fromkeys(mended))
+        if len(kept) > MOST_BOXES:
+            raise DataError(f"{place}: {len(kept):,} boxes are more than {MOST_BOXES:,} in one image. Remove some.")
         for _ in range(len(mended) - len(kept)):
             self.count("boxes stand twice in the labels of their image and count once")
         return kept

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from snugfit.core.places import data_root
+from snugfit.core.places import data_root, expanded
 from snugfit.data import coco_boxes, yolo
 from snugfit.data.batches import Batches
 from snugfit.data.box_checks import BoxChecks
 from snugfit.data.box_transform import BoxTransform
 from snugfit.data.boxes import BoxedImages
 from snugfit.data.decode import Decoder
+from snugfit.data.files import opening
 from snugfit.data.sets import Splits
 from snugfit.data.split import check_options
 from snugfit.data.transform import Transform
@@ -75,8 +76,9 @@ def load_boxed(
     size = IMAGE_SIZE if image_size is None else image_size
     if size < 1:
         raise UsageError(f"the image size must be at least 1 pixel, not {size}.")
-    path = boxed_path(name, data_dir)
-    names, parts, decoder, checks = _read(path, size, workers)
+    with opening(name):
+        path = boxed_path(name, data_dir)
+        names, parts, decoder, checks = _read(path, size, workers)
     if classes is not None and classes != len(names):
         raise DataError(f"'{name}' has {len(names)} classes, not {classes}. Ask for {len(names)}.")
     rng = np.random.default_rng(seed & 0xFFFFFFFF)
@@ -101,7 +103,7 @@ def boxed_path(name: str, data_dir: str | Path | None = None) -> Path:
     Raises:
         DataError: there is none.
     """
-    plain = Path(name.removeprefix("folder:")).expanduser()
+    plain = expanded(name.removeprefix("folder:"))
     if plain.exists():
         return plain
     if not plain.is_absolute() and (below := data_root(data_dir) / plain).exists():

@@ -9,6 +9,7 @@ from pathlib import Path
 from snugfit.core.places import data_root
 from snugfit.data import cifar, cub, digits, dogs, flowers, folder, idx, imagenet, pets, vww
 from snugfit.data.download import ARCHIVES, can_download, download
+from snugfit.data.files import opening
 from snugfit.data.locate import find, image_folder
 from snugfit.data.sets import Bordered, ImageSet, Parts, Splits
 from snugfit.data.split import assemble
@@ -150,10 +151,12 @@ def load(
     """
     if image_size is not None and image_size < 1:
         raise UsageError(f"the image size must be at least 1 pixel, not {image_size}.")
-    source, path = _locate(name, data_dir)
-    size = image_size or source.image_size
+    with opening(name):
+        source, path = _locate(name, data_dir)
+        size = image_size or source.image_size
+        parts = source.read(path, size, workers)
     return assemble(
-        name, source.read(path, size, workers),
+        name, parts,
         image_shape=(len(source.mean), size, size), mean=source.mean, std=source.std, flip=source.flip,
         classes=classes, max_train=max_train, max_val=max_val, val_fraction=val_fraction, seed=seed,
     )  # fmt: skip
@@ -181,7 +184,8 @@ def read_folder(
     Raises:
         DataError: the folder is missing, or has no images of two classes.
     """
-    parts = folder.read(image_folder(path, data_dir), image_size - 2 * border, workers, channels)
+    with opening(path):
+        parts = folder.read(image_folder(path, data_dir), image_size - 2 * border, workers, channels)
     return parts.class_names, [Bordered(part, border) for part in (parts.train, parts.val, parts.test) if part]
 
 
@@ -191,7 +195,10 @@ def super_classes(name: str, data_dir: str | Path | None = None) -> tuple[str, .
     Raises:
         DataError: the data is missing or corrupt.
     """
-    return cifar.super_classes(ensure("cifar100", data_dir)) if name.lower() == "cifar100" else None
+    if name.lower() != "cifar100":
+        return None
+    with opening(name):
+        return cifar.super_classes(ensure("cifar100", data_dir))
 
 
 def ensure(name: str, data_dir: str | Path | None = None) -> Path:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from snugfit.data.entries import take_coco
+from snugfit.data.entries import identity, number, take_coco, text
 from snugfit.data.files import FileNames, below
 from snugfit.errors import DataError
 
@@ -47,25 +46,25 @@ class _Table:
 
     def __init__(self, path: Path, folder: Path, files: FileNames) -> None:
         self._path, self._folder, self._files = path, folder, files
-        self._ids, self._pixels = array("q"), array("q")
+        self._ids, self._pixels = array("q"), array("d")
         self._image_ids, self._category_ids, self._areas = array("q"), array("i"), array("d")
         self._categories: dict[str, int] = {}
 
     def add_image(self, entry: dict[str, Any]) -> None:
         file = below(self._folder, text(entry["file_name"]), str(self._path))
-        self._pixels.append(_checked(entry["width"] * entry["height"], least=1))
-        self._ids.append(entry["id"])
+        self._pixels.append(number(entry["width"], 1) * number(entry["height"], 1))
+        self._ids.append(identity(entry["id"]))
         if not file.is_file():
             raise DataError(f"{file} is missing, but {self._path} lists it. Unpack {self._folder.name}.zip again.")
         self._files.append(file)
 
     def add_annotation(self, entry: dict[str, Any]) -> None:
-        self._areas.append(_checked(entry["area"], least=0))
-        self._image_ids.append(entry["image_id"])
-        self._category_ids.append(entry["category_id"])
+        self._areas.append(number(entry["area"], 0))
+        self._image_ids.append(identity(entry["image_id"]))
+        self._category_ids.append(identity(entry["category_id"]))
 
     def add_category(self, entry: dict[str, Any]) -> None:
-        self._categories[entry["name"]] = _checked(entry["id"], least=0)
+        self._categories[text(entry["name"])] = identity(entry["id"])
 
     def labels(self, category: str, share: float) -> tuple[np.ndarray, np.ndarray]:
         if category not in self._categories:
@@ -73,7 +72,7 @@ class _Table:
         for kind, column in (("images", self._ids), ("annotations", self._image_ids)):
             if not column:
                 raise DataError(f"{self._path} has no {kind}. Get COCO's own instances_*.json.")
-        ids, pixels = np.array(self._ids, dtype=np.int64), np.array(self._pixels, dtype=np.int64)
+        ids, pixels = np.array(self._ids, dtype=np.int64), np.array(self._pixels)
         check_ids(ids, self._path)
         chosen = np.frombuffer(self._category_ids, dtype=np.intc) == self._categories[category]
         rows = self._rows(ids)[chosen]
@@ -101,20 +100,3 @@ def check_ids(ids: np.ndarray, source: Path) -> None:
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
         raise DataError(f"{source}: image {twice[0]} is listed twice. Get the original files anew.")
-
-
-def text(value: Any) -> str:
-    """A text.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value
-
-
-def _checked(number: Any, least: int) -> Any:
-    if not least <= number < math.inf:
-        raise ValueError(number)
-    return number

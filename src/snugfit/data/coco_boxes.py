@@ -14,10 +14,11 @@ import numpy as np
 
 from snugfit.data.box_checks import BoxChecks
 from snugfit.data.boxes import BoxedImages, BoxTable
-from snugfit.data.coco import check_ids, text
+from snugfit.data.coco import check_ids
 from snugfit.data.decode import Decoder
-from snugfit.data.entries import take_coco
+from snugfit.data.entries import identity, number, take_coco, text
 from snugfit.data.files import FileNames, below
+from snugfit.data.sets import check_class_count
 from snugfit.errors import DataError
 
 ROBOFLOW = "_annotations.coco.json"
@@ -81,6 +82,7 @@ class _Listing:
         take_coco(path, add)
         if not len(self.files) or not self._categories:
             raise DataError(f"{path} has no {'categories' if len(self.files) else 'images'}: not COCO's instances.")
+        check_class_count(len(self._categories), path)
         check_ids(np.array(self._ids, dtype=np.int64), path)
 
     @property
@@ -89,12 +91,10 @@ class _Listing:
 
     def _add_image(self, entry: dict[str, Any]) -> None:
         file = below(self._folder, text(entry["file_name"]), str(self._path))
-        width, height = float(entry["width"]), float(entry["height"])
-        if min(width, height) <= 0:
-            raise ValueError(width)
+        width, height = number(entry["width"], 1), number(entry["height"], 1)
         if not file.is_file():
             raise DataError(f"{file} is missing, but {self._path} lists it. Restore the images of {self._folder}.")
-        self._ids.append(entry["id"])
+        self._ids.append(identity(entry["id"]))
         self._sizes.extend((width, height))
         self.files.append(file)
 
@@ -102,13 +102,13 @@ class _Listing:
         if entry.get("iscrowd"):
             self._checks.count("crowds were left out")
             return
-        left, top, width, height = map(float, entry["bbox"])
-        self._image_ids.append(entry["image_id"])
-        self._category_ids.append(entry["category_id"])
+        left, top, width, height = map(number, entry["bbox"])
+        self._image_ids.append(identity(entry["image_id"]))
+        self._category_ids.append(identity(entry["category_id"]))
         self._boxes.extend((left, top, width, height))
 
     def _add_category(self, entry: dict[str, Any]) -> None:
-        self._categories[int(entry["id"])] = str(entry["name"])
+        self._categories[identity(entry["id"])] = text(entry["name"])
 
     def boxes(self) -> Any:
         """The boxes by image, in the order of the images.

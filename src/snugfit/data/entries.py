@@ -16,6 +16,7 @@ from snugfit.errors import DataError
 
 _CHUNK = 1 << 18
 _LONGEST = 1 << 22
+_MOST = 1e15
 _SPACE = " \t\n\r"
 _AFTER_A_VALUE = ",:]}" + _SPACE
 _DECODER = json.JSONDecoder()
@@ -44,12 +45,52 @@ def take_coco(path: Path, add: Mapping[str, Callable[[Any], None]]) -> None:
         DataError: the file cannot be read, or an entry is not as COCO has them.
     """
     for name, entry in entries(path):
-        if name in add:
+        if isinstance(name, str) and name in add:
             try:
+                if not isinstance(entry, dict):
+                    raise TypeError(entry)
                 add[name](entry)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 shown = reprlib.repr(entry)
                 raise DataError(f"{path}: '{name}' holds {shown}, which is no entry of COCO. Get it anew.") from error
+
+
+def text(value: Any) -> str:
+    """A text without characters that UTF-8 does not have.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError(value)
+    value.encode()
+    return value
+
+
+def number(value: Any, least: float = -_MOST, most: float = _MOST) -> float:
+    """A number between two.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(value)
+    if not least <= value <= most:
+        raise ValueError(value)
+    return float(value)
+
+
+def identity(value: Any) -> int:
+    """A whole number that 64 bits hold.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if type(value) is not int:
+        raise TypeError(value)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(value)
+    return value
 
 
 class _Scanner:

@@ -7,6 +7,7 @@ classes or two splits, :func:`check_apart` refuses it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import reprlib
 import stat
@@ -144,6 +145,21 @@ def check_regular(path: Path) -> None:
         raise DataError(f"{path} cannot be read: {reason}. Restore or remove it.") from error
     if not stat.S_ISREG(mode):
         raise DataError(f"{path} is no regular file but a {_KINDS.get(stat.S_IFMT(mode), 'device')}. Remove it.")
+
+
+@contextlib.contextmanager
+def opening(what: str) -> Iterator[None]:
+    """Name the file where a folder or file cannot be read: no permission, too long a name, a damaged disk.
+
+    Raises:
+        DataError: there is one.
+    """
+    try:
+        yield
+    except OSError as error:
+        path = os.fsdecode(error.filename) if error.filename else what
+        shown = path if len(path) < 300 else f"{path[:300]}..."
+        raise DataError(f"{shown} cannot be read: {error.strerror or error}. Correct or remove it.") from error
 
 
 def lines(path: Path, largest: int = LARGEST_TEXT) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snugfit.core.places import data_root
+from snugfit.core.places import data_root, expanded
 from snugfit.errors import DataError
 
 
@@ -25,7 +25,7 @@ def image_folder(path: str, data_dir: str | Path | None) -> Path:
     Raises:
         DataError: there is no such folder.
     """
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if folder.is_dir():
         return folder
     if not folder.is_absolute() and (data_dir or os.environ.get("SNUGFIT_DATA")):

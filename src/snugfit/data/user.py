@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Subset as TorchSubset
-from torch.utils.data import TensorDataset
 
 from snugfit.data.decode import reading, square
 from snugfit.data.sets import Parts, Splits, check_class_count, check_labels, resized
 from snugfit.data.split import assemble
-from snugfit.errors import DataError
+from snugfit.errors import DataError, UsageError
 
+_LOOKED_AT = 8
+_ROUNDING = 0.01
 _GREY_MODES = ("1", "L", "I", "I;16", "F")
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Mean and standard deviation of every channel, (C, 1, 1), that images were normalised with."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def undone(self, image: torch.Tensor) -> torch.Tensor:
+        """The image as it was, in [0, 1] but for rounding."""
+        return image.float() * self.std + self.mean
 
 
 class DatasetImages:
@@ -28,11 +44,16 @@ class DatasetImages:
         labels: (N,) int64.
         channels, size: what every image must have.
         resize: bring images of another size to ``size`` instead of refusing them.
+        normalisation: what float images were normalised with; it is undone.
     """
 
-    def __init__(self, dataset: Any, labels: np.ndarray, channels: int, size: int, resize: bool) -> None:
+    def __init__(
+        self, dataset: Any, labels: np.ndarray, channels: int, size: int, resize: bool,
+        normalisation: Normalisation | None = None,
+    ) -> None:  # fmt: skip
         self._dataset, self.labels = dataset, labels
         self._channels, self._size, self._resize = channels, size, resize
+        self._normalisation = normalisation
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,7 +69,7 @@ class DatasetImages:
         image, _ = _sample(self._dataset, index)
         if isinstance(image, Image.Image):
             return _from_pil(image, index, self._channels, self._size)
-        image = _as_bytes(image, index)
+        image = _map(image, index)
         if image.shape[0] != self._channels:
             raise DataError(f"image {index} has {image.shape[0]} channel(s), but the first has {self._channels}.")
         if not self._resize and image.shape[1:] != (self._size, self._size):
@@ -56,7 +77,7 @@ class DatasetImages:
                 f"image {index} is {tuple(image.shape[1:])} pixels, but the first is {(self._size, self._size)}. "
                 "Give image_size to resize them all."
             )
-        return resized(image[None], self._size)[0]
+        return resized(_as_bytes(image, index, self._normalisation)[None], self._size)[0]
 
 
 def from_dataset(
@@ -79,13 +100,19 @@ def from_dataset(
     """Use map-style data sets of (image, label).
 
     Images are float tensors in [0, 1] or uint8 tensors, (C, H, W), or PIL images; they are normalised later, with
-    ``mean`` and ``std`` (0.5 by default). Labels come from ``targets`` or ``labels`` where a data set has them;
-    otherwise every item is read once. Splits that are missing are made from ``train`` as in :func:`snugfit.data.load`.
+    ``mean`` and ``std`` (0.5 by default). Float images that were normalised already are taken back to 8 bits a channel:
+    give the ``mean`` and ``std`` that they were normalised with.
+
+    Labels come from ``targets`` or ``labels`` where a data set has them; otherwise every item is read once. Splits that
+    are missing are made from ``train`` as in :func:`snugfit.data.load`.
 
     Raises:
+        UsageError: something else than map-style data sets was given, or ``mean`` and ``std`` make no sense.
         DataError: an image or label cannot be used; the message names its index.
     """
     given = {key: dataset for key, dataset in (("train", train), ("val", val), ("test", test)) if dataset is not None}
+    for key, dataset in given.items():
+        _check_map_style(dataset, key)
     labels = {key: labels_of(dataset, key) for key, dataset in given.items()}
     count = len(class_names) if class_names else max(int(values.max()) for values in labels.values()) + 1
     check_class_count(count, "the data set")
@@ -94,13 +121,57 @@ def from_dataset(
     for key, values in labels.items():
         check_labels(values, count, f"the {key} data set")
     channels, size = _shape(_sample(train, 0)[0], image_size)
-    sets = {k: DatasetImages(d, labels[k], channels, size, image_size is not None) for k, d in given.items()}
+    told = _normalisation(mean, std, channels)
+    undone = {key: told if told and _is_normalised(dataset) else None for key, dataset in given.items()}
+    sets = {
+        key: DatasetImages(dataset, labels[key], channels, size, image_size is not None, undone[key])
+        for key, dataset in given.items()
+    }
     names = tuple(class_names or (str(label) for label in range(count)))
     return assemble(
         name, Parts(names, sets["train"], sets.get("val"), sets.get("test")),
         image_shape=(channels, size, size), mean=tuple(mean or (0.5,) * channels), std=tuple(std or (0.5,) * channels),
         flip=flip, classes=classes, max_train=max_train, max_val=max_val, val_fraction=val_fraction, seed=seed,
     )  # fmt: skip
+
+
+def _check_map_style(dataset: Any, name: str) -> None:
+    if isinstance(dataset, DataLoader):
+        raise UsageError(
+            f"the {name} data is a DataLoader, but snugfit makes the batches itself. Give its data set, "
+            "loader.dataset, and the batch size as batch_size=."
+        )
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise UsageError(
+            f"the {name} data is a {type(dataset).__name__}, which has no length or no items by number. Give a "
+            "map-style Dataset of (image, label)."
+        )
+
+
+def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> Normalisation | None:
+    """What was given; None where it was not."""
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None or not len(mean) == len(std) == channels:
+        raise UsageError(
+            f"give mean and std with a number for each of the {channels} channel(s), not {mean} and {std}."
+        )
+    if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+        raise UsageError(f"mean must be finite and std above 0, not {mean} and {std}.")
+    return Normalisation(*(torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, std)))
+
+
+def _is_normalised(dataset: Any) -> bool:
+    """Whether one of a few float images leaves [0, 1]."""
+    for index in np.linspace(0, len(dataset) - 1, _LOOKED_AT, dtype=int).tolist():
+        image = _sample(dataset, index)[0]
+        if isinstance(image, torch.Tensor) and image.is_floating_point() and not _within(image, 0):
+            return True
+    return False
+
+
+def _within(image: torch.Tensor, slack: float) -> bool:
+    return image.numel() == 0 or bool(image.amin() >= -slack and image.amax() <= 1 + slack)
 
 
 def labels_of(dataset: Any, name: str = "train") -> np.ndarray:
@@ -146,7 +217,7 @@ def _sample(dataset: Any, index: int) -> tuple[Any, Any]:
 def _shape(image: Any, image_size: int | None) -> tuple[int, int]:
     if isinstance(image, Image.Image):
         return (1 if image.mode in _GREY_MODES else 3), image_size or min(image.size)
-    channels, height, width = _as_bytes(image, 0).shape
+    channels, height, width = _map(image, 0).shape
     if image_size is None and height != width:
         raise DataError(
             f"image 0 is {height}x{width} pixels, but images must be square. Give image_size to resize them."
@@ -162,17 +233,28 @@ def _from_pil(image: Image.Image, index: int, channels: int, size: int) -> torch
     return torch.from_numpy(pixels.reshape(size, size, channels)).permute(2, 0, 1)
 
 
-def _as_bytes(image: Any, index: int) -> torch.Tensor:
+def _map(image: Any, index: int) -> torch.Tensor:
+    """The image, if it is one as a tensor (C, H, W)."""
     if not isinstance(image, torch.Tensor):
         raise DataError(f"image {index} is a {type(image).__name__}, not a tensor or PIL image.")
-    if image.ndim != 3 or (image.shape[0] > 4 and image.shape[-1] <= 4):
+    if image.ndim != 3 or not image.numel() or (image.shape[0] > 4 and image.shape[-1] <= 4):
         raise DataError(
             f"image {index} has shape {tuple(image.shape)}; images are tensors of (channels, height, width)."
         )
+    return image
+
+
+def _as_bytes(image: torch.Tensor, index: int, normalisation: Normalisation | None) -> torch.Tensor:
     if image.dtype == torch.uint8:
         return image
-    if not image.is_floating_point() or not (image.amin() >= 0 and image.amax() <= 1):
+    if not image.is_floating_point():
+        raise DataError(f"image {index} is of {image.dtype}; images are uint8, or float in [0, 1].")
+    low, high = float(image.amin()), float(image.amax())
+    plain = image if normalisation is None else normalisation.undone(image)
+    if not _within(plain, 0 if normalisation is None else _ROUNDING):
+        undone = "" if normalisation is None else ", also with mean and std undone"
         raise DataError(
-            f"image {index} is neither uint8 nor float in [0, 1]. Leave normalisation to snugfit: give mean and std."
+            f"image {index} holds values from {low:.3g} to {high:.3g}, not 0 to 1{undone}. Leave out Normalize, or\n"
+            "give data=snugfit.data.from_dataset(train, val, test, mean=..., std=...) with what it was normalised with."
         )
-    return (image * 255).round().to(torch.uint8)
+    return (plain.clamp(0, 1) * 255).round().to(torch.uint8)

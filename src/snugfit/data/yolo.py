@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from snugfit.core.places import expanded
 from snugfit.data.box_checks import BoxChecks, Row
 from snugfit.data.boxes import BoxedImages, BoxTable
+from snugfit.data.data_yaml import SPLITS, read_settings
 from snugfit.data.decode import EXTENSIONS, Decoder, check_headers
 from snugfit.data.files import FileNames, check_apart, check_regular, lines, walk
 from snugfit.data.sets import check_class_count
 from snugfit.errors import DataError
 
-SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 _SUFFIXES = EXTENSIONS | {".bmp"}
 _CHECKED_FILES = 20_000
 LARGEST_LABELS = 1 << 24
@@ -42,10 +41,12 @@ class YoloFolder:
 
     def __init__(self, path: Path) -> None:
         self.links: list[Path] = []
+        if not path.is_dir():
+            check_regular(path)
         file = _settings_file(path)
         self.root, self._settings = (path if path.is_dir() else path.parent), {}
         if file is not None:
-            self._settings = _read_settings(file)
+            self._settings = read_settings(file)
             self.root = _below(file.parent, self._settings.get("path"))
             if not self.root.is_dir():
                 self.root = file.parent
@@ -55,13 +56,9 @@ class YoloFolder:
         """Names by label, from ``data.yaml`` or ``classes.txt``; None where there is neither."""
         named, listed = self._settings.get("names"), self.root / "classes.txt"
         if named is None and "nc" in self._settings:
-            return tuple(str(label) for label in range(int(self._settings["nc"])))
+            return tuple(str(label) for label in range(self._settings["nc"]))
         if named is None and listed.is_file():
             named = [line for line in lines(listed) if line]
-        if isinstance(named, dict):
-            if sorted(named) != list(range(len(named))):
-                raise DataError(f"the names in {self.root}'s data.yaml must be numbered from 0 to {len(named) - 1}.")
-            named = [named[label] for label in range(len(named))]
         return None if named is None else tuple(map(str, named))
 
     def parts(self) -> dict[str, list[Path]]:
@@ -70,7 +67,7 @@ class YoloFolder:
         Raises:
             DataError: there are no images to train on, or something that ``data.yaml`` names is missing.
         """
-        found = {part: self._part(part, names) for part, names in SPLITS.items()}
+        found = {part: self._part(part, names) for part, names in _FOLDERS.items()}
         if not found["train"]:
             found["train"] = self._images_below(self.root / "images")
         if not found["train"]:
@@ -83,7 +80,7 @@ class YoloFolder:
     def _part(self, part: str, names: Sequence[str]) -> list[Path]:
         if any(name in self._settings for name in SPLITS):
             named = self._settings.get(part) or []
-            return [file for each in ([named] if isinstance(named, str) else named) for file in self._listed(each)]
+            return [file for each in named for file in self._listed(each)]
         folders = [folder for name in names for folder in (self.root / "images" / name, self.root / name / "images")]
         return next((self._images_below(folder) for folder in folders if folder.is_dir()), [])
 
@@ -201,16 +198,5 @@ def _settings_file(path: Path) -> Path | None:
     return next((file for file in found if file.exists()), None)
 
 
-def _read_settings(file: Path) -> dict[str, Any]:
-    check_regular(file)
-    try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}. Correct it.") from error
-    if not isinstance(settings, dict):
-        raise DataError(f"{file} is no data.yaml: it does not say train: and names:.")
-    return settings
-
-
-def _below(folder: Path, name: Any) -> Path:
-    return folder if name is None else folder / Path(str(name)).expanduser()
+def _below(folder: Path, name: str | None) -> Path:
+    return folder if name is None else folder / expanded(name)

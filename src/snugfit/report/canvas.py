@@ -6,6 +6,7 @@ Figures are drawn on Agg without pyplot, so a caller's own backend and settings 
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -49,7 +50,8 @@ def canvas(xlabel: str, ylabel: str, height: float = 3.1, width: float = WIDTH) 
 def inline(figure: Figure, label: str) -> str:
     """The figure as an inline SVG; its label also keeps its inner ids apart from other figures'."""
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": label}):
+    with mpl.rc_context({"svg.hashsalt": label}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the page's fonts show it
         figure.savefig(buffer, format="svg")
     return themed(buffer.getvalue(), label)
 

@@ -205,3 +205,79 @@ def test_a_label_file_without_end_is_an_error(folder, monkeypatch):
     monkeypatch.setattr("snugfit.data.files.LONGEST_LINE", 50)
     label(folder, "0 0.5 0.5 0.2 0.2" + " 0.5" * 100)
     refuse(folder, "has a line of over 50 characters")
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{one}: &{one} [{', '.join([f'*{other}'] * 9)}]\n" for one, other in zip("bcdefghi", "abcdefgh", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ("nc: 99999999999", r"data\.yaml: nc, the number of classes, is 99999999999, not from 1 to 100,000"),
+        ("nc: 0", "nc, the number of classes, is 0"),
+        ("nc: '2'", "nc, the number of classes, is '2'"),
+        ("nc: true", "nc, the number of classes, is True"),
+        ("nc: .nan", "no finite number"),
+        ("names: 7", "names are 7, not a list of names"),
+        ("names: [[red], blue]", "names are .*, not a list of names"),
+        ("names: {red: 0, blue: 1}", "names must be numbered from 0 to 1"),
+        ("names: [red, blue]\nval: 7", "7 is no folder or list of images"),
+        ("names: [red, blue]\nval: [{a: b}]", "is no folder or list of images"),
+        ("names: [red, blue]\npath: [a, b]", "is no folder or list of images"),
+        (BOMB + "names: [*i]", "more than 200,000 values"),
+        ("names: " + "[" * 5000, "is nested more than"),
+        ("names: !!python/object/apply:os.system [echo]", "is not valid YAML"),
+        ('names: ["a\\nb", b]', "control characters"),
+        ("names: [a, b]\nval: ~nobody-of-this-name/x", "begins with ~ and a name that no user has"),
+        ("names: [a, b]\nval: " + "x" * 5000, "cannot be read: File name too long"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_a_data_yaml_that_is_hostile(folder, settings, match):
+    kept = "" if "val:" in settings else "val: images/val\n"
+    (folder / "data.yaml").write_text(f"train: images/train\n{kept}{settings}\n")
+    refuse(folder, match)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c["images"][0].update(width=[1], height=10**11),
+        lambda c: c["images"][0].update(width=float("nan")),
+        lambda c: c["images"][0].update(width=10**400),
+        lambda c: c["images"][0].update(id=True),
+        lambda c: c["images"][0].update(id=2**70),
+        lambda c: c["images"][0].update(file_name=["a"]),
+        lambda c: c["images"][0].update(file_name="\ud800.png"),
+        lambda c: c["images"].insert(0, ["a"]),
+        lambda c: c["images"].insert(0, "a"),
+        lambda c: c["annotations"][0].update(bbox=[float("nan")] * 4),
+        lambda c: c["annotations"][0].update(bbox="1234"),
+        lambda c: c["annotations"][0].update(category_id=1.5),
+        lambda c: c["annotations"].insert(0, None),
+        lambda c: c["categories"][0].update(name="\ud800"),
+        lambda c: c["categories"][0].update(name={"a": 1}),
+        lambda c: c["categories"][0].update(id="1"),
+    ],
+)
+def test_coco_of_wrong_types(tmp_path, change):
+    root = tiny_boxes.write_coco(tmp_path / "coco")
+    edit(root, change)
+    assert refuse(root, r"which is no entry of COCO").args[0].isascii()
+
+
+def test_a_coco_file_without_end_is_an_error(tmp_path):
+    root = tiny_boxes.write_coco(tmp_path / "coco")
+    path = root / "annotations" / "instances_train2017.json"
+    path.write_text('{"images": ' + "[" * 100_000)
+    refuse(root, "cannot be read as JSON")
+    path.write_text('{"info": ' + '{"a": ' * 100_000)
+    refuse(root, "cannot be read as JSON")
+
+
+def test_more_boxes_than_an_image_can_have(folder, monkeypatch):
+    monkeypatch.setattr("snugfit.data.box_checks.MOST_BOXES", 3)
+    label(folder, "".join(f"0 0.5 0.5 0.2 0.{i}\n" for i in range(1, 6)))
+    refuse(folder, r"0000\.txt: 5 boxes are more than 3 in one image")

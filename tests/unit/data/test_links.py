@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import tiny_boxes
@@ -118,7 +119,7 @@ def test_fifos_of_a_yolo_folder_are_named(tmp_path, name):
     (root / name).unlink(missing_ok=True)
     (root / "data.yaml").unlink(missing_ok=True)
     os.mkfifo(root / name)
-    assert "is no regular file but a FIFO" in finishes(lambda: load_boxed(str(root), image_size=32))
+    assert "is no regular file" in finishes(lambda: load_boxed(str(root), image_size=32))
 
 
 def test_a_loop_in_a_yolo_folder_adds_nothing(tmp_path):
@@ -155,3 +156,25 @@ def test_file_names_need_not_be_utf8(write_folder):
     (root / "bees" / "000.jpg").rename(root / "bees" / os.fsdecode(b"\xff\xfe.jpg"))
     splits = load(f"folder:{root}", image_size=8)
     assert len(splits.train.parent) == 20 and splits.train.images(range(16)).shape[0] == 16
+
+
+def test_what_may_not_be_read_is_named(write_folder, monkeypatch):
+    root, iterate = write_folder(), Path.iterdir
+
+    def refused(path):
+        if path.name == "bees":
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterate(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(DataError, match=r"photos/bees cannot be read: Permission denied\. Correct or remove it"):
+        load(f"folder:{root}", image_size=8)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/x"])
+@pytest.mark.parametrize(
+    "open_it", [lambda name: load(f"folder:{name}"), load_boxed, lambda name: load("mnist", data_dir=name)]
+)
+def test_paths_that_no_system_takes(name, open_it):
+    with pytest.raises(DataError):
+        open_it(name)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from snugfit.data import from_dataset
-from snugfit.errors import DataError
+from snugfit.errors import DataError, UsageError
 
 
 class Listed(Dataset):
@@ -90,9 +90,12 @@ class Unreadable:
         ((torch.zeros(1, 8, 8), 0), r"image 3 has 1 channel\(s\), but the first has 3"),
         ((torch.zeros(3, 9, 8), 0), r"image 3 is \(9, 8\) pixels"),
         ((torch.zeros(8, 8, 3), 0), r"image 3 has shape \(8, 8, 3\)"),
-        ((torch.full((3, 8, 8), -1.5), 0), r"image 3 is neither uint8 nor float in \[0, 1\]"),
-        ((torch.full((3, 8, 8), float("nan")), 0), r"image 3 is neither"),
-        ((torch.zeros(3, 8, 8, dtype=torch.int64), 0), r"image 3 is neither"),
+        (
+            (torch.full((3, 8, 8), -1.5), 0),
+            r"image 3 holds values from -1\.5 to -1\.5, not 0 to 1\. Leave out",
+        ),
+        ((torch.full((3, 8, 8), float("nan")), 0), r"image 3 holds values from nan to nan"),
+        ((torch.zeros(3, 8, 8, dtype=torch.int64), 0), r"image 3 is of torch\.int64; images are uint8, or float in"),
         (("photo", 0), r"image 3 is a str"),
         ((Image.new("L", (8, 8)), 0), r"image 3 has mode L"),
         (torch.zeros(3, 8, 8), r"item 3 of the data set is not a pair"),
@@ -136,3 +139,64 @@ def test_labels_that_ask_for_too_many_classes_are_refused():
     images = TensorDataset(torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 0, 3_000_000_000]))
     with pytest.raises(DataError, match="3,000,000,001 classes are more than 100,000"):
         from_dataset(images)
+
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def normalised(count=20):
+    """Items as ``Compose([ToTensor(), Normalize(MEAN, STD)])`` gives them, and their bytes."""
+    rng, pairs = np.random.default_rng(0), []
+    every = torch.from_numpy(rng.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8))
+    for label, image in enumerate(every):
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+        pairs.append(((image / 255 - mean) / std, label % 2))
+    return pairs, every
+
+
+def test_normalised_images_are_taken_back_to_their_bytes():
+    pairs, every = normalised()
+    splits = from_dataset(pairs, pairs, items(), mean=MEAN, std=STD)
+    assert (splits.mean, splits.std) == (MEAN, STD)
+    assert torch.equal(splits.train.images(np.arange(20)), every)
+    plain = torch.stack([image for image, _ in items()])
+    assert torch.equal(splits.test.images(np.arange(20)), (plain * 255).round().to(torch.uint8)), "it never was"
+
+
+def test_the_error_over_normalised_images_names_what_exists():
+    pairs, _ = normalised()
+    with pytest.raises(
+        DataError, match=r"image 2 holds values .*\n.*snugfit\.data\.from_dataset\(.*mean=.*std="
+    ) as said:
+        from_dataset(pairs, pairs).train.images([2])
+    assert str(said.value).count("\n") == 1
+    whole = [(torch.rand(3, 8, 8) * 255, 0) for _ in range(8)]
+    with pytest.raises(DataError, match="also with mean and std undone"):
+        from_dataset(whole, pairs, mean=MEAN, std=STD, class_names="ab").train.images([0])
+
+
+@pytest.mark.parametrize(
+    "given", [{"mean": MEAN}, {"std": STD}, {"mean": (0.5,), "std": (0.5,)}, {"mean": MEAN, "std": (0, 1, 1)},
+              {"mean": (float("nan"), 0, 0), "std": STD}],
+)  # fmt: skip
+def test_statistics_that_make_no_sense(given):
+    with pytest.raises(UsageError, match="mean"):
+        from_dataset(items(), **given)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_data_loader_is_no_data_set(place):
+    given = [items(), items(), items()]
+    given[place] = DataLoader(items(), batch_size=4)
+    with pytest.raises(UsageError, match=r"is a DataLoader, .* loader\.dataset, and the batch size as batch_size="):
+        from_dataset(*given)
+
+
+def test_what_has_no_length_is_no_data_set():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(items())
+
+    for given in (Stream(), iter(items())):
+        with pytest.raises(UsageError, match=r"which has no length or no items by number. Give a map-style Dataset"):
+            from_dataset(given)

@@ -114,3 +114,16 @@ def test_an_overlay_is_grey_and_heat_in_equal_parts():
     assert np.allclose(cold[0, 1] - cold[0, 0], 0.5)
     hot = overlay(image, np.array([[7.0, 0.0]]))
     assert hot[0, 0, 0] > hot[0, 0, 2] and np.allclose(hot[0, 1], cold[0, 1]), "red where it is hottest"
+
+
+@pytest.mark.filterwarnings("error")
+def test_class_names_of_any_script_are_drawn_as_they_are():
+    """matplotlib's own font lacks most of them, and warned of each for every figure."""
+    names = ("猫", "😀🐝", "ant$b^$", "العربية")
+    spectra = dataclasses.replace(SPECTRA, classes=names[:2])
+    maps = dataclasses.replace(HEAT_MAPS, true=names[:3], predicted=names[1:])
+    record = dataclasses.replace(fake_runs.backprop(Path("r")), class_names=names, confusion=[[1] * 4] * 4)
+    page = Page(html := render(record, [], Pictures(spectra, dataclasses.replace(PROJECTION, classes=names * 2), maps)))
+    assert page.open == []
+    for name in names:
+        assert html.count(name) >= 3, name
