@@ -98,6 +98,15 @@ def test_the_record_tells_of_the_model_that_was_kept(seen: dict[str, Any], row: 
         assert chosen["unit"] == record["exit"]["unit"] and chosen["parameters"] == seen[row]["parameters"]
 
 
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("row", ROWS)
+def test_statistics_are_taken_anew_where_norms_train(seen: dict[str, Any], row: str) -> None:
+    """In ``elastic`` and in a frozen backbone norms keep to those that they came with."""
+    options = ROWS[row]
+    frozen = options["strategy"] == "elastic" or options.get("scheme") in ("head", "bias+head")
+    assert ("statistics" in seen[row]["record"]["overhead_seconds"]) is not frozen
+
+
 def test_every_registered_strategy_has_a_row() -> None:
     from snugfit.core.registry import STRATEGIES
 

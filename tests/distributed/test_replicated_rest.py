@@ -83,7 +83,9 @@ def same_draws(number):
 
 def untiled(micro_batches):
     module = chain("cpu").to_module().to(memory_format=torch.channels_last)
-    train(NetworkTrainer(module, module, WORKLOAD, micro_batches), range(STEPS), micro_batches, same_draws)
+    trainer = NetworkTrainer(module, module, WORKLOAD, micro_batches)
+    train(trainer, range(STEPS), micro_batches, same_draws)
+    trainer.settle([batch(7), batch(8)])
     return module.state_dict()
 
 
@@ -99,6 +101,7 @@ def replicated(group, rank, plan, micro_batches, stops):
             if saved:
                 trainer.load_state(saved.__getitem__)
             train(trainer, range(start, stop), micro_batches, lambda number: Nothing())
+            trainer.settle([batch(7), batch(8)])
             with torch.no_grad():
                 trainer.evaluating()(batch(0)[0])
             saved = {name: {k: v.clone() for k, v in group.items()} for name, group in trainer.state().items()}
@@ -176,6 +179,7 @@ def test_what_is_counted_is_what_leaves_a_process(processes, rest, grid, replica
     ids=["a tile each", "replicas, accumulated", "weights by the gateway, taken up", "one without a tile, taken up"],
 )
 def test_all_processes_train_the_rest_alike(processes, plan, count, micro_batches, stops):
+    """They have the statistics that the gateway has taken anew, too."""
     want = untiled(micro_batches)
     found = processes.run(replicated, plan, micro_batches, stops, processes=count)
     for rank, (state, undisturbed) in enumerate(found):

@@ -7,13 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit.api.assembling import assemble
 from snugfit.core.request import DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
+from snugfit.training.settling import images_for
 
 
 def train_plainly(network: nn.Module, options: dict[str, Any], epochs: int = 2) -> dict[str, Tensor]:
-    """Train a network, in the mode that it is in, on a run's images by SGD at a constant rate; its weights."""
+    """Train a network, in the mode that it is in, on a run's images by SGD at a constant rate; its weights.
+
+    Statistics of norms that are in training mode are those of the last epoch's first images in the trained weights.
+    """
     size, batch = options["image_size"], options["batch_size"]
     request = Request(
         ModelOptions("python", image_size=size),
@@ -28,7 +33,30 @@ def train_plainly(network: nn.Module, options: dict[str, Any], epochs: int = 2) 
             optimizer.zero_grad()
             nn.functional.cross_entropy(network(images), labels).backward()
             optimizer.step()
+    norms: dict[_BatchNorm, list[Tensor]] = {
+        layer: [] for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.training
+    }
+    batches = [images for images, _ in source.epoch(epochs - 1, batch)][: images_for(len(source)) // batch]
+    take_statistics(network, norms, batches if norms else [])
     return dict(network.state_dict())
+
+
+@torch.no_grad()
+def take_statistics(network: nn.Module, norms: dict[_BatchNorm, list[Tensor]], batches: list[Tensor]) -> None:
+    """Statistics of all values that norms read in a list, put together in float64."""
+    for norm, read in norms.items():
+        norm.momentum = 0.0
+        norm.register_forward_pre_hook(lambda _, given, read=read: read.append(given[0].transpose(0, 1).flatten(1)))
+    for layer in network.modules():
+        layer.training = layer in norms
+    counts = [norm.num_batches_tracked.clone() for norm in norms]
+    for images in batches:
+        network(images)
+    for (norm, read), count in zip(norms.items(), counts, strict=True):
+        values = torch.cat(read, 1).double()
+        norm.running_mean.copy_(values.mean(1))
+        norm.running_var.copy_(values.var(1))
+        norm.num_batches_tracked.copy_(count)
 
 
 def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> None:

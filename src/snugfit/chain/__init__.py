@@ -4,6 +4,7 @@ from snugfit.chain.blocks import ModuleBlock, find_blocks
 from snugfit.chain.chain import Chain
 from snugfit.chain.classifier import classifier_names
 from snugfit.chain.initialise import initialise_by_reset, spill_module
+from snugfit.chain.norms import tracking_norms
 from snugfit.chain.store import UnitStore, load_into, release
 from snugfit.chain.tails import split_tail
 from snugfit.chain.unit import ConvFact, Unit
@@ -21,4 +22,5 @@ __all__ = [
     "release",
     "spill_module",
     "split_tail",
+    "tracking_norms",
 ]

@@ -86,6 +86,7 @@ class UnitFacts:
         output_bytes: bytes of one sample's output in float32.
         saved_bytes: bytes that autograd keeps for one sample's backward pass.
         seconds: seconds of one sample's forward pass, where measured.
+        tracks: whether training renews running statistics of norms.
     """
 
     name: str
@@ -96,6 +97,7 @@ class UnitFacts:
     output_bytes: int
     saved_bytes: int
     seconds: float = 0.0
+    tracks: bool = False
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Record:
         intervals: selections of tensors, where a strategy makes them.
         tensors: names of all tensors that can be selected, in order of execution.
         profile: lines of the memory model, as data.
-        overhead_seconds: ``profiling``, ``caching``, ``exit_selection``.
+        overhead_seconds: ``profiling``, ``statistics`` (of BatchNorm, taken anew), ``caching``, ``exit_selection``.
         confusion: test (or validation) confusion matrix, rows are true classes.
         class_names: names of the classes.
         workload, hardware: what ran where, as data.

@@ -7,7 +7,7 @@ import math
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from snugfit.chain import Chain, Unit
+from snugfit.chain import Chain, Unit, tracking_norms
 from snugfit.core.profile import UnitFacts
 from snugfit.memory.tensors import saved_bytes
 
@@ -31,4 +31,5 @@ def _facts(unit: Unit) -> UnitFacts:
         output_shape=tuple(unit.output_shape),
         output_bytes=4 * math.prod(unit.output_shape),
         saved_bytes=saved // 2,
+        tracks=bool(tracking_norms(unit.module)),
     )

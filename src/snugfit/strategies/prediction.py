@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from snugfit.core.budget import Budget
 from snugfit.core.profile import Profile
 from snugfit.core.request import CacheDtype
+from snugfit.core.workload import Workload
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.training.loop import Trainable
 from snugfit.training.rows import RowFormat
+from snugfit.training.settling import images_for
 from snugfit.training.task import Classification, Task
 
 SAFETY = 0.02
@@ -54,6 +56,16 @@ def room_for_step(budget: Budget, resident_bytes: float) -> float:
 def room_in(available_bytes: float) -> float:
     """Bytes that what is resident and a step may take together, so that their peak leaves ``HELD_BYTES``."""
     return (available_bytes - HELD_BYTES - SAFETY_BYTES) / (1 + SAFETY)
+
+
+def images_passed(workload: Workload, *, tracks: bool) -> int:
+    """Images of an epoch that pass without training: validation's, and those that statistics are taken over anew.
+
+    Args:
+        workload: what is trained.
+        tracks: whether norms that train have running statistics.
+    """
+    return workload.val_count + (images_for(workload.train_count) if tracks else 0)
 
 
 def smallest_budget(profile: Profile, floor_bytes: int) -> int:

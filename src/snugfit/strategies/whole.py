@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,13 +23,13 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_facts
 from snugfit.strategies.prediction import (
     fill_made_up,
+    images_passed,
     made_up_batch,
     room_for_step,
     smallest_budget,
     with_safety,
 )
 from snugfit.training.artifact import save_model
-from snugfit.training.averaging import settle
 from snugfit.training.loop import train_phase
 from snugfit.training.network import Forward, NetworkTrainer
 from snugfit.training.outcome import evaluate_model, make_record
@@ -165,7 +166,8 @@ def whole_cost(profile: Profile, probe: str, workload: Workload, batch: int, mic
     line = profile.lines[probe if micro_batches == 1 else held(probe)]
     steps = max(workload.train_count // (batch * micro_batches), 1) * micro_batches
     seconds = line.seconds_at(batch) / (2 if micro_batches > 1 else 1)
-    epoch = steps * seconds + VALIDATION_SHARE * workload.val_count * seconds / batch
+    passed = images_passed(workload, tracks=any(unit.tracks for unit in profile.units))
+    epoch = steps * seconds + VALIDATION_SHARE * passed * seconds / batch
     peak = with_safety(profile.base_bytes, line.bytes_at(batch))
     units = tuple(unit.name for unit in profile.units)
     phase = Phase("network", peak, epoch * workload.epochs, batch, units)
@@ -260,8 +262,8 @@ def train_network(
         trainer.load_state(run.resumed_tensors)
     steps = data.train.steps(phase.batch_size * micro_batches)
     run.start_phase(phase, index, len(run.predicted.phases), workload.epochs, steps)
-    train_phase(trainer, data.train, phase, run, lambda: _validate(trainer, data, run, phase))
-    settle(trainer, data.train, phase.batch_size, phase.name, run)
+    evaluate = partial(_validate, trainer, data, run, phase) if len(data.val) else None
+    train_phase(trainer, data.train, phase, run, evaluate)
     trainer.optimizers.release()
     settings = {
         "micro_batch": phase.batch_size, "micro_batches": micro_batches, "accumulate": micro_batches > 1
@@ -293,10 +295,7 @@ def load_network(chain: Chain, run: Run) -> nn.Module:
     return module
 
 
-def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phase) -> float | None:
-    if len(data.val) == 0:
-        return None
-    settle(trainer, data.train, phase.batch_size, phase.name, run)
+def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phase) -> float:
     with run.limit.room_for_kernels():
         batches = data.val.in_order(phase.batch_size)
         return measure(trainer.task, trainer.evaluating(), batches, run.device).score().value

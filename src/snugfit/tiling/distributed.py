@@ -146,6 +146,12 @@ class TiledNetwork:
             values = {cell: made[cell][stop].part(self._core(stop, cell)) for cell in self.mine}
         return self._gather(last, values, everywhere=self.replicated)
 
+    def track(self, images: Tensor | None, count: int) -> Tensor | None:
+        """:meth:`forward` without a backward pass to follow, for norms to track statistics: nothing is kept for one."""
+        found = self.forward(images, count)
+        self._state = _State(0)
+        return found
+
     @torch.no_grad()
     def backward(self, gradient: Tensor | None, *, sums: bool = False) -> Tensor | None:
         """The gradient of the last map to gradients of weights, added to ``.grad`` on every process.

@@ -58,6 +58,11 @@ class Stem:
         layers = [each.module for each in self.operators[start:stop] if each.module is not None]
         return list(dict.fromkeys(parameter for layer in layers for parameter in layer.parameters()))
 
+    def norms(self) -> dict[nn.Module, int]:
+        """BatchNorm layers, and how many pixels the map has that each of them reads."""
+        maps, norms = self.layers.maps, [each for each in self.operators if isinstance(each.module, nn.BatchNorm2d)]
+        return {each.module: maps[each.layer.reads[0]].whole.area for each in norms if each.module is not None}
+
     def cropped(self, count: int) -> Stem:
         """Its first operators, up to a cut."""
         layers = Layers(self.layers.maps[: count + 1], self.layers.layers[:count])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit.core.request import Rest, WeightUpdate
 from snugfit.errors import ModelError
@@ -110,7 +112,17 @@ class Tiles:
 
         Whole numbers travel apart, since an index may not be rounded.
         """
-        found = [each.detach() for each in self.tensors(everything=everything)]
+        self.share(self.tensors(everything=everything))
+
+    def statistics(self) -> list[Tensor]:
+        """Running means and variances, and counts of batches, of norms that other processes have too."""
+        norms = [each for each in self.module.modules() if isinstance(each, _BatchNorm)]
+        shared = norms if self.plan.rest == "replicated" else self.stem.norms()
+        return [tensor for norm in shared for tensor in norm.buffers()]
+
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """Give all processes the gateway's values of these."""
+        found = [each.detach() for each in tensors]
         whole = [each for each in found if not each.is_floating_point()]
         for some in [*buckets([each for each in found if each.is_floating_point()]), *buckets(whole)]:
             with in_one(some) as flat:

@@ -23,7 +23,7 @@ from snugfit.tiling.plan import Tiles
 from snugfit.tiling.sequential import rest_of
 from snugfit.tiling.transport import GATEWAY
 
-NOTHING, WEIGHTS, ALL = range(3)
+NOTHING, STATISTICS, WEIGHTS, ALL = range(4)
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Order:
     """What the gateway wants the others to do.
 
     Attributes:
-        kind: end; a training step; a forward pass in evaluation mode; or take weights and optimizer state.
+        kind: end; a training step; a forward pass in evaluation mode; or one in which norms track statistics.
         images: of the batch.
         update: whether weights are updated after the step.
-        fresh: what the gateway sends first: nothing, weights, or weights and the state of optimizers.
+        fresh: what the gateway sends first: nothing, statistics of norms, all weights, or the state of optimizers too.
         lr_factor: share of the peak learning rate.
         micro_batches: of a step.
         share, seed, targets: of a step whose rest is replicated: the batch's share of the step, the seed of what the
             rest draws, and what the images show.
     """
 
-    kind: Literal["stop", "step", "evaluate"]
+    kind: Literal["stop", "step", "evaluate", "track"]
     images: int = 0
     update: bool = True
     fresh: int = NOTHING
@@ -146,22 +146,36 @@ class GatewayForward(OverTiles):
         super().__init__(tiles)
         self._line, self._state, self._micro_batches = line, state, micro_batches
         self.lr_factor, self.share, self.targets = 1.0, 1.0, torch.empty(0)
-        self._fresh = ALL
+        self._fresh, self._renewed = ALL, False
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images to the network's output."""
         if torch.is_grad_enabled():
             return super().__call__(images)
-        self._order(Order("evaluate", len(images)))
-        value = self.tiles.evaluation.forward(images, len(images))
+        value = self._tracking(images) if self._tracks() else self._evaluating(images)
         assert value is not None
         return self.behind(value)
+
+    def _tracks(self) -> bool:
+        """Whether norms in tiles track statistics now."""
+        return any(norm.training for norm in self.tiles.stem.norms())
+
+    def _tracking(self, images: Tensor) -> Tensor | None:
+        """A forward pass in training mode; whoever calls it may then change the statistics here."""
+        self._order(Order("track", len(images)))
+        self._renewed = True
+        return self.tiles.training.track(images, len(images))
+
+    def _evaluating(self, images: Tensor) -> Tensor | None:
+        if self._renewed:
+            self._fresh, self._renewed = max(self._fresh, STATISTICS), False
+        self._order(Order("evaluate", len(images)))
+        return self.tiles.evaluation.forward(images, len(images))
 
     def _order(self, order: Order) -> None:
         tiles = self.tiles
         self._line.give(str(replace(order, fresh=self._fresh, micro_batches=self._micro_batches)))
-        if self._fresh != NOTHING:
-            tiles.share_weights(everything=self._fresh == ALL)
+        _share(tiles, self._fresh)
         if self._fresh == ALL:
             send_tensors(self._state(), tiles.transport)
         changed = tiles.plan.update == "gateway" and order.kind == "step" and order.update
@@ -192,6 +206,14 @@ class _OverTiles(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *ctx.passes.end(gradient)
+
+
+def _share(tiles: Tiles, fresh: int) -> None:
+    """Give all processes what the gateway has and they have not; called by all of them."""
+    if fresh == STATISTICS:
+        tiles.share(tiles.statistics())
+    elif fresh != NOTHING:
+        tiles.share_weights(everything=fresh == ALL)
 
 
 @contextmanager
@@ -229,13 +251,15 @@ def serve(tiles: Tiles, line: Line, follower: Follower) -> None:
         follower: what is done with its weights.
     """
     while (order := Order.parse(line.take())).kind != "stop":
-        if order.fresh != NOTHING:
-            tiles.share_weights(everything=order.fresh == ALL)
+        _share(tiles, order.fresh)
         if order.fresh == ALL:
             follower.load(order, receive_tensors(tiles.transport))
         if order.kind == "evaluate":
             tiles.module.eval()
             tiles.evaluation.forward(None, order.images)
+        elif order.kind == "track":
+            tiles.module.train()
+            tiles.training.track(None, order.images)
         else:
             follower.step(order)
         follower.tick()

@@ -17,6 +17,7 @@ from snugfit.training.events import EpochDone, StepDone
 from snugfit.training.optimizers import lr_factor
 from snugfit.training.run import Run
 from snugfit.training.seeding import derive_seed, seed_all
+from snugfit.training.settling import settle
 from snugfit.training.step import StepResult
 from snugfit.training.task import Classification, ClassTally, measure, task_of
 from snugfit.training.tensorfile import Deferred
@@ -71,18 +72,22 @@ def train_phase(
     source: BatchSource,
     phase: Phase,
     run: Run,
-    evaluate: Callable[[], float | None],
+    evaluate: Callable[[], float | None] | None = None,
     span: range | None = None,
+    passing_batch: int | None = None,
 ) -> int:
     """Train for the workload's epochs, from wherever the run stands; returns the steps of one epoch.
+
+    Weights are settled before they are evaluated, and at the end.
 
     Args:
         trainable: what is trained.
         source: batches of ``phase.batch_size``.
         phase: the phase as predicted.
         run: the run; its position says where to start.
-        evaluate: validation accuracy at the end of an epoch, or None.
+        evaluate: validation accuracy at the end of an epoch, or None; None where nothing is to be evaluated.
         span: the epochs of this phase, where it is one of several stretches of the workload's.
+        passing_batch: inputs at once in passes that train nothing, at most; as in training by default.
 
     Raises:
         DivergedError, InterruptedRunError, BudgetExceededError: see ``snugfit.errors``; the run can be resumed.
@@ -98,7 +103,10 @@ def train_phase(
         while position.step < steps:
             _train_step(trainable, batches, phase, run, steps=steps, group=group)
             _save_if_due(trainable, run, last=position.step == steps)
-        _end_epoch(run, phase, time.perf_counter() - started, evaluate())
+        seconds = time.perf_counter() - started
+        if evaluate is not None or epoch + 1 == span.stop:
+            settle(trainable, source, passing_batch or phase.batch_size, phase.name, run)
+        _end_epoch(run, phase, seconds, evaluate() if evaluate is not None else None)
         position.start_epoch(epoch + 1)
         run.save(trainable.state())
         stop_if_asked(run)

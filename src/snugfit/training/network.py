@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
+from snugfit.chain import tracking_norms
 from snugfit.core.workload import Workload
 from snugfit.lean import use_lean_convolutions
-from snugfit.training.averaging import refresh_norms
 from snugfit.training.checkpoint import foreign_state
 from snugfit.training.optimizers import ParameterOptimizers
+from snugfit.training.statistics import retake
 from snugfit.training.step import StepResult, loss_of, precision_context
 from snugfit.training.task import task_of
 from snugfit.training.tensorfile import Deferred
@@ -69,12 +70,16 @@ class NetworkTrainer:
         }
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Put averaged weights in place, with BatchNorm statistics of their own; nothing for other optimizers."""
-        if self.optimizers.settings.averages:
-            self.optimizers.average()
-            weight = next(self.module.parameters())
-            with precision_context(weight, bfloat16=self._bfloat16):
-                refresh_norms(self.module, batches, weight.device)
+        """Put averaged weights in place, if there are any, and take the statistics of norms that train anew."""
+        self.optimizers.average()
+        self.train_mode()
+        norms, weight = tracking_norms(self.module), next(self.module.parameters())
+        with precision_context(weight, bfloat16=self._bfloat16):
+            retake(norms, self.evaluating(), batches, weight.device, self.tiled_norms())
+
+    def tiled_norms(self) -> dict[nn.Module, int]:
+        """Pixels of the map that each norm reads whose module is not called; such norms are in tiles."""
+        return {}
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Take up a state, one group in memory at a time."""

@@ -31,6 +31,7 @@ def test_by_hand():
 
     assert (head.parameters, head.macs, head.output_shape) == (64 * 5 + 5, 64 * 5, (5,))
     assert head.saved_bytes == 4 * 64
+    assert (first.tracks, second.tracks, head.tracks) == (True, False, False)
 
 
 def test_names_and_order_are_the_chains_and_parameters_add_up():

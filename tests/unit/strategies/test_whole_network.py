@@ -1,6 +1,7 @@
 """Which batch the whole network trains at, and what that costs, from made-up lines."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -131,6 +132,15 @@ def test_cost_by_hand():
     (phase,) = cost.phases
     assert (phase.batch_size, phase.units, phase.storage_bytes, cost.storage_bytes) == (64, ("a", "b"), 0, 0)
     assert phase.peak_bytes == cost.peak_bytes and phase.seconds == cost.seconds
+
+
+def test_norms_that_track_cost_a_pass_over_some_training_images():
+    found = profile({"network": line(10 * MB, MB)})
+    without = whole_cost(found, "network", workload(), 64, 1)
+    tracking = replace(found, units=(found.units[0], replace(found.units[1], tracks=True)))
+    cost = whole_cost(tracking, "network", workload(), 64, 1)
+    assert cost.seconds_per_epoch - without.seconds_per_epoch == pytest.approx(0.3 * 70 * 0.01)
+    assert cost.peak_bytes == without.peak_bytes
 
 
 def test_cost_of_accumulation_by_hand():

@@ -77,6 +77,16 @@ def test_norms_that_normalise_by_their_batch(folder, data, plans, height, width,
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def test_every_norm_in_tiles_is_told_with_the_pixels_that_it_reads(name):
+    module = Chain.from_module(models.build(name, 10, 32), (3, 32, 32), name).to_module()
+    norms, read = stem_of(module, (3, 32, 32)).norms(), {}
+    for norm in norms:
+        norm.register_forward_pre_hook(lambda norm, given: read.update({norm: given[0][0, 0].numel()}))
+    module(torch.zeros(2, 3, 32, 32))
+    assert len(read) > 10 and read == norms
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(("profile", "mapped"), [(one_group, True), (every_cut, False)])
 def test_models_by_name(name, training, profile, mapped, folder):

@@ -73,6 +73,9 @@ class OneWeight:
     def state(self):
         return {"weight": {"value": self.weight}}
 
+    def settle(self, batches):
+        """It has no statistics."""
+
     def load_state(self, load):
         self.weight = load("weight")["value"].clone()
 

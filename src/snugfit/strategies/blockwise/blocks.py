@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from snugfit.core.cost import Cost, Phase
 from snugfit.core.workload import Workload
 from snugfit.local.partition import Block, cut, partition, repair, shrunk
-from snugfit.strategies.prediction import with_safety
+from snugfit.strategies.prediction import images_passed, with_safety
 from snugfit.training.cache import LABEL_BYTES
 
 EVALUATION_SHARE = 0.35
@@ -181,7 +181,8 @@ def estimate_blocks(
         step = sum(seconds)
         train = (step + (EVALUATION_SHARE * trunk if residency.recompute else 0)) * workload.train_count
         trunk += step
-        evaluate = EVALUATION_SHARE * step * (workload.val_count + (0 if last else workload.train_count * views))
+        passed = images_passed(workload, tracks=True) + (0 if last else workload.train_count * views)
+        evaluate = EVALUATION_SHARE * step * passed
         peak = with_safety(residency.base_bytes, residency.bytes_of(block))
         phases.append(
             Phase(block_name(names, index), peak, train * workload.epochs + evaluate, block.batch_size, names, cache)

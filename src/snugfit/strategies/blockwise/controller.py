@@ -25,7 +25,6 @@ from snugfit.strategies.blockwise.units import initialise_loss, own_loss
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.prediction import random_batch, stored_batches
 from snugfit.training.artifact import save_model
-from snugfit.training.averaging import settle
 from snugfit.training.cache import CacheWriter
 from snugfit.training.cached_batches import THREAD_BYTES, CachedBatches
 from snugfit.training.events import CacheProgress, ExitMeasured, Notice
@@ -79,8 +78,7 @@ class Controller:
             train, val = self._sources(index, opened)
             steps = train.steps(block.batch_size)
             run.start_phase(phase, index, len(self.blocks), run.workload.epochs, steps)
-            train_phase(trainer, train, phase, run, lambda: None)
-            settle(trainer, train, self._passing_batch(block), phase.name, run)
+            train_phase(trainer, train, phase, run, passing_batch=self._passing_batch(block))
             trainer.release_optimizers()
             trainer.evaluate()
             self._store_units(block, trainer)

@@ -8,14 +8,15 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from snugfit.chain import tracking_norms
 from snugfit.core.workload import Workload
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
 from snugfit.local.ending import training_pass
 from snugfit.local.layout import parts
-from snugfit.training.averaging import refresh_norms
 from snugfit.training.checkpoint import foreign_state
 from snugfit.training.optimizers import ParameterOptimizers
+from snugfit.training.statistics import retake
 from snugfit.training.step import StepResult, precision_context
 from snugfit.training.tensorfile import Deferred
 
@@ -124,13 +125,13 @@ class BlockTrainer:
             unit.load_state(load(f"unit{index}"))
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Put averaged weights in place, with BatchNorm statistics of their own; nothing for other optimizers."""
-        if self.units[0].optimizers.settings.averages:
-            for unit in self.units:
-                unit.optimizers.average()
-            weight = next(self.units[0].unit.parameters())
-            with precision_context(weight, bfloat16=self.units[0].bfloat16):
-                refresh_norms(_BlockPass(self.units), batches, weight.device)
+        """Put averaged weights in place, if there are any, and take the statistics of the block's norms anew."""
+        for unit in self.units:
+            unit.optimizers.average()
+        block, weight = _BlockPass(self.units), next(self.units[0].unit.parameters())
+        norms = tracking_norms(block.train())
+        with precision_context(weight, bfloat16=self.units[0].bfloat16):
+            retake(norms, block.eval(), batches, weight.device)
 
     def release_optimizers(self) -> None:
         """Drop the optimizer state: the block is trained."""

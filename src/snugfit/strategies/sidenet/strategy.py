@@ -19,7 +19,7 @@ from snugfit.core.request import Choice, PruneImportance, Scheme, StrategyOption
 from snugfit.core.workload import Workload
 from snugfit.errors import UsageError
 from snugfit.profiling import Probe
-from snugfit.strategies.prediction import room_for_step, room_in, smallest_budget, with_safety
+from snugfit.strategies.prediction import images_passed, room_for_step, room_in, smallest_budget, with_safety
 from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, configurations, leanest
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.looking import Looks, Way
@@ -228,7 +228,8 @@ class Sidenet:
         batch = self.micro_batch * self.micro_batches
         steps = max(workload.train_count // batch, 1) * self.micro_batches
         seconds = line.seconds_at(self.micro_batch) / (2 if self.micro_batches > 1 else 1)
-        epoch = steps * seconds + VALIDATION_SHARE * workload.val_count * seconds / self.micro_batch
+        passed = images_passed(workload, tracks=self.scheme == "rep-net")  # the side network's norms
+        epoch = steps * seconds + VALIDATION_SHARE * passed * seconds / self.micro_batch
         resident = profile.base_bytes + LEFT_BY_RETRAINING * self.configuration.pruned
         peak = with_safety(resident, line.bytes_at(self.micro_batch))
         phases = [Phase(FINE_TUNE, peak, epoch * workload.epochs, self.micro_batch)]

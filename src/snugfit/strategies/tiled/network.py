@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from snugfit.core.cluster import Cluster
 from snugfit.core.cost import Cost
 from snugfit.core.workload import Workload
+from snugfit.strategies.prediction import images_passed
 from snugfit.strategies.whole import VALIDATION_SHARE
 from snugfit.tiling.counting import tally
 from snugfit.tiling.distributed import schedule_of
@@ -50,7 +51,7 @@ class Network:
         """Read what prints so."""
         return cls(*map(float, text.split("/")))
 
-    def added_to(self, cost: Cost, workload: Workload, batch: int, micro_batches: int) -> Cost:
+    def added_to(self, cost: Cost, workload: Workload, batch: int, micro_batches: int, *, tracks: bool) -> Cost:
         """A run's cost with this.
 
         Args:
@@ -58,9 +59,10 @@ class Network:
             workload: what is trained.
             batch: images of a micro-batch.
             micro_batches: of a step.
+            tracks: whether norms that train have running statistics.
         """
         steps = max(workload.train_count // (batch * micro_batches), 1)
-        images = steps * micro_batches * batch + VALIDATION_SHARE * workload.val_count
+        images = steps * micro_batches * batch + VALIDATION_SHARE * images_passed(workload, tracks=tracks)
         epoch = steps * (micro_batches * self.step_seconds + self.update_seconds) + images * self.image_seconds
         sent = steps * (micro_batches * self.step_bytes + self.update_bytes) + images * self.image_bytes
         phases = tuple(replace(phase, seconds=phase.seconds + epoch * workload.epochs) for phase in cost.phases)

@@ -158,7 +158,10 @@ class Tiled:
         key, batches = key_of(chosen(self), self.network), (self.micro_batch, self.micro_batches)
         cost = whole_cost(profile, key, workload, *batches)
         cost = _with_storage(cost, self.scratch_bytes * self.micro_batch)
-        return Network.parse(self.network).added_to(cost, workload, *batches) if self.network else cost
+        if not self.network:
+            return cost
+        tracks = any(unit.tracks for unit in profile.units)
+        return Network.parse(self.network).added_to(cost, workload, *batches, tracks=tracks)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""

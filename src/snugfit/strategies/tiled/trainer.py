@@ -41,12 +41,16 @@ class OneDeviceTrainer(NetworkTrainer):
         assert isinstance(module, fx.GraphModule)
         cuts = stem_of(module.train(), chain.input_shape).layers.cuts
         profile = named_profile(plan.forward, cuts)
-        self.forward = TiledForward(module, chain.input_shape, plan.grid, profile, scratch)
+        self.forward: TiledForward = TiledForward(module, chain.input_shape, plan.grid, profile, scratch)
 
     def evaluating(self) -> Forward:
         """The tiled forward pass."""
         self.module.eval()
         return self.forward
+
+    def tiled_norms(self) -> dict[nn.Module, int]:
+        """The norms in tiles."""
+        return self.forward.stem.norms()
 
 
 class GatewayTrainer(NetworkTrainer):
@@ -94,6 +98,10 @@ class GatewayTrainer(NetworkTrainer):
         """The forward pass over all processes."""
         self.module.eval()
         return self.forward
+
+    def tiled_norms(self) -> dict[nn.Module, int]:
+        """The norms in tiles."""
+        return self.forward.tiles.stem.norms()
 
 
 def on_one_device(plan: TilePlan, scratch: MappedScratch) -> MakeTrainer:
