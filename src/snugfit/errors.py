@@ -28,6 +28,7 @@ Each message says what happened, why, and what to do, in at most two lines.
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 from collections.abc import Iterable
 
@@ -138,6 +139,11 @@ class DivergedError(SnugfitError):
     """A loss became NaN or infinite."""
 
     exit_code = 7
+
+
+def is_out_of_storage(error: BaseException) -> bool:
+    """Whether writing failed for lack of space: a full disk or quota, or a limit on file sizes (``ulimit -f``)."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class WorkerLostError(SnugfitError):

@@ -8,7 +8,6 @@ mapped, read-only, which the library's own mapping is not: a writable private on
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import mmap
@@ -25,7 +24,7 @@ from torch import nn
 
 from snugfit.chain.unit import Unit
 from snugfit.core.documents import parse_json
-from snugfit.errors import CheckpointError, OutOfStorageError
+from snugfit.errors import CheckpointError, OutOfStorageError, is_out_of_storage
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -145,7 +144,7 @@ def write_tensors(path: Path, state: Mapping[str, torch.Tensor]) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_out_of_storage(error):
             raise OutOfStorageError(
                 f"no space left for {path.name} in {path.parent}; free some or choose another folder."
             ) from error

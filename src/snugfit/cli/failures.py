@@ -8,7 +8,7 @@ import traceback
 from typing import Any
 
 from snugfit.cli.output import SCHEMA, print_json
-from snugfit.errors import BudgetExceededError, InterruptedRunError, OutOfStorageError, SnugfitError
+from snugfit.errors import BudgetExceededError, InterruptedRunError, OutOfStorageError, SnugfitError, is_out_of_storage
 
 _NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc", "can't start new thread")
 
@@ -55,7 +55,7 @@ def _known(error: BaseException) -> SnugfitError | None:
         return error
     if isinstance(error, KeyboardInterrupt):
         return InterruptedRunError("interrupted.")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and is_out_of_storage(error):
         return OutOfStorageError(
             f"the disk is full ({error.filename or error.strerror}); free some space and try again."
         )
@@ -71,6 +71,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed: Python's, the operating system's or one of torch's allocators'."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
+    if isinstance(error, SystemError):  # Python's compiler, refused memory
+        return "without exception set" in str(error)
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
 
 

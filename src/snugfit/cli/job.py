@@ -64,7 +64,7 @@ def _child() -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
     Signals stay blocked until both sides can handle them; the worker inherits the mask and lifts it.
     """
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", WORKER_MODULE, str(writing)]
+    command = [sys.executable, "-m", WORKER_MODULE, str(writing), str(os.getpid())]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     previous = {}
     try:

@@ -15,6 +15,7 @@ from typing import Any
 from snugfit.cli.failures import FailedError, explain
 from snugfit.cli.job import FORWARDED
 from snugfit.core.request import Request
+from snugfit.errors import InterruptedRunError
 from snugfit.report.console import ConsoleProgress
 from snugfit.training.events import Event, RunStarted
 
@@ -26,11 +27,14 @@ Subscribers = tuple[Callable[[Event], Any], ...]
 
 
 def main() -> int:
-    """Do the job that stands as JSON on stdin; the pipe's file descriptor is the first argument.
+    """Do the job that stands as JSON on stdin; the pipe's file descriptor is the first argument, the parent the second.
 
     Returns:
         The exit code, which is also in the ``error`` message.
     """
+    _die_with_parent()
+    if os.getppid() != int(sys.argv[2]):  # the parent was killed while this process started
+        return InterruptedRunError.exit_code
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
 
@@ -48,7 +52,6 @@ def main() -> int:
 
 def _attempt(job: dict[str, Any], send: Send) -> FailedError | None:
     try:
-        _die_with_parent()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         send(result=_work(job, send))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import math
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 
 from snugfit.core.places import cache_dir
 from snugfit.data.sets import MOST_RECORDS, Parts, check_labels, resized
-from snugfit.errors import DataError, OutOfStorageError
+from snugfit.errors import DataError, OutOfStorageError, is_out_of_storage
 
 DIGITS = tuple(str(digit) for digit in range(10))
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -131,7 +130,7 @@ def _unpacked(path: Path, size: int) -> Path:
         except _DAMAGED as error:
             raise DataError(f"{path} is corrupt or truncated ({error}). Get it anew.") from error
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if is_out_of_storage(error):
                 raise OutOfStorageError(f"no space left in {target.parent} to unpack {path}. Free some.") from error
             raise
         finally:

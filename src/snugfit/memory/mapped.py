@@ -6,7 +6,6 @@ they are made: nothing stays behind, however the process ends.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import tempfile
@@ -18,11 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from snugfit.errors import OutOfStorageError
+from snugfit.errors import OutOfStorageError, is_out_of_storage
 from snugfit.memory.scratch import stored_bytes
 from snugfit.memory.tensors import leave_out
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class MappedScratch:
@@ -91,7 +88,7 @@ class MappedScratch:
                 os.posix_fallocate(file.fileno(), 0, size)
                 block = mmap.mmap(file.fileno(), size)
         except OSError as error:
-            if error.errno not in _FULL:
+            if not is_out_of_storage(error):
                 raise
             raise OutOfStorageError(
                 f"no space left for {size / 1e6:.0f} MB more of scratch in {self.folder}; free some, choose another "

@@ -17,7 +17,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from snugfit.errors import OutOfStorageError
+from snugfit.errors import OutOfStorageError, is_out_of_storage
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ScratchFile:
             os.posix_fallocate(self._descriptor, 0, self.size)
         except OSError as error:
             self.__exit__(None, None, None)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_out_of_storage(error):
                 raise OutOfStorageError(
                     f"no space left for {self.size / 1e6:.0f} MB of scratch in {self.path.parent}; "
                     "free some or choose another --cache-dir."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterator
@@ -13,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snugfit.errors import CheckpointError, OutOfStorageError
+from snugfit.errors import CheckpointError, OutOfStorageError, is_out_of_storage
 from snugfit.quantities import format_bytes
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -25,7 +22,7 @@ def storage_errors(path: Path, needed: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if not is_out_of_storage(error):
             raise
         size = f" ({format_bytes(needed)} in all)" if needed is not None else ""
         raise OutOfStorageError(

@@ -153,7 +153,7 @@ def test_released_unit_takes_half_precision_weights_in_its_own_type(chain):
     assert {p.dtype for p in unit.module.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_full_disk_leaves_the_old_file(store, monkeypatch, code):
     path = store.save(0, {"w": torch.zeros(3)})
 

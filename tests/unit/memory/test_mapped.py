@@ -87,7 +87,7 @@ def test_the_storage_budget(tmp_path):
     assert scratch.empty((1, 1, 2, 3), torch.float32).numel() == 6 and scratch.bytes == BYTES + 24
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_is_said_at_once(number, tmp_path, monkeypatch):
     def full(descriptor, start, size):
         raise OSError(number, os.strerror(number))

@@ -61,7 +61,7 @@ def test_the_file_goes_on_errors_too(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_is_said_at_once(number, tmp_path, monkeypatch):
     def full(descriptor, start, size):
         raise OSError(number, os.strerror(number))
