@@ -45,7 +45,9 @@ class Interval:
 
     def __contains__(self, other: object) -> bool:
         """Whether another interval lies within this one; an empty one always does."""
-        return isinstance(other, Interval) and self.hull(other) == (self if self else other)
+        if not isinstance(other, Interval):
+            return False
+        return not other or (self.start <= other.start and other.stop <= self.stop)
 
     def around(self, part: Interval) -> int:
         """Rows that can be left out at both ends alike without touching a part of it; 0 where that is empty."""

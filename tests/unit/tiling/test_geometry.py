@@ -97,6 +97,38 @@ def test_sets_of_rows(a, b):
     assert rows(a.clip(7)) == rows(a) & set(range(7))
 
 
+@given(
+    st.builds(Interval, st.integers(-3, 9), st.integers(-3, 9)),
+    st.builds(Interval, st.integers(-3, 9), st.integers(-3, 9)),
+)
+def test_sets_of_rows_that_may_be_empty(a, b):
+    def rows(interval):
+        return set(range(interval.start, interval.stop))
+
+    both, either = rows(a) & rows(b), rows(a) | rows(b)
+    assert (a & b) == (Interval(min(both), max(both) + 1) if both else EMPTY)
+    assert rows(a.hull(b)) == (set(range(min(either), max(either) + 1)) if either else set())
+    assert (a in b) == (rows(a) <= rows(b))
+    assert len(a) == len(rows(a)) and bool(a) == bool(rows(a))
+    assert 3 not in a and (0, 1) not in a
+    assert a.within(Interval(-3, 9)) == (slice(a.start + 3, a.stop + 3) if rows(a) else slice(0, 0))
+    assert Interval.whole(len(a)) == Interval(0, len(a))
+
+
+@given(WINDOWS, st.integers(1, 30), st.integers(0, 30), st.integers(0, 30))
+def test_outputs_that_read_nothing_else(window, size, first, last):
+    """Of the map's rows alone: what an output reads of the padding does not count."""
+    rows = Interval(min(first, size), min(last, size))
+    found = window.inside(rows, size)
+    for output in range(window.outputs(size)):
+        spanned = range(min(read_by(window, output)), max(read_by(window, output)) + 1)
+        read = [row for row in spanned if 0 <= row < size]
+        if read:  # what reads padding alone may count or not
+            assert (found.start <= output < found.stop) == all(rows.start <= row < rows.stop for row in read)
+    assert found or found == EMPTY
+    assert found.start >= 0 and found.stop <= window.outputs(size)
+
+
 def test_place_in_a_tensor():
     held = list(range(5, 12))
     assert held[Interval(7, 9).within(Interval(5, 12))] == [7, 8]
