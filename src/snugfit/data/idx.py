@@ -25,6 +25,7 @@ CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 _CHUNK = 1 << 18
 _BORDER = 2
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+_PACKING = 1 << 20
 _LARGEST_SIDE, _LARGEST = 1 << 12, 1 << 31
 
 
@@ -113,6 +114,8 @@ def _shape(path: Path, dimensions: int, opened: Callable[..., Any]) -> tuple[int
 def _unpacked(path: Path, size: int) -> Path:
     """The unpacked file; no more than ``size`` bytes and one are taken from the packed one."""
     status = path.stat()
+    if status.st_size > size + _PACKING:  # zeros behind the end would all be read
+        raise DataError(f"{path} is larger than what its header promises, even unpacked. Get it anew.")
     key = hashlib.sha1(f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:12]
     target = cache_dir() / f"{path.stem}-{key}"
     if target.is_file():

@@ -242,3 +242,12 @@ def test_names_of_classes_that_are_no_text(write_cifar):
     (root / "cifar-10-batches-bin" / "batches.meta.txt").write_bytes(b"\xff\xfe" * 10)
     with pytest.raises(DataError, match=r"batches\.meta\.txt cannot be read"):
         load("cifar10", data_dir=root)
+
+
+def test_a_packed_file_with_zeros_without_end_is_refused(write_idx):
+    """gzip reads over zeros behind the end; a sparse file may have a million million of them."""
+    root, _ = write_idx()
+    with (root / "mnist" / "t10k-labels-idx1-ubyte.gz").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError, match=r"labels-idx1-ubyte\.gz is larger than what its header promises"):
+        load("mnist", data_dir=root)
