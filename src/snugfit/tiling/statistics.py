@@ -35,7 +35,9 @@ class Normalised(torch.autograd.Function):
         )
         inverse = torch.rsqrt(variance + ctx.eps)
         scale = inverse if weight is None else inverse * weight
-        return to_x, -scale * plain, -0.5 * scale * inverse * products, products, plain, None
+        _, _, _, weight_trains, bias_trains, _ = ctx.needs_input_grad  # nothing trains without ``affine``
+        to_weight, to_bias = products if weight_trains else None, plain if bias_trains else None
+        return to_x, -scale * plain, -0.5 * scale * inverse * products, to_weight, to_bias, None
 
 
 @torch.no_grad()

@@ -24,6 +24,8 @@ from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.stem import stem_of
 from snugfit.tiling.ways import scratch_bytes
 
+FLAGS = (True, False)
+
 
 @pytest.fixture(scope="module")
 def folder():
@@ -60,7 +62,9 @@ def test_norms_that_normalise_by_their_batch(folder, data, plans, height, width,
     for layer in list(module.modules()):
         if isinstance(layer, nn.Conv2d) and data.draw(st.booleans()):
             owner, _, name = next(key for key, each in module.named_modules() if each is layer).rpartition(".")
-            norm = nn.BatchNorm2d(layer.out_channels, momentum=data.draw(st.sampled_from((0.1, None)))).double()
+            affine, tracks, momentum = (data.draw(st.sampled_from(each)) for each in (FLAGS, FLAGS, (0.1, None)))
+            norm = nn.BatchNorm2d(layer.out_channels, momentum=momentum, affine=affine, track_running_stats=tracks)
+            norm = norm.double()
             norm.train(data.draw(st.booleans()))
             setattr(module.get_submodule(owner), name, nn.Sequential(layer, norm))
     other, module = untiled(module), fx.symbolic_trace(module)
@@ -114,6 +118,19 @@ def plain(channels=8, depth=4):
         for layer in (nn.Conv2d(3 if not index else channels, channels, 3, 1, 1), nn.ReLU())
     ]
     return fx.symbolic_trace(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3)))
+
+
+@pytest.mark.parametrize("affine", FLAGS)
+@pytest.mark.parametrize("tracks", FLAGS)
+def test_norms_without_scale_and_shift_or_running_statistics(affine, tracks):
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4, affine=affine, track_running_stats=tracks)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), norm, nn.ReLU(), nn.Conv2d(4, 2, 3)).double()
+    other = copy.deepcopy(module)
+    for each in (TiledForward(fx.symbolic_trace(module), (3, 12, 12), (2, 2)), other):
+        each(images(12, 12)).square().sum().backward()
+    for mine, theirs in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 def test_ten_steps_of_training_stay_together():
