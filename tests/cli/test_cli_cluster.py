@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from snugfit.cli import app, hosts, launching
+from snugfit.cli import app, hosts, launching, rounds
 from snugfit.core.cluster import Cluster
 
 HOSTS = """
@@ -47,27 +47,29 @@ def test_processes_of_this_machine_listen_on_loopback(snug):
     )
     words = shlex.split(out)
     assert code == 0 and words[:2] == [f"GLOO_SOCKET_IFNAME={launching.LOOPBACK}", "SNUGFIT_TIMEOUT=4s"]
-    assert words[2:5] == [sys.executable, "-m", "snugfit.cli.agent"]
-    assert words[words.index("--nproc-per-node") + 1] == "3" and words[words.index("--local-addr") + 1] == "127.0.0.1"
-    assert words[words.index("--max-restarts") + 1] == "3" and "store_type=file" in out
+    assert words[2:6] == ["SNUGFIT_JOIN_TIMEOUT=60s", sys.executable, "-m", "snugfit.cli.agent"]
+    assert words[words.index("--nproc-per-node") + 1] == "3" and words[words.index("--serve") + 1] == "127.0.0.1:0"
+    assert words[words.index("--max-restarts") + 1] == "3"
     assert words[words.index("--module") + 1 :] == ["snugfit", "train", "--json", "--epochs", "2"]
 
 
 def test_hosts_are_reached_by_ssh_and_meet_on_the_first(snug, monkeypatch):
     monkeypatch.setenv("GLOO_DEVICE_TRANSPORT", "TCP_TLS")
     code, out, _ = snug(
-        "launch", "--hosts", "cluster.yaml", "--min-hosts", "2", "--dry-run", "--", "train", "--out", "a b"
-    )
+        "launch", "--hosts", "cluster.yaml", "--min-hosts", "2", "--join-timeout", "3min", "--dry-run", "--", "train",
+        "--out", "a b",
+    )  # fmt: skip
     first, second = (shlex.split(line) for line in out.splitlines())
     assert code == 0 and first[0] == "ssh" and (first[-2], second[-2]) == ("pi@10.0.0.1", "10.0.0.2")
     assert first[-1].startswith(
-        "cd 'my work' && exec env GLOO_DEVICE_TRANSPORT=TCP_TLS SNUGFIT_TIMEOUT=10s /opt/env/bin/python -m"
+        "cd 'my work' && exec env GLOO_DEVICE_TRANSPORT=TCP_TLS SNUGFIT_TIMEOUT=10s SNUGFIT_JOIN_TIMEOUT=3min "
+        "/opt/env/bin/python -m"
     )
     there = shlex.split(second[-1])
     assert "--serve 10.0.0.1:29400" in first[-1] and "--serve" not in there
     assert there[there.index("--nnodes") + 1] == "2:2" and there[there.index("--rdzv-endpoint") + 1] == "10.0.0.1:29400"
     assert there[there.index("--nproc-per-node") + 1] == "2" and "GLOO_SOCKET_IFNAME=eth1" in there
-    assert there[there.index("--local-addr") + 1] > "10.0.0.1", "torch makes the least address rank 0"
+    assert "c10d" not in there, "whose rendezvous unpickles what the store holds"
     assert there[-5:] == ["--module", "snugfit", "train", "--out", "a b"]
 
 
@@ -79,6 +81,7 @@ def test_hosts_are_reached_by_ssh_and_meet_on_the_first(snug, monkeypatch):
         (["--processes", "0", "--", "train"], "--processes must be a whole number from 1"),
         (["--processes", "2", "--hosts", "cluster.yaml", "--", "train"], "say where"),
         (["--processes", "2", "--timeout", "soon", "--", "train"], "--timeout must be a duration"),
+        (["--processes", "2", "--join-timeout", "soon", "--", "train"], "--join-timeout must be a duration"),
         (["--processes", "2", "--interface", "nope0", "--", "train"], "unknown network interface 'nope0'"),
         (["--hosts", "cluster.yaml", "--min-hosts", "3", "--", "train"], "names 2"),
         (["--hosts", "nowhere.yaml", "--", "train"], "cannot read nowhere.yaml"),
@@ -116,8 +119,9 @@ def test_public_addresses_take_a_flag(snug, tmp_path):
 
 
 def test_exit_codes_of_several_hosts():
-    verdict = launching._verdict
-    assert verdict([0, 255]) == 0 and verdict([8, 4]) == 4 and verdict([255, 0]) == 8 and verdict([-9, 130]) == 130
+    verdict = rounds.exit_code
+    assert verdict([8, 4]) == 4 and verdict([255, 0]) == 8 and verdict([-9, 130]) == 8 and verdict([130]) == 130
+    assert verdict([]) == verdict([127]) == 8, "a host that could not be started"
 
 
 def test_doctor_measures_two_processes(snug, tmp_path):

@@ -1,74 +1,140 @@
-"""Hosts with slow links and cables that are pulled, as network namespaces of this machine."""
+"""Hosts with slow links, cables that are pulled and uninvited guests, as network namespaces of this machine."""
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+import torch
 from benchmarks import netns
+from benchmarks.hostfaults import Trial, epochs, harm, leftovers, run_trial, started
+from safetensors.torch import load_file
 
 from snugfit.core.cluster import Cluster
 
 REASON = netns.why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
-
-TRAIN = """
-import sys, time
-import torch, torch.distributed as dist
-from snugfit.errors import SnugfitError
-from snugfit.training.launch import Heartbeat, join, naming_lost, world
-
-here = world()
-print(f"start {here.rank} of {here.size} restart {here.restarts}", flush=True)
-try:
-    with join(here) as group, Heartbeat(here) as heartbeat, naming_lost(heartbeat):
-        for step in range(60 if here.size == 1 else 10**9):
-            dist.all_reduce(torch.ones(100))
-            if step == 50:
-                print(f"ready {here.rank} of {here.size}", flush=True)
-            time.sleep(0.02)
-except SnugfitError as error:
-    print(f"rank {here.rank}:", error, flush=True)
-    sys.exit(error.exit_code)
-"""
-
-
-LAUNCH = """
-import sys
-from snugfit.cli.launching import Wanted, run_all, starts
-sys.exit(run_all(starts(Wanted(None, "cluster.yaml", 3, "3s", None, False, 1, 29400), ("train_loop",), ".")))
-"""
-
-
-def start(made, folder, *python):
-    """Start a command of Python that finds these hosts by ssh and in a file."""
-    there = {"python": sys.executable, "directory": str(folder)}
-    (folder / "cluster.yaml").write_text(json.dumps({"hosts": [{"address": each.address, **there} for each in made]}))
-    environment = {**os.environ, **netns.ssh_into(made, folder)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *python], cwd=folder, env=environment, **pipes)
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(300)]
+NETS = str(Path(__file__).parents[1] / "conformance")
+TRAIN = (
+    "train", "--model", "tiny_nets:cnn", "--data", "digits", "--image-size", "16", "--max-train", "96", "--max-val",
+    "40", "--batch-size", "32", "--seed", "3", "--threads", "1", "--out", "run", "--quiet",
+)  # fmt: skip
 
 
 def test_doctor_measures_what_the_links_were_made_for(tmp_path):
     with netns.hosts(2, rate="10mbit") as made:
-        process = start(made, tmp_path, *["-m", "snugfit", "cluster", "doctor", "--hosts", "cluster.yaml", "--json"])
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    found = Cluster.from_json(json.loads(out))
+        there = {"python": sys.executable, "directory": str(tmp_path)}
+        hosts = [{"address": each.address, **there} for each in made]
+        (tmp_path / "cluster.yaml").write_text(json.dumps({"hosts": hosts}))
+        command = [sys.executable, "-m", "snugfit", "cluster", "doctor", "--hosts", "cluster.yaml", "--json"]
+        environment = {**os.environ, **netns.ssh_into(made, tmp_path)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    found = Cluster.from_json(json.loads(done.stdout))
     rates = [link.bytes_per_second * 8 / 1e6 for link in found.links]
     assert len(rates) == 2 and all(8 < rate < 11 for rate in rates), rates
+    assert [rank.host for rank in found.ranks] == [f"{os.uname().nodename} ({each.address})" for each in made], (
+        "hosts that share a name are told apart"
+    )
 
 
-@pytest.mark.slow
-def test_a_host_whose_cable_is_pulled_is_named_and_the_others_go_on(tmp_path):
-    (tmp_path / "train_loop.py").write_text(TRAIN)
-    with netns.hosts(2) as made:
-        process = start(made, tmp_path, "-c", LAUNCH)
-        while "ready 0" not in (line := process.stdout.readline()):
-            assert line or process.poll() is None, process.stderr.read()
-        made[1].cut()
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, (out, err)
-    assert "rank 0: lost rank 1 (process" in out and made[1].address in out
-    assert "start 0 of 1 restart 1" in out and "ready 0 of 1" in out
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param((("cut", 2),), id="cut"),
+        pytest.param((("kill host", 0),), id="gateway"),
+        pytest.param((("stop host", 1), ("kill worker", 2)), id="two at once", marks=pytest.mark.slow),
+        pytest.param((("slow", 1),), id="slow", marks=pytest.mark.slow),
+    ],
+)
+def test_training_goes_on_after_a_fault(tmp_path, fault):
+    """While two agents and more remain, except for the gateway's faults; ``benchmarks.clusterfaults`` has more."""
+    found = run_trial(Trial(0, 3, fault, epochs=1, seconds=0.0), tmp_path, limit=60.0, timeout="4s")
+    assert found["went_on_seconds"] is not None, found["said"]
+    assert found["leftovers"] == [] and found["launch_code"] == 130, found
+
+
+def test_a_run_that_loses_a_host_ends_with_the_weights_of_one_process(tmp_path, monkeypatch):
+    """Its tiles are cut anew for the hosts that are left, and it goes on from the last checkpoint."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([NETS, os.environ.get("PYTHONPATH", "")]))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    subprocess.run(
+        [sys.executable, "-m", "snugfit", *TRAIN, "--epochs", "4", "--lr", "0.002", "--strategy", "backprop"],
+        cwd=alone,
+        check=True,
+    )
+    with netns.hosts(3) as made:
+        launch = started(
+            made, tmp_path, "--timeout", "4s", "--", *TRAIN, "--epochs", "4", "--lr", "0.002", "--strategy", "tiled"
+        )
+        while epochs(tmp_path) < 1:
+            assert launch.poll() is None, launch.communicate()
+            time.sleep(0.05)
+        harm("cut", made[2])
+        said, _ = launch.communicate(timeout=200)
+        assert launch.returncode == 0, said
+        assert leftovers(made) == []
+    assert re.search(r"host \S+ is lost|lost rank 2", said) and "with 2 of 3 hosts" in said, said
+    assert "3 processes are 2 now" in said
+    wanted, found = (load_file(folder / "run" / "model.safetensors") for folder in (alone, tmp_path))
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+OUTSIDER = """
+import base64, os, pickle, sys, time
+from torch.distributed import TCPStore
+
+
+class Payload:
+    def __reduce__(self):
+        return os.system, (f"touch {sys.argv[2]}",)
+
+
+raw = pickle.dumps(Payload())
+store = TCPStore(sys.argv[1], 29400, is_master=False, wait_for_workers=False)
+known = ["torch.rendezvous.snugfit", "torch.rendezvous.snugfit.0/torchelastic/role_info/0"]
+for _ in range(5):
+    keys = {*known, *store.list_keys()}
+    for key in sorted(keys):
+        for said in (raw, base64.b64encode(raw)):
+            store.set(key.removeprefix("/"), said)
+            time.sleep(0.02)
+    time.sleep(1)
+print("attacked", len(keys), flush=True)
+"""
+
+
+def test_an_outsider_who_reaches_the_port_runs_no_code(tmp_path, monkeypatch):
+    """torch's c10d rendezvous unpickles what the store holds; here every key of it is overwritten with a pickle."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([NETS, os.environ.get("PYTHONPATH", "")]))
+    with netns.hosts(3) as made:
+        options = ("--timeout", "4s", "--max-restarts", "1", "--")
+        launch = started(made[:2], tmp_path, *options, *TRAIN, "--strategy", "tiled", "--epochs", "100000")
+        while epochs(tmp_path) < 1:
+            assert launch.poll() is None, launch.communicate()
+            time.sleep(0.05)
+        (tmp_path / "outsider.py").write_text(OUTSIDER)
+        marker = tmp_path / "ran"
+        attack = made[2].run(
+            sys.executable,
+            str(tmp_path / "outsider.py"),
+            made[0].address,
+            str(marker),
+            capture_output=True,
+            timeout=100,
+        )
+        time.sleep(2.0)
+        launch.terminate()
+        said, _ = launch.communicate(timeout=100)
+        assert leftovers(made) == []
+    assert not marker.exists(), "code of somebody else ran"
+    assert "attacked" in attack.stdout or "Connection" in attack.stderr, attack.stderr
+    assert launch.returncode in (8, 130), said

@@ -3,13 +3,14 @@
 from snugfit.api.apart import requests_apart, smallest_fitting
 from snugfit.api.exporting import export
 from snugfit.api.inference import evaluate, predict
+from snugfit.api.launched import begun, finished, for_launch, world
 from snugfit.api.loading import Architecture, load
 from snugfit.api.pictures import draw_report
 from snugfit.api.planning import RunnablePlan, plan, plan_request, profile_request
 from snugfit.api.process import prepare_process
 from snugfit.api.result import TrainedRecord
 from snugfit.api.running import resume
-from snugfit.api.together import can_resume, for_launch, serve, together, with_others
+from snugfit.api.together import serve, together, with_others
 from snugfit.core.budget import Budget
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.record import Record
@@ -26,10 +27,11 @@ __all__ = [
     "RunnablePlan",
     "StopFlag",
     "TrainedRecord",
-    "can_resume",
+    "begun",
     "draw_report",
     "evaluate",
     "export",
+    "finished",
     "for_launch",
     "load",
     "plan",
@@ -43,4 +45,5 @@ __all__ = [
     "smallest_fitting",
     "together",
     "with_others",
+    "world",
 ]

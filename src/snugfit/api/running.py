@@ -56,13 +56,13 @@ def execute(
 
 def write_run(folder: Path, plan: Plan, profile: Profile, assembly: Assembly) -> None:
     """Write what :func:`resume` reads: from then on a run can be taken up, if it has begun or not."""
-    write_json_atomic(folder / "request.json", _from_anywhere(assembly.request).to_json())
+    write_json_atomic(folder / "request.json", from_anywhere(assembly.request).to_json())
     write_json_atomic(folder / "profile.json", to_data(profile))
     assembly.architecture.write(folder)
     write_json_atomic(folder / "plan.json", plan.to_json())
 
 
-def _from_anywhere(request: Request) -> Request:
+def from_anywhere(request: Request) -> Request:
     """The request with absolute paths, so that the run can be taken up from any folder."""
 
     def absolute(path: str | None) -> str | None:

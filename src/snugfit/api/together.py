@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +13,6 @@ from torch import nn
 from snugfit import models
 from snugfit.api.process import baseline, choose_device
 from snugfit.chain import Chain
-from snugfit.core.request import Request
 from snugfit.core.workload import Workload
 from snugfit.errors import SnugfitError
 from snugfit.memory import MemoryLimit, make_meter
@@ -63,17 +61,6 @@ def together(device: str | None = None) -> Iterator[Together | None]:
 def commands_of_run() -> Commands | None:
     """The line to the other processes; None where there are none."""
     return _joined[0].commands if _joined else None
-
-
-def for_launch(request: Request, here: World) -> Request:
-    """The request with a run folder that a restart of the same launch finds again."""
-    machine = request.machine
-    return replace(request, machine=replace(machine, out=machine.out or f"runs/{here.run_id or 'launch'}"))
-
-
-def can_resume(folder: str | Path | None) -> bool:
-    """Whether an earlier start of the same launch has begun a run here, and not ended it."""
-    return folder is not None and (Path(folder) / "plan.json").exists() and not (Path(folder) / "record.json").exists()
 
 
 def with_others(others: Together | None, work: Callable[[], T]) -> T:

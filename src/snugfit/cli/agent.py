@@ -12,7 +12,6 @@ from snugfit.errors import SnugfitError
 def main() -> int:
     """Run the agent of this host and return its exit code; stderr says why it failed."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     from snugfit.training.launch.agent import run_agent
 
     arguments = sys.argv[1:]

@@ -17,6 +17,7 @@ from snugfit.cli.export import export
 from snugfit.cli.failures import show_error
 from snugfit.cli.options import OutputOptions
 from snugfit.cli.output import drop_stdout
+from snugfit.cli.parent import die_with_agent
 from snugfit.cli.plan import plan
 from snugfit.cli.predict import predict
 from snugfit.cli.profile import profile
@@ -99,6 +100,7 @@ def _usage_error(error: CycloptsError) -> UsageError:
 
 def main() -> NoReturn:
     """Run the command of ``sys.argv`` and exit with its code."""
+    die_with_agent()
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     try:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 from snugfit.cli.examine import MARK
 from snugfit.cli.failures import FailedError
 from snugfit.cli.launch import HERE, ClusterOptions, wanted_of
-from snugfit.cli.launching import run_all, starts
+from snugfit.cli.launching import starts
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, note, print_json
+from snugfit.cli.rounds import run_all
 from snugfit.core.cluster import Cluster
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 from snugfit.quantities import format_bytes
@@ -44,13 +44,13 @@ def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: Outp
         UsageError: options contradict each other, or an address is public.
         WorkerLostError: a process was lost, or did not come.
     """
-    with tempfile.TemporaryDirectory(prefix="snugfit-") as folder:
-        commands = starts(wanted_of(where, 0, where.least()), (MODULE,), folder)
-        if where.dry_run:
-            print("\n".join(map(str, commands)))
-            return 0
-        found: list[str] = []
-        code = run_all(commands, found.append)
+    wanted = wanted_of(where, 0, where.least())
+    commands = starts(wanted, (MODULE,))
+    if where.dry_run:
+        print("\n".join(map(str, commands)))
+        return 0
+    found: list[str] = []
+    code = run_all(commands, wanted.terms(), found.append)
     lines = [line.removeprefix(MARK) for line in found if line.startswith(MARK)]
     if code or not lines:
         raise _failed(code)

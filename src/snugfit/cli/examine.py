@@ -6,6 +6,7 @@ import json
 import sys
 
 from snugfit.cli.failures import show_error
+from snugfit.cli.parent import die_with_agent
 from snugfit.errors import SnugfitError, UsageError
 
 MARK = "snugfit-cluster "
@@ -15,6 +16,7 @@ _PATIENCE_SECONDS = 120.0
 
 def main() -> int:
     """Measure, and return the exit code."""
+    die_with_agent()
     try:
         line = _measured()
     except SnugfitError as error:

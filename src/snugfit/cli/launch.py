@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
 from snugfit.cli.hosts import read_hosts
-from snugfit.cli.launching import Wanted, run_all, starts
+from snugfit.cli.launching import Wanted, starts
+from snugfit.cli.rounds import run_all
 from snugfit.core.options import Range, Seconds, Workers
 from snugfit.errors import UsageError
 
@@ -24,6 +24,7 @@ class ClusterOptions:
         hosts: YAML file with a list `hosts` of `address`, and where they differ from the defaults `user`, `processes`
             (1), `python` (python3), `directory`, `interface`. ssh reaches them, with keys; the first is the gateway.
         timeout: silence after which a process is lost, like `10s`.
+        join_timeout: how long hosts and processes wait for each other at the start, like `60s`.
         interface: network interface to listen on, and no other.
         public: listen on a public address nevertheless. Traffic is neither encrypted nor authenticated.
         port: on which the hosts meet, on the first of them.
@@ -33,6 +34,7 @@ class ClusterOptions:
     processes: Workers | None = None
     hosts: str | None = None
     timeout: Seconds = "10s"
+    join_timeout: Seconds = "60s"
     interface: str | None = None
     public: Annotated[bool, Parameter(negative="")] = False
     port: Annotated[int, Range(1, 65_535)] = 29400
@@ -79,16 +81,16 @@ def launch(
     if not command:
         raise UsageError("nothing to run; name it after `--`, like `snugfit cluster launch --processes 2 -- train`.")
     wanted = wanted_of(where, max_restarts, min_hosts)
-    with tempfile.TemporaryDirectory(prefix="snugfit-") as folder:
-        commands = starts(wanted, ("snugfit", *command), folder)
-        if where.dry_run:
-            print("\n".join(map(str, commands)))
-            return 0
-        return run_all(commands)
+    commands = starts(wanted, ("snugfit", *command))
+    if where.dry_run:
+        print("\n".join(map(str, commands)))
+        return 0
+    return run_all(commands, wanted.terms())
 
 
 def wanted_of(where: ClusterOptions, max_restarts: int, min_hosts: int) -> Wanted:
     """What the options say."""
     return Wanted(
-        where.processes, where.hosts, max_restarts, where.timeout, where.interface, where.public, min_hosts, where.port
-    )
+        where.processes, where.hosts, max_restarts, where.timeout, where.interface, where.public, min_hosts, where.port,
+        where.join_timeout,
+    )  # fmt: skip

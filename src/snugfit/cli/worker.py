@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
@@ -14,13 +13,13 @@ from typing import Any
 
 from snugfit.cli.failures import FailedError, explain
 from snugfit.cli.job import FORWARDED
+from snugfit.cli.parent import die_with_parent
 from snugfit.core.request import Request
 from snugfit.errors import InterruptedRunError
 from snugfit.report.console import ConsoleProgress
 from snugfit.training.events import Event, RunStarted
 
 API_MODULE = "snugfit.api"
-_PR_SET_PDEATHSIG = 1
 
 Send = Callable[..., None]
 Subscribers = tuple[Callable[[Event], Any], ...]
@@ -32,7 +31,7 @@ def main() -> int:
     Returns:
         The exit code, which is also in the ``error`` message.
     """
-    _die_with_parent()
+    die_with_parent()
     if os.getppid() != int(sys.argv[2]):  # the parent was killed while this process started
         return InterruptedRunError.exit_code
     descriptor = int(sys.argv[1])
@@ -76,12 +75,6 @@ def _work(job: dict[str, Any], send: Send) -> Any:
         return COMMANDS[job["command"]](api, job, (announce, progress), send)
 
 
-def _die_with_parent() -> None:
-    """Let the kernel kill this process when the parent is killed: an orphan must not write beside a resumed run."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     planned = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
     if planned.plan.choice is None:
@@ -107,10 +100,10 @@ def _train_together(api: Any, job: dict[str, Any], subscribers: Subscribers) -> 
     from snugfit.training.launch import share_of_threads
 
     with api.together(_device(job)) as others:
-        api.prepare_process(share_of_threads(None if others is None else others.here, job["threads"]))
+        api.prepare_process(share_of_threads(api.world(), job["threads"]))
         if others is not None and not others.here.is_gateway:
             return api.serve(others)
-        return api.with_others(others, lambda: _train_at_gateway(api, job, subscribers, others))
+        return api.with_others(others, lambda: _train_at_gateway(api, job, subscribers))
 
 
 def _device(job: dict[str, Any]) -> str | None:
@@ -127,13 +120,14 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
     return plan.run(subscribers=subscribers).to_json()
 
 
-def _train_at_gateway(api: Any, job: dict[str, Any], subscribers: Subscribers, others: Any) -> Any:
-    """Train; after a restart, go on with the run that the same launch has begun."""
-    if others is None or job["resume"]:
+def _train_at_gateway(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
+    """Train, or go on with the run that this launch, or an interrupted one like it, has begun."""
+    here = api.world()
+    if here is None or job["resume"]:
         return _train(api, job, subscribers, _unsent)
-    request = api.for_launch(Request.from_json(job["request"]), others.here)
-    again = request.machine.out if others.here.restarts and api.can_resume(request.machine.out) else None
-    return _train(api, {**job, "request": request.to_json(), "resume": again}, subscribers, _unsent)
+    request = api.for_launch(Request.from_json(job["request"]), here)
+    job = {**job, "request": request.to_json(), "resume": api.begun(request, here)}
+    return api.finished(request, here) or _train(api, job, subscribers, _unsent)
 
 
 def _unsent(**message: Any) -> None:

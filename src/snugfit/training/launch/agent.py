@@ -1,104 +1,130 @@
-"""torchrun on one host: with the exit code of the rank that failed, and listening on one address alone."""
+"""torchrun on one host, told by the launcher over ssh who takes part; it listens on one address alone."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
-import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, rendezvous_handler_registry
 from torch.distributed.launcher import api as launcher
 from torch.distributed.run import parse_args, run
 
 from snugfit.core.hardware import cores
-from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError
+from snugfit.errors import InterruptedRunError, WorkerLostError
+from snugfit.quantities import parse_seconds
+from snugfit.training.launch.control import Control
+from snugfit.training.launch.rendezvous import BACKEND, Reach, Rendezvous
+from snugfit.training.launch.seal import SECRET_VARIABLE
 from snugfit.training.launch.store import listen
+from snugfit.training.launch.world import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE
 
-WORTHWHILE = frozenset({1, WorkerLostError.exit_code})
-"""Exit codes of ranks after which a restart may help; usage errors and impossible budgets stay what they are."""
-_LAST_SECONDS = 40.0
-_ORDERS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}
+_GRACE_SECONDS = 2
+"""For workers that are told to end because another failed; a stopped one would wait out torchrun's own 30 s."""
 
 
 class Agent(LocalElasticAgent):
-    """torchrun's agent, which starts nothing again that cannot do better the next time."""
+    """torchrun's agent, which leaves it to the launcher whether and with whom its workers start again."""
 
-    def _monitor_workers(self, worker_group):  # type: ignore[no-untyped-def]
-        result = super()._monitor_workers(worker_group)
-        codes = [failure.exitcode for failure in result.failures.values()]
-        if codes and exit_code(codes) not in WORTHWHILE:  # others were told to end: they say that they were interrupted
-            self._remaining_restarts = 0
+    _done: RunResult | None = None
+
+    def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: Any) -> list[Worker]:
+        """Ranks as the launcher counts them; torchrun's own count of restarts becomes that of rounds."""
+        here: Rendezvous = spec.rdzv_handler
+        self._remaining_restarts = spec.max_restarts - here.round
+        self._done = None
+        return [
+            Worker(local_rank=each, global_rank=here.first_rank + each, role_rank=here.first_rank + each,
+                   world_size=here.ranks, role_world_size=here.ranks)
+            for each in range(spec.local_world_size)
+        ]  # fmt: skip
+
+    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+        found: dict[int, Any] = super()._start_workers(worker_group)
+        context: Any = self._pcontext
+        context.close = functools.partial(_close, context.close)
+        return found
+
+    def _monitor_workers(self, worker_group: Any) -> RunResult:
+        """Report workers that failed; keep the agent after they are done, should others need them again."""
+        control: Control = worker_group.spec.rdzv_handler.control
+        if self._done is not None:
+            return self._done if control.ended.is_set() else RunResult(WorkerState.HEALTHY)
+        if control.ended.is_set():
+            raise SignalException("the launch has ended", signal.SIGTERM)
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.failures:
+            codes = [failure.exitcode for failure in result.failures.values()]
+            control.tell("failed", codes=codes)
+            self._remaining_restarts = 1  # so that torchrun asks the rendezvous, where the launcher decides
+        elif result.state == WorkerState.SUCCEEDED:
+            control.tell("done")
+            self._done = result
+            return RunResult(WorkerState.HEALTHY)
         return result
+
+    def _stop_workers(self, worker_group: Any) -> None:
+        """Kill what is left: a checkpoint is whole at any time, and a worker may hang in a collective."""
+        self._shutdown(signal.SIGKILL, _GRACE_SECONDS)
+
+    def _exit_barrier(self) -> None:
+        """Nothing: the launcher waits for all."""
+
+
+def _close(close: Callable[..., None], death_sig: signal.Signals | None = None, timeout: int = _GRACE_SECONDS) -> None:
+    close(death_sig, timeout)
 
 
 def run_agent(arguments: Sequence[str], serve: str | None = None) -> int:
-    """Run torchrun's agent until its ranks have ended.
-
-    Lines on stdin are signals to send itself, like ``SIGINT``, and the end of stdin is SIGTERM: so that Ctrl-C, and a
-    connection that breaks, reach the ranks of other hosts.
+    """Run torchrun's agent until the launcher ends the launch, or its line breaks.
 
     Args:
         arguments: of torchrun.
-        serve: address and port on which the hosts meet, on the first of them.
+        serve: address and port on which the hosts meet, on the first of them; port 0 is any free one.
 
     Returns:
-        Exit code: of the rank that failed, 8 where a signal killed it, 0 where none did.
+        Exit code: 0 where the workers were done, 8 where the launch ended without that.
 
     Raises:
-        WorkerLostError: the hosts did not find each other, or too few are left.
         InterruptedRunError: a signal ended it.
+        SnugfitError: it cannot listen on that address and port.
     """
     options = parse_args(list(arguments))  # type: ignore[no-untyped-call]
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // int(options.nproc_per_node))))
+    reach = Reach(parse_seconds(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)))
+    control = Control(sys.stdin, reach.age)
+    control.start()
+    os.environ[SECRET_VARIABLE] = control.secret
+    rendezvous_handler_registry.register(BACKEND, lambda given: Rendezvous(control, reach, given.run_id))
     launcher.LocalElasticAgent = Agent  # type: ignore[attr-defined]
     store = _serve(serve) if serve else None
-    threading.Thread(target=_obey, args=(sys.stdin,), name="snugfit-orders", daemon=True).start()
+    control.tell("ready", pid=os.getpid(), store=store and f"{store.host}:{store.port}")
     try:
         run(options)  # type: ignore[no-untyped-call]
-    except ChildFailedError as error:
-        return exit_code(failure.exitcode for failure in error.failures.values())
+    except (ChildFailedError, RendezvousClosedError):
+        return WorkerLostError.exit_code
     except (SignalException, KeyboardInterrupt) as error:
+        if control.ended.is_set():
+            return WorkerLostError.exit_code
         raise InterruptedRunError("the launch was interrupted.") from error
-    except (RendezvousError, OSError, RuntimeError) as error:
-        raise _unmet(error) from error
     finally:
+        control.finish()
         del store
     return 0
-
-
-def exit_code(codes: Iterable[int]) -> int:
-    """One exit code for several ranks that failed: a fault of its own before the loss of others before interruption."""
-    found = [WorkerLostError.exit_code if code < 0 else code for code in codes]
-    lesser = (WorkerLostError.exit_code, InterruptedRunError.exit_code)
-    return next((code for code in found if code not in lesser), min(found, default=1))
 
 
 def _serve(endpoint: str) -> TCPStore:
     address, _, port = endpoint.rpartition(":")
     listener = listen(address.strip("[]"), int(port))
     return TCPStore(
-        address.strip("[]"), int(port), is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-
-
-def _obey(orders: Iterable[str]) -> None:
-    for line in orders:
-        os.kill(os.getpid(), _ORDERS.get(line.strip(), signal.SIGTERM))
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_LAST_SECONDS)
-    os._exit(WorkerLostError.exit_code)  # stuck in native code, on a connection that was cut
-
-
-def _unmet(error: BaseException) -> SnugfitError:
-    said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    return WorkerLostError(
-        f"the hosts lost, or did not find, each other: {said}\n"
-        "Look whether the first host can be reached by all, and `snugfit train --resume RUN` goes on."
-    )
+        address.strip("[]"), listener.getsockname()[1], is_master=True, wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip

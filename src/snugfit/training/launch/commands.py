@@ -11,7 +11,7 @@ from types import TracebackType
 from snugfit.errors import WorkerLostError
 from snugfit.training.launch.heartbeat import Heartbeat
 from snugfit.training.launch.naming import lost_error
-from snugfit.training.launch.store import connect
+from snugfit.training.launch.store import connect, sealed_get, sealed_set
 from snugfit.training.launch.world import GATEWAY
 
 _POLL_SECONDS = 0.2
@@ -33,7 +33,7 @@ class Commands:
 
     def __init__(self, heartbeat: Heartbeat, resume: str | None = None) -> None:
         self.heartbeat, self.resume, self._given, self._taken = heartbeat, resume, 0, 0
-        self._came: queue.Queue[str | RuntimeError] = queue.Queue()
+        self._came: queue.Queue[str | RuntimeError | WorkerLostError] = queue.Queue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="snugfit-commands", daemon=True)
 
@@ -61,14 +61,14 @@ class Commands:
     def give(self, command: str) -> None:
         """Send a command to all others; on the gateway."""
         for rank in range(1, self.heartbeat.here.size):
-            self._store.set(f"command/{rank}/{self._given}", command)
+            sealed_set(self.heartbeat.here, self._store, f"command/{rank}/{self._given}", command)
         self._given += 1
 
     def take(self) -> str:
         """Wait for the next command, for as long as the gateway's heart beats; on all others.
 
         Raises:
-            WorkerLostError: a process was lost meanwhile.
+            WorkerLostError: a process was lost meanwhile, or somebody else wrote the command.
         """
         while True:
             try:
@@ -77,6 +77,8 @@ class Commands:
                 if self.heartbeat.lost():
                     raise lost_error(self.heartbeat, self.resume) from None
                 continue
+            if isinstance(came, WorkerLostError):
+                raise came
             if isinstance(came, RuntimeError):
                 raise lost_error(self.heartbeat, self.resume, str(came)) from came
             return came
@@ -86,10 +88,12 @@ class Commands:
         try:
             while not self._stop.is_set():
                 self._store.wait([self._key(self._taken)], _WAIT)
-                self._came.put(self._store.get(self._key(self._taken)).decode())
+                if self._stop.is_set():
+                    return
+                self._came.put(sealed_get(self.heartbeat.here, self._store, self._key(self._taken)))
                 self._store.delete_key(self._key(self._taken))
                 self._taken += 1
-        except RuntimeError as error:
+        except (RuntimeError, WorkerLostError) as error:
             self._came.put(error)
 
     def _key(self, number: int) -> str:

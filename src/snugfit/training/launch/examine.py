@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
-import socket
 import statistics
 import time
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from snugfit import __version__
 from snugfit.core.cluster import Cluster, Link, Rank
 from snugfit.core.hardware import cores
+from snugfit.training.launch.network import own_host, told_apart
 from snugfit.training.launch.world import GATEWAY, World
 
 _PINGS = 15
@@ -42,18 +44,42 @@ def examine(here: World) -> Cluster | None:
                 found, ahead = _measure(here.rank, source, target)
                 links += [found] if found else []
                 offset = ahead if source == GATEWAY and here.rank == target else offset
-    told: list[Any] = [None] * here.size
-    dist.all_gather_object(told, ({**own, "clock_offset_seconds": offset}, links))
+    mine = {
+        "rank": {**own, "clock_offset_seconds": offset},
+        "host": own_host(here.addr),
+        "links": list(map(asdict, links)),
+    }
+    told = gather_json(here, mine)
     if not here.is_gateway:
         return None
-    ordered = sorted((link for _, each in told for link in each), key=lambda link: (link.source, link.target))
-    return Cluster(tuple(Rank(**rank) for rank, _ in told), tuple(ordered))
+    named = told_apart([(str(name), str(address)) for name, address in (each["host"] for each in told)])
+    ranks = tuple(Rank(**each["rank"] | {"host": name}) for each, name in zip(told, named, strict=True))
+    ordered = sorted(
+        (Link(**link) for each in told for link in each["links"]), key=lambda link: (link.source, link.target)
+    )
+    return Cluster(ranks, tuple(ordered))
+
+
+def gather_json(here: World, said: Any) -> list[Any]:
+    """What every process says, on the gateway; nothing on the others. JSON in tensors: no pickle goes over the network.
+
+    Args:
+        here: this process.
+        said: anything that JSON can say.
+    """
+    text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(here.size)]
+    dist.all_gather(lengths, torch.tensor([text.numel()]))
+    longest = max(int(each) for each in lengths)
+    padded = torch.cat([text, torch.zeros(longest - text.numel(), dtype=torch.uint8)])
+    found = [torch.empty(longest, dtype=torch.uint8) for _ in range(here.size if here.is_gateway else 0)]
+    dist.gather(padded, found or None, dst=GATEWAY)
+    return [json.loads(bytes(each[: int(n)].tolist())) for each, n in zip(found, lengths, strict=False)]
 
 
 def _examine_rank(here: World) -> dict[str, Any]:
     return {
         "rank": here.rank,
-        "host": socket.gethostname(),
         "threads": torch.get_num_threads(),
         "macs_per_second": macs_per_second(),
         "free_bytes": psutil.virtual_memory().available,

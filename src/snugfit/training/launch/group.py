@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 from snugfit.training.launch.network import own_name, use_interface
-from snugfit.training.launch.store import Store, connect, host_store, within
+from snugfit.training.launch.store import Store, connect, host_store, sealed_set, within
 from snugfit.training.launch.world import World
 
 _GRACE_SECONDS = 2.0
@@ -25,7 +25,7 @@ def join(
     interface: str | None = None,
     *,
     device: str = "cpu",
-    join_seconds: float = 60.0,
+    join_seconds: float | None = None,
 ) -> Iterator[dist.ProcessGroup]:
     """All processes as a group, which ends with the context, also after errors.
 
@@ -34,17 +34,19 @@ def join(
         timeout_seconds: how long any one collective may wait; that of the launch by default.
         interface: network interface that alone is listened on; that which leads to the gateway by default.
         device: with ``"cuda"``, tensors there go over NCCL and those on the CPU over gloo.
-        join_seconds: how long processes wait for each other at the start, where imports and slow disks take their time.
+        join_seconds: how long processes wait for each other at the start, where imports and slow disks take their time;
+            ``--join-timeout`` of the launch by default.
 
     Raises:
         WorkerLostError: some did not come.
         UsageError: this build of torch lacks the transport that is asked for.
     """
     limit = here.timeout_seconds if timeout_seconds is None else timeout_seconds
+    patience = here.join_seconds if join_seconds is None else join_seconds
     use_interface(interface, here.addr)
     hosted = host_store(here)
-    store = connect(here, join_seconds)
-    _wait_for_all(here, store, join_seconds)
+    store = connect(here, patience)
+    _wait_for_all(here, store, patience)
     if device.startswith("cuda"):
         torch.cuda.set_device(here.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
@@ -79,7 +81,7 @@ def _wait_for_all(here: World, store: Store, seconds: float) -> None:
     """Announce this process and wait for all others."""
 
     def meet() -> None:
-        store.set(f"joined/{here.rank}", own_name(here.addr))
+        sealed_set(here, store, f"joined/{here.rank}", own_name(here.addr))
         store.wait([f"joined/{rank}" for rank in range(here.size)], timedelta(seconds=seconds))
 
     try:

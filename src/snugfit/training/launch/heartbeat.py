@@ -72,17 +72,21 @@ class Heartbeat:
         self._stop.set()
         self._thread.join(2 * self.interval + (self.limit if self._peace else 2 * _OVERDUE * self.interval))
 
-    def lost(self) -> list[int]:
+    def lost(self, limit: float | None = None) -> list[int]:
         """Ranks that have been silent for longer than the limit, or left because of an error.
 
         Where the store itself falls silent, those are lost that were silent before it, and the gateway otherwise.
+
+        Args:
+            limit: seconds of silence; the heartbeat's own by default.
         """
+        limit = self.limit if limit is None else limit
         with self._lock:
             now = time.monotonic()
-            if self._broken or now - self._answered > self.limit:
+            if self._broken or now - self._answered > limit:
                 last, patience = self._answered, _OVERDUE * self.interval
                 return [rank for rank, seen in self._seen.items() if last - seen.at > patience] or [GATEWAY]
-            return [rank for rank, seen in self._seen.items() if now - seen.at > self.limit]
+            return [rank for rank, seen in self._seen.items() if now - seen.at > limit]
 
     def describe(self, rank: int) -> str:
         """A rank with its process and host, like ``rank 1 (process 4711 on nano-2, 10.0.0.3)``."""

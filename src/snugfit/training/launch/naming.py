@@ -15,6 +15,7 @@ from snugfit.training.launch.heartbeat import Heartbeat
 _OF_PEERS = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused)|timed ?out|broken pipe|socket|recvvalue|store", re.IGNORECASE
 )
+_TIMED_OUT = re.compile(r"timed ?out", re.IGNORECASE)
 _POLL_SECONDS = 0.05
 
 
@@ -38,15 +39,19 @@ def naming_lost(heartbeat: Heartbeat, resume: str | None = None) -> Iterator[Non
 
 
 def lost_error(heartbeat: Heartbeat, resume: str | None = None, reason: str = "") -> WorkerLostError:
-    """Wait until the heartbeat knows who is silent, for little more than its limit, and say so.
+    """Wait until the heartbeat knows who is silent, and say so.
+
+    A collective that failed is evidence too: half the limit of silence is enough beside it. One that has waited for as
+    long as the limit already is not followed by another such wait.
 
     Args:
         heartbeat: that knows.
         resume: run folder.
         reason: what torch said, shown where everyone seems to be there.
     """
-    deadline = time.monotonic() + heartbeat.limit + 3 * heartbeat.interval
-    while not (ranks := heartbeat.lost()) and time.monotonic() < deadline:
+    patience = 2 * heartbeat.interval + (0.0 if _TIMED_OUT.search(reason) else heartbeat.limit)
+    deadline = time.monotonic() + patience
+    while not (ranks := heartbeat.lost(heartbeat.limit / 2)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     if not ranks:
         first = (reason.strip() or "no reason was given").splitlines()[0][:200]

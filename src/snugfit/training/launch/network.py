@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 
 import psutil
 
@@ -46,6 +47,24 @@ def use_interface(interface: str | None, gateway: str) -> None:
 
 def own_name(gateway: str) -> str:
     """This process for people, like ``process 4711 on nano-2, 10.0.0.3``."""
+    name, address = own_host(gateway)
+    return f"process {os.getpid()} on {name}" + (f", {address}" if address else "")
+
+
+def own_host(gateway: str) -> tuple[str, str]:
+    """Name and address of this host; the address is empty where all processes are on one host.
+
+    Args:
+        gateway: address of the first host.
+    """
     address = own_address(gateway)
     local = address is None or address.startswith("127.") or address == "::1"
-    return f"process {os.getpid()} on {socket.gethostname()}" + ("" if local else f", {address}")
+    return socket.gethostname(), "" if address is None or local else address
+
+
+def told_apart(hosts: Sequence[tuple[str, str]]) -> list[str]:
+    """One name for each host: its own, with its address where another host has the same name."""
+    return [
+        f"{name} ({address})" if address and any(n == name and a != address for n, a in hosts) else name
+        for name, address in hosts
+    ]

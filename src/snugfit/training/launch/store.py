@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from snugfit.errors import SnugfitError, WorkerLostError
+from snugfit.training.launch.seal import seal, unseal
 from snugfit.training.launch.world import World
 
-__all__ = ["Store", "connect", "host_store", "listen", "names", "within"]
+__all__ = ["Store", "connect", "host_store", "listen", "names", "sealed_get", "sealed_set", "within"]
 
 T = TypeVar("T")
 
@@ -70,6 +71,24 @@ def connect(here: World, seconds: float) -> Store:
     return PrefixStore(f"snugfit/{here.run_id}/{here.restarts}", store)
 
 
+def sealed_set(here: World, store: Store, key: str, text: str) -> None:
+    """Write what only a member of the launch can have written."""
+    store.set(key, seal(here.secret, _named(here, key), text))
+
+
+def sealed_get(here: World, store: Store, key: str) -> str:
+    """Wait for such words and read them.
+
+    Raises:
+        WorkerLostError: somebody else wrote them.
+    """
+    return unseal(here.secret, _named(here, key), store.get(key).decode(errors="replace"))
+
+
+def _named(here: World, key: str) -> str:
+    return f"{here.run_id}/{here.restarts}/{key}"
+
+
 def names(here: World, store: Store, seconds: float) -> dict[int, str]:
     """Process and host of every rank that has joined, for people.
 
@@ -77,7 +96,7 @@ def names(here: World, store: Store, seconds: float) -> dict[int, str]:
         WorkerLostError: the gateway does not answer.
     """
     try:
-        return within(seconds, lambda: {rank: store.get(f"joined/{rank}").decode() for rank in range(here.size)})
+        return within(seconds, lambda: {rank: sealed_get(here, store, f"joined/{rank}") for rank in range(here.size)})
     except (RuntimeError, TimeoutError) as error:
         raise WorkerLostError(
             f"rank 0 on {here.addr} stopped answering while the processes joined.\n"

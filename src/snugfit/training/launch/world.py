@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from snugfit.core.hardware import cores
 from snugfit.errors import UsageError
 from snugfit.quantities import parse_seconds
+from snugfit.training.launch.seal import SECRET_VARIABLE
 
 GATEWAY = 0
 """Rank of the process that reads data, writes the run folder and tells the others what to do."""
 
 TIMEOUT_VARIABLE = "SNUGFIT_TIMEOUT"
 DEFAULT_TIMEOUT = "10s"
-_NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+JOIN_VARIABLE = "SNUGFIT_JOIN_TIMEOUT"
+DEFAULT_JOIN = "60s"
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,15 @@ class World:
         size: processes in all.
         local_rank: among the processes of this host.
         local_size: processes of this host.
-        restarts: how often torchrun has started all processes anew.
+        restarts: round of the launch: how often all processes were started anew, counted alike on every host.
         addr: address of the gateway's host.
         port: of the gateway's store.
         max_restarts: how often torchrun will start them anew.
         run_id: name of the launch.
         timeout_seconds: how long a collective may wait, and a process be silent: `--timeout` of the launch.
+        join_seconds: how long processes wait for each other at the start: `--join-timeout` of the launch.
+        threads: compute threads that ``OMP_NUM_THREADS`` gives this process; None where it says nothing.
+        secret: of the launch, by which words in the store are known to be its own; empty under plain torchrun.
     """
 
     rank: int
@@ -45,6 +51,9 @@ class World:
     max_restarts: int = 0
     run_id: str = ""
     timeout_seconds: float = 10.0
+    join_seconds: float = 60.0
+    threads: int | None = None
+    secret: str = field(default="", repr=False)
 
     @property
     def is_gateway(self) -> bool:
@@ -77,20 +86,23 @@ def world(environment: Mapping[str, str] | None = None) -> World | None:
         rank=_number(given, "RANK"),
         size=_number(given, "WORLD_SIZE"),
         local_rank=_number(given, "LOCAL_RANK"),
-        local_size=_number(given, "LOCAL_WORLD_SIZE"),
+        local_size=_number(given, "LOCAL_WORLD_SIZE", 1),
         restarts=_number(given, "TORCHELASTIC_RESTART_COUNT"),
         addr=given["MASTER_ADDR"],
         port=_number(given, "MASTER_PORT"),
         max_restarts=_number(given, "TORCHELASTIC_MAX_RESTARTS"),
         run_id=given.get("TORCHELASTIC_RUN_ID", ""),
         timeout_seconds=parse_seconds(given.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)),
+        join_seconds=parse_seconds(given.get(JOIN_VARIABLE, DEFAULT_JOIN)),
+        threads=_threads(given),
+        secret=given.get(SECRET_VARIABLE, ""),
     )
     _check(found)
     return found
 
 
-def _number(given: Mapping[str, str], name: str) -> int:
-    text = given.get(name, "0")
+def _number(given: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = given.get(name) or str(default)
     if not text.isdecimal():
         raise UsageError(
             f"{name} is '{text}', which is no whole number; start processes with `snugfit cluster launch`."
@@ -109,18 +121,27 @@ def _check(found: World) -> None:
         raise UsageError(f"MASTER_PORT is {found.port}; a port is between 1 and 65535.")
 
 
+def _threads(given: Mapping[str, str]) -> int | None:
+    """What ``OMP_NUM_THREADS`` says, of which nested levels count no more than the first, like ``4,2``.
+
+    torchrun writes 1 for several processes of a host where the user wrote nothing. A launch of snugfit, which alone
+    has a secret, writes each process's share instead; so 1 is the user's own there.
+    """
+    text = given.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    by_torchrun = text == "1" and "TORCHELASTIC_RUN_ID" in given and not given.get(SECRET_VARIABLE)
+    return int(text) if text.isdecimal() and int(text) and not by_torchrun else None
+
+
 def share_of_threads(here: World | None, asked: int | None = None) -> int | None:
     """Compute threads of this process: what the user asked for, or its share of the host's cores.
 
-    torchrun sets ``OMP_NUM_THREADS=1`` where nobody set it, which would leave cores idle.
-
     Args:
         here: this process; None where it is alone.
-        asked: ``--threads``.
+        asked: ``--threads``, which precedes ``OMP_NUM_THREADS``.
 
     Returns:
         None where neither says anything.
     """
     if asked is not None or here is None:
         return asked
-    return max(1, cores() // here.local_size)
+    return here.threads or max(1, cores() // here.local_size)

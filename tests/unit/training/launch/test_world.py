@@ -9,7 +9,7 @@ import pytest
 from snugfit.core.hardware import cores
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 from snugfit.training.launch import World, join, share_of_threads, world
-from snugfit.training.launch.network import interface_towards, own_address
+from snugfit.training.launch.network import interface_towards, own_address, told_apart
 from snugfit.training.launch.store import listen, within
 
 TORCHRUN = {
@@ -36,7 +36,7 @@ def test_a_process_alone():
         ({"RANK": "one"}, "RANK is 'one'"),
         ({"MASTER_PORT": "-1"}, "MASTER_PORT is '-1'"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000"),
-        ({"LOCAL_RANK": "", "MASTER_ADDR": ""}, "LOCAL_RANK, MASTER_ADDR not set"),
+        ({"MASTER_PORT": "", "MASTER_ADDR": ""}, "MASTER_ADDR, MASTER_PORT not set"),
         ({"RANK": "4"}, "rank 4 of 4"),
         ({"LOCAL_WORLD_SIZE": "8"}, "local rank 1 of 8"),
     ],
@@ -45,6 +45,42 @@ def test_half_a_torchrun_is_refused(changed, words):
     with pytest.raises(UsageError, match=r"snugfit cluster launch|port is between") as caught:
         world({**TORCHRUN, **changed})
     assert words in str(caught.value)
+
+
+def test_only_rank_and_size_are_needed():
+    """As MPI and SLURM scripts give them: one process a host then."""
+    given = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    found = world(given)
+    assert (found.rank, found.size, found.local_rank, found.local_size, found.restarts) == (3, 4, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "launched", "threads"),
+    [
+        ("3", True, 3), ("3", False, 3), ("1", True, 1), ("4,2", True, 4),
+        ("1", False, max(1, cores() // 2)),  # torchrun's own, where the user wrote nothing
+        ("", True, max(1, cores() // 2)), ("many", True, max(1, cores() // 2)), ("0", True, max(1, cores() // 2)),
+    ],
+)  # fmt: skip
+def test_omp_num_threads_is_honoured(text, launched, threads):
+    given = {**TORCHRUN, "OMP_NUM_THREADS": text, **({"SNUGFIT_SECRET": "x"} if launched else {})}
+    assert share_of_threads(world(given)) == threads
+    assert share_of_threads(world(given), 7) == 7, "--threads precedes it"
+
+
+def test_the_time_to_join_is_an_option():
+    assert world({**TORCHRUN, "SNUGFIT_JOIN_TIMEOUT": "2min"}).join_seconds == 120
+    assert world(TORCHRUN).join_seconds == 60
+
+
+def test_hosts_of_one_name_are_told_apart():
+    hosts = [("pi", "10.0.0.1"), ("pi", "10.0.0.2"), ("pi", "10.0.0.2"), ("nano", "10.0.0.3")]
+    assert told_apart(hosts) == ["pi (10.0.0.1)", "pi (10.0.0.2)", "pi (10.0.0.2)", "nano"]
+    assert told_apart([("pi", ""), ("pi", "")]) == ["pi", "pi"], "processes of one machine"
+
+
+def test_a_secret_is_not_shown():
+    assert "hush" not in repr(world({**TORCHRUN, "SNUGFIT_SECRET": "hush"}))
 
 
 def test_threads_are_shared_by_the_processes_of_a_host():

@@ -1,0 +1,66 @@
+"""The run folder of a launch, in which every round goes on with what the one before began."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from snugfit.api.loading import read_data, read_record
+from snugfit.api.running import from_anywhere
+from snugfit.core.request import Request
+from snugfit.errors import CheckpointError
+from snugfit.training.launch import World, world
+
+__all__ = ["World", "begun", "finished", "for_launch", "world"]
+
+_FIRST = ("request.json", "profile.json", "architecture.json", "plan.json")
+_LAST = _FIRST[-1]
+"""Written once all else is there that a run is resumed from."""
+
+
+def for_launch(request: Request, here: World) -> Request:
+    """The request with a run folder that a restart of the same launch finds again."""
+    machine = request.machine
+    return replace(request, machine=replace(machine, out=machine.out or f"runs/{here.run_id or 'launch'}"))
+
+
+def begun(request: Request, here: World) -> str | None:
+    """The run folder with which this round goes on; None where it begins a new run.
+
+    The folder tells, not a count of restarts: a run that was interrupted is resumed where the same is asked for again.
+    What a process wrote that was lost before the run could be resumed is removed.
+
+    Args:
+        request: with its run folder.
+        here: this process.
+    """
+    folder = Path(str(request.machine.out))
+    if (folder / "record.json").exists() or not (here.restarts or _same(request, folder)):
+        return None
+    if (folder / _LAST).exists():
+        return str(folder)
+    if here.restarts and folder.is_dir() and all(_is_draft(each) for each in folder.iterdir()):
+        for each in folder.iterdir():
+            each.unlink()
+    return None
+
+
+def finished(request: Request, here: World) -> dict[str, Any] | None:
+    """The record of a run that an earlier round ended, whose process was lost on its way out."""
+    folder = Path(str(request.machine.out))
+    return read_record(folder).to_json() if here.restarts and (folder / "record.json").exists() else None
+
+
+def _is_draft(path: Path) -> bool:
+    return path.is_file() and path.name.removesuffix(".tmp") in _FIRST
+
+
+def _same(request: Request, folder: Path) -> bool:
+    """Whether a run folder says that the same was asked for."""
+    try:
+        before = read_data(Request, folder / "request.json")
+    except CheckpointError:
+        return False
+    now = from_anywhere(request)
+    return replace(before, machine=now.machine) == now

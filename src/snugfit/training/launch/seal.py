@@ -1,0 +1,36 @@
+"""Words in the store that only members of the launch can have written: torch's store knows no passwords."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from snugfit.errors import WorkerLostError
+
+SECRET_VARIABLE = "SNUGFIT_SECRET"
+"""Set by the agent, which has it from the launcher over ssh; no command line shows it."""
+
+
+def seal(secret: str, key: str, text: str) -> str:
+    """A text with the code that proves who wrote it, and for which key: HMAC-SHA256 in hexadecimal, then the text."""
+    return f"{_code(secret, key, text)}{text}"
+
+
+def unseal(secret: str, key: str, sealed: str) -> str:
+    """The text.
+
+    Raises:
+        WorkerLostError: somebody without the secret wrote it, or for another key.
+    """
+    length = 2 * hashlib.sha256().digest_size
+    code, text = sealed[:length], sealed[length:]
+    if not hmac.compare_digest(code.encode(), _code(secret, key, text).encode()):
+        raise WorkerLostError(
+            f"'{key}' in the store was written by somebody who does not belong to this launch; it is not obeyed.\n"
+            "Look who reaches the network of the hosts, and resume the run on one that you trust."
+        )
+    return text
+
+
+def _code(secret: str, key: str, text: str) -> str:
+    return hmac.new(secret.encode(), f"{len(key)}:{key}{text}".encode(), hashlib.sha256).hexdigest()

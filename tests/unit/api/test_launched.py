@@ -1,0 +1,75 @@
+"""Which run folder a round of a launch goes on with."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from snugfit.api.launched import begun, finished, for_launch
+from snugfit.api.planning import plan_request
+from snugfit.core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, StrategyOptions
+from snugfit.errors import UsageError
+from snugfit.training.launch import World
+
+FIRST = World(0, 1, 0, 1, restarts=0, addr="10.0.0.1", port=29400, run_id="x")
+LATER = replace(FIRST, restarts=1)
+
+
+def asked(out, **strategy):
+    return Request(
+        model=ModelOptions("smallconv", image_size=8),
+        data=DataOptions("digits", max_train=32, max_val=16),
+        budget=BudgetOptions(),
+        machine=MachineOptions(out=str(out)),
+        strategy=StrategyOptions("backprop", **strategy),
+    )
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A run that was lost before its record was written."""
+    out = tmp_path_factory.mktemp("runs") / "a"
+    record = plan_request(asked(out)).run(subscribers=())
+    (out / "record.json").unlink()
+    return out, record
+
+
+def test_a_new_run_is_begun(tmp_path):
+    for here in (FIRST, LATER):
+        assert begun(asked(tmp_path / "new"), here) is None and finished(asked(tmp_path / "new"), here) is None
+    assert for_launch(replace(asked("x"), machine=MachineOptions()), FIRST).machine.out == "runs/x"
+
+
+def test_an_interrupted_run_is_gone_on_with_by_its_folder_in_any_round(interrupted):
+    """The first round counts no restart, and said "runs/a is not empty"."""
+    out, _ = interrupted
+    assert begun(asked(out), FIRST) == begun(asked(out), LATER) == str(out)
+
+
+def test_a_run_that_asked_for_something_else_is_not_taken_up(interrupted):
+    out, _ = interrupted
+    other = replace(asked(out), model=ModelOptions("smallconv", image_size=16))
+    assert begun(other, FIRST) is None
+    with pytest.raises(UsageError, match="is not empty"):
+        plan_request(other)
+
+
+def test_what_was_lost_before_it_could_be_resumed_is_removed_by_the_next_round_alone(tmp_path):
+    for name in ("request.json", "profile.json.tmp"):
+        (tmp_path / name).write_text("{}")
+    assert begun(asked(tmp_path), FIRST) is None and len(list(tmp_path.iterdir())) == 2
+    assert begun(asked(tmp_path), LATER) is None and list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_removed_that_no_run_has_written(tmp_path):
+    (tmp_path / "request.json").write_text("{}")
+    (tmp_path / "thesis.json").write_text("mine")
+    assert begun(asked(tmp_path), LATER) is None and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_run_that_is_finished_is_not_run_again(interrupted, tmp_path):
+    _, record = interrupted
+    (tmp_path / "record.json").write_text(json.dumps(record.to_json()))
+    assert finished(asked(tmp_path), FIRST) is None
+    assert finished(asked(tmp_path), LATER)["strategy"] == "backprop"
+    assert begun(asked(tmp_path), LATER) is None
