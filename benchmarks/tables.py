@@ -1,12 +1,12 @@
-"""Write the tables of docs/benchmarks.md from the result files: between the markers of each claim, nothing else.
+"""Write the tables of docs/benchmarks.md and docs/reliability.md from the result files, and nothing else there.
 
-A claim's text stands in the page; ``<!-- tables: CLAIM -->`` and ``<!-- end: CLAIM -->`` enclose what is written here.
+A claim's text stands in its page; ``<!-- tables: CLAIM -->`` and ``<!-- end: CLAIM -->`` enclose what is written here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks import (
@@ -21,6 +21,7 @@ from benchmarks import (
     peers_tables,
     planner_tables,
     sidenet_tables,
+    soak,
     speed_tables,
     tilecosts,
     tiled_tables,
@@ -46,26 +47,36 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "peers": peers_tables.render,
     "newcomer": newcomer.render,
 }
+RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {"soak": soak.render}
+PAGES = {"benchmarks.md": RENDER, "reliability.md": RELIABILITY}
 _NAME = re.compile(r"(?P<claim>[a-z]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
 
 app = program("tables")
 
 
 @app.default
-def main(*, page: Path = ROOT / "docs" / "benchmarks.md", results: Path = RESULTS, check: bool = False) -> int:
-    """Write every claim's tables into the page.
+def main(*, docs: Path = ROOT / "docs", results: Path = RESULTS, check: bool = False) -> int:
+    """Write every claim's tables into its page.
 
     Args:
-        page: the page.
+        docs: folder of the pages.
         results: folder of result files; the newest of each claim and machine counts.
-        check: write nothing, and exit 1 where the page is not up to date.
+        check: write nothing, and exit 1 where a page is not up to date.
     """
+    return max([_write(docs / name, claims, results, check=check) for name, claims in PAGES.items()])
+
+
+def _write(page: Path, claims: Iterable[str], results: Path, *, check: bool) -> int:
     text = page.read_text()
     fresh = text
-    for claim in RENDER:
+    for claim in claims:
         fresh = replace_section(fresh, claim, section(claim, results))
     if check:
-        note("up to date" if fresh == text else f"{page.name} is out of date: python -m benchmarks.tables")
+        note(
+            f"{page.name} is up to date"
+            if fresh == text
+            else f"{page.name} is out of date: python -m benchmarks.tables"
+        )
         return int(fresh != text)
     page.write_text(fresh)
     return 0
@@ -93,7 +104,8 @@ def _file_part(claim: str, path: Path) -> str:
         f"snugfit {machine['snugfit']} at {commits}, {path.stem.rpartition('_')[2]}; "
         f"[{path.name}](../benchmarks/results/{path.name}):"
     )
-    return f"{caption}\n\n{commands}\n\n{RENDER[claim](cells)}"
+    render = next(claims[claim] for claims in PAGES.values() if claim in claims)
+    return f"{caption}\n\n{commands}\n\n{render(cells)}"
 
 
 def replace_section(text: str, claim: str, body: str) -> str:

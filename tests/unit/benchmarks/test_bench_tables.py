@@ -82,22 +82,22 @@ def test_overhead_counts_once_what_happens_once() -> None:
     assert overhead.profiling_share(cell) == pytest.approx(3 / 550)
 
 
-def test_the_page_gets_the_newest_results_of_each_machine(tmp_path: Path) -> None:
-    page = tmp_path / "benchmarks.md"
-    page.write_text(
-        "".join(f"{claim}\n<!-- tables: {claim} -->\nold\n<!-- end: {claim} -->\n" for claim in tables.RENDER)
-    )
+def test_pages_get_the_newest_results_of_each_machine(tmp_path: Path) -> None:
+    for name, claims in tables.PAGES.items():
+        text = "".join(f"{claim}\n<!-- tables: {claim} -->\nold\n<!-- end: {claim} -->\n" for claim in claims)
+        (tmp_path / name).write_text(text)
     for claim in tables.RENDER:
         for date, seconds in (("2024-01-02", 10.0), ("2024-01-01", 70.0)):
             data = {"machine": MACHINE, "commands": [f"run {date}"], "cells": [finished("blockwise", seconds)]}
             (tmp_path / f"{claim}_abacus-2-cores_{date}.json").write_text(json.dumps({"claim": claim, **data}))
-    assert tables.main(page=page, results=tmp_path, check=True) == 1
-    assert tables.main(page=page, results=tmp_path) == 0
-    text = page.read_text()
+    assert tables.main(docs=tmp_path, results=tmp_path, check=True) == 1
+    assert tables.main(docs=tmp_path, results=tmp_path) == 0
+    text = (tmp_path / "benchmarks.md").read_text()
     assert "run 2024-01-02" in text
     assert "run 2024-01-01" not in text
     assert "old" not in text
-    assert tables.main(page=page, results=tmp_path, check=True) == 0
+    assert "No results yet." in (tmp_path / "reliability.md").read_text()
+    assert tables.main(docs=tmp_path, results=tmp_path, check=True) == 0
 
 
 def test_a_page_without_markers_is_refused() -> None:
@@ -105,9 +105,10 @@ def test_a_page_without_markers_is_refused() -> None:
         tables.replace_section("nothing", "speed", "")
 
 
-def test_the_real_page_has_all_markers() -> None:
-    text = (Path(tables.ROOT) / "docs" / "benchmarks.md").read_text()
-    for claim in tables.RENDER:
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_the_real_pages_have_all_markers(name: str) -> None:
+    text = (Path(tables.ROOT) / "docs" / name).read_text()
+    for claim in tables.PAGES[name]:
         assert "x-body" in tables.replace_section(text, claim, "x-body")
 
 

@@ -159,7 +159,7 @@ class TestDigest:
     def test_the_real_strategies_differ(self) -> None:
         names = {each.settings["strategy"] for each in all_arms()}
         assert len({digest.digest_of(name) for name in names}) == len(names) == 5
-        assert "snugfit.training.averaging" in digest.reached(["snugfit.strategies.backprop"])
+        assert "snugfit.training.loop" in digest.reached(["snugfit.strategies.backprop"])
 
 
 class FakeRun:
