@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from oracle import every_mask
 from profiles import branched, layers, straight, with_steps
 
 from snugfit.core.tensors import Saved
+from snugfit.selection import choice
 from snugfit.selection.choice import TIME_RESOLUTION, Room, choose, needed_bytes
 from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
@@ -131,3 +133,126 @@ def test_what_is_needed_counts_state_and_step():
     assert needed_bytes(network, network.head, Room(1.0)) == 2 * 4 + (8 + 8 + 8 + 4), (
         "state, then input, output, its gradient and a weight's"
     )
+
+
+def tensors_of_many_sizes(seed):
+    """Six operators in a row, each with a tensor and a map of a size of its own."""
+    rng = np.random.default_rng(seed)
+    made = [(float(rng.uniform(0, 2)), [(float(rng.uniform(0.1, 1)), 0.1)]) for _ in range(6)]
+    profile = times_of(straight(*made)).network.profile
+
+    def sized(one):
+        saved = (Saved(one.map - 1, int(rng.integers(100, 1500))),)
+        tensors = tuple(replace(tensor, bytes=int(rng.integers(4, 900)), saved=saved) for tensor in one.tensors)
+        return replace(one, output_bytes=int(rng.integers(200, 2000)), tensors=tensors)
+
+    parts = [sized(one) for one in profile.operators]
+    return times_of(replace(profile, operators=tuple(parts))), rng.lognormal(0, 2, 6)
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_within_memory_it_is_nearly_the_best_of_all_selections(holds):
+    """The search looks at few selections, so that it may miss the best one, but rarely and by little."""
+    shares = []
+    for seed, share in itertools.product(range(12), (0.2, 0.5, 0.8)):
+        times, value = tensors_of_many_sizes(seed)
+        network = times.network
+        least, most = (needed_bytes(network, mask, Room(0.9, None, holds)) for mask in (network.head, times.everything))
+        room = Room(0.9, int(least + share * (most - least)), holds)
+        fitting = [
+            value[mask & ~network.head].sum()
+            for mask in map(np.array, every_mask(6))
+            if mask[network.head].all() and needed_bytes(network, mask, room) <= room.bytes and times.ratio(mask) <= 0.9
+        ]
+        found = value[choose(times, network, value, room) & ~network.head].sum()
+        shares.append(found / max(fitting) if max(fitting) else 1.0)
+    assert np.mean(shares) > 0.92 and np.mean(np.isclose(shares, 1)) > 0.8
+
+
+def test_a_room_of_exactly_what_is_needed_is_not_searched(monkeypatch):
+    times, value = tensors_of_many_sizes(0)
+    free = choose(times, times.network, value, Room(0.9))
+    exactly = needed_bytes(times.network, free, Room(0.9))
+    assert choose(times, times.network, value, Room(0.9, exactly - 1)).tolist() != free.tolist()
+    monkeypatch.setattr(choice, "solve_within", None)
+    assert choose(times, times.network, value, Room(0.9, exactly)).tolist() == free.tolist()
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_budgets_are_divided_as_finely_as_is_said_and_held_gradients_count(monkeypatch, holds):
+    times, value = tensors_of_many_sizes(1)
+    network, seen = times.network, []
+    select, within, model = choice.select, choice.solve_within, choice.byte_model
+
+    def log(function):
+        return lambda *arguments: (seen.append(arguments), function(*arguments))[1]
+
+    for name, function in (("select", select), ("solve_within", within), ("byte_model", model)):
+        monkeypatch.setattr(choice, name, log(function))
+    least = needed_bytes(network, network.head, Room(0.9, None, holds))
+    choose(times, network, value, Room(0.9, least + 500, holds))
+    others = ~network.head
+    assert seen[0][3:] == (times.backward_budget(0.9), 4000)
+    gradients = network.gradient_bytes[others] if holds else 0
+    assert seen[1][0].tolist() == (network.own_bytes[others] + gradients).tolist()
+    room = least + 500 - network.state_bytes(network.head)
+    assert seen[2][3] == times.backward_budget(0.9) and seen[2][5:] == (room, 1000)
+
+
+class TestHowMuchTensorsAreAllowed:
+    """`_most` over selections that take exactly what they are allowed, of which a step needs ``needs`` bytes."""
+
+    def tried(self, monkeypatch, needs, limit, *, taken=lambda allowed: allowed, worth=lambda allowed: 1.0):
+        asked, head = [], np.array([False, False, True])
+        memory = SimpleNamespace(head=head, state_bytes=lambda mask: 10)
+
+        def within(allowed):
+            asked.append(allowed)
+            return np.array([True, False, True]) * np.float64(allowed), taken(allowed)
+
+        class Importance:
+            def __getitem__(self, found):
+                return np.array(worth(found[0]) if found[0] else 0.0)
+
+        monkeypatch.setattr(choice, "needed_bytes", lambda memory, found, room: needs(found[0]))
+        best = choice._most(within, memory, Importance(), Room(1.0, limit))
+        return asked, best[0]
+
+    def test_it_falls_by_what_a_step_lacks_and_is_then_halved_until_close(self, monkeypatch):
+        asked, best = self.tried(monkeypatch, lambda allowed: 10 + 1.5 * allowed, 110)
+        assert asked == [100, 50, 75, 62.5, 68.75, 65.625, 67.1875, 66.40625] and best == 66.40625
+
+    def test_it_falls_by_two_percent_at_least_and_is_halved_once_half_the_tries_are_gone(self, monkeypatch):
+        asked, best = self.tried(monkeypatch, lambda allowed: 110.1, 110)
+        falling = [100 * 0.98**times for times in range(7)]
+        assert asked == pytest.approx([*falling, *(falling[-1] / 2**times for times in range(1, 6))])
+        assert not best
+
+    def test_it_starts_from_what_was_taken_and_is_halved_where_nothing_would_be_left(self, monkeypatch):
+        asked, _ = self.tried(monkeypatch, lambda allowed: 1000, 110, taken=lambda allowed: min(allowed, 60))
+        assert asked == [100, *(60 / 2**times for times in range(1, 12))]
+
+    def test_a_step_that_just_fits_is_taken(self, monkeypatch):
+        assert self.tried(monkeypatch, lambda allowed: 110, 110) == ([100], 100)
+
+    def test_the_best_that_fitted_is_kept_and_the_later_of_equals(self, monkeypatch):
+        def needs(allowed):
+            return 10 + 1.5 * allowed
+
+        for worth, kept in (
+            (lambda allowed: -allowed, False),
+            (lambda allowed: 100 - allowed, 50),
+            (lambda a: 1, 66.40625),
+        ):
+            assert self.tried(monkeypatch, needs, 110, worth=worth)[1] == kept
+
+    def test_without_room_nothing_is_asked(self, monkeypatch):
+        assert self.tried(monkeypatch, lambda allowed: 0, 10) == ([], False)
+        assert self.tried(monkeypatch, lambda allowed: 0, None) == ([], False)
+
+
+def test_held_gradients_are_there_all_the_time():
+    network = Network(straight((1, [(1, 0)]), (1, [(1, 0)])), 1, state_copies=2)
+    everything = np.ones(2, dtype=bool)
+    held = needed_bytes(network, everything, Room(1.0, None, True)) - needed_bytes(network, everything, Room(1.0))
+    assert 0 < held <= 8  # both gradients, of which one may be there at the peak in any case
