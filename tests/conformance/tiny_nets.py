@@ -59,3 +59,25 @@ def wide(classes: int = 10) -> nn.Module:
     layers = [nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.LeakyReLU(inplace=True), nn.MaxPool2d(4)]
     layers += [nn.Conv2d(64, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(4)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, classes))
+
+
+def group_normed(classes: int = 10) -> nn.Module:
+    """Every normalisation but BatchNorm, the first of them on the images, which need no gradient."""
+    layers = [nn.GroupNorm(1, 1), nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU()]
+    layers += [nn.Conv2d(8, 8, 3, 2, 1), nn.InstanceNorm2d(8, affine=True), nn.ReLU()]
+    layers += [nn.Conv2d(8, 16, 3, 2, 1), nn.LayerNorm([16, 4, 4]), nn.ReLU()]
+    layers += [nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes))
+
+
+def late_normed(classes: int = 10) -> nn.Module:
+    """A network that can be cut into tiles, with GroupNorm behind what is cut."""
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.GroupNorm(2, 8), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+
+
+def single_normed(classes: int = 10) -> nn.Module:
+    """Units of one layer with GroupNorm behind it."""
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU()]
+    layers += [nn.Conv2d(8, 8, 3, 2, 1), nn.GroupNorm(2, 8), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))

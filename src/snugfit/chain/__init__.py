@@ -8,6 +8,9 @@ from snugfit.chain.norms import tracking_norms
 from snugfit.chain.store import UnitStore, load_into, release
 from snugfit.chain.tails import split_tail
 from snugfit.chain.unit import ConvFact, Unit
+from snugfit.upstream import mend_group_norm
+
+mend_group_norm()
 
 __all__ = [
     "Chain",

@@ -27,6 +27,9 @@ from snugfit.lean.samples import run_by_sample
 from snugfit.lean.standardised import StandardisedConv2d
 from snugfit.lean.stored import FloatState, restore_float, store_int8
 from snugfit.lean.swap import use_lean, use_lean_convolutions, use_stock
+from snugfit.upstream import mend_group_norm
+
+mend_group_norm()
 
 __all__ = [
     "FloatState",

@@ -93,22 +93,29 @@ def with_stand_ins(
         of_weight = of_weight._replace(dtype=dtype)
         weight = None if weight is None else weight.to(dtype)
     stand_ins = (of_inputs.stand_in() if inputs is None else inputs, of_weight.stand_in() if weight is None else weight)
-    if _needs_memory(*stand_ins, geometry):
+    if stand_ins[0].is_meta:
+        return stand_ins
+    backend = _backend(*stand_ins, geometry)
+    if _needs_memory(*stand_ins, geometry, backend):
         return (of_inputs.empty() if inputs is None else inputs, of_weight.empty() if weight is None else weight)
-    return stand_ins
-
-
-def _needs_memory(inputs: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Whether the kernel copies its input, or takes it apart, group by group or image by image, without reading it."""
-    if not inputs.is_meta and not (_is_plain(inputs) and _is_plain(weight)):
-        return True
-    if (geometry.groups == 1 and max(geometry.dilation) == 1) or inputs.is_meta:
-        return False
-    stride, padding, dilation, groups = (list(each) if isinstance(each, tuple) else each for each in geometry)
-    backend = torch._C._select_conv_backend(
-        inputs, weight, None, stride, padding, dilation, False, [0, 0], groups, None
+    order = torch._C._conv_determine_backend_memory_format(*stand_ins, backend)
+    return (
+        of_inputs.ordered(order).stand_in() if inputs is None else inputs,
+        of_weight.ordered(order).stand_in() if weight is None else weight,
     )
-    return backend.name.startswith("Slow")
+
+
+def _backend(inputs: Tensor, weight: Tensor, geometry: Geometry) -> Any:
+    """The kernel that torch takes for these tensors."""
+    stride, padding, dilation, groups = (list(each) if isinstance(each, tuple) else each for each in geometry)
+    return torch._C._select_conv_backend(inputs, weight, None, stride, padding, dilation, False, [0, 0], groups, None)
+
+
+def _needs_memory(inputs: Tensor, weight: Tensor, geometry: Geometry, backend: Any) -> bool:
+    """Whether the kernel copies its input, or takes it apart, group by group or image by image, without reading it."""
+    if not (_is_plain(inputs) and _is_plain(weight)):
+        return True
+    return (geometry.groups > 1 or max(geometry.dilation) > 1) and backend.name.startswith("Slow")
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -31,6 +31,11 @@ class Layout(NamedTuple):
         strides = tensor.stride() if _apart(tensor) else torch.empty_like(tensor, device="meta").stride()
         return cls(tensor.shape, strides, tensor.dtype, tensor.device)
 
+    def ordered(self, order: torch.memory_format) -> Layout:
+        """The same in another memory format: a kernel that converts its inputs to it then finds nothing to copy."""
+        like = torch.empty(self.size, device="meta", memory_format=order)
+        return self._replace(stride=like.stride())
+
     def empty(self) -> Tensor:
         """A new tensor of this layout."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)

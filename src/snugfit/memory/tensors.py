@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from snugfit.memory import meta
+from snugfit.upstream import hidden_bytes
 
 _left_out: dict[int, weakref.ref[Any]] = {}
 
@@ -56,6 +57,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = meta.run(func, args, kwargs or {})
+        self.peak = max(self.peak, self.live + hidden_bytes(func, args))
         for output in tree_iter(outputs):
             if isinstance(output, Tensor):
                 self.add(output)

@@ -62,6 +62,28 @@ def test_the_inputs_gradient_is_torchs_bit_for_bit(assert_as_stock, options, dty
             assert_as_stock(conv, torch.randn(batch, 8, 20, 20, dtype=dtype).to(memory_format=memory_format))
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("trains", ["input", "weight"])
+@pytest.mark.parametrize("last", ["map", "weight"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kernel_size": 1, "padding": 0}, {"groups": 8}, {"dilation": 2}, {"stride": 2, "groups": 2}],
+    ids=str,
+)
+def test_map_and_weight_may_differ_in_memory_format(assert_as_stock, options, last, trains, autocast):
+    """The kernel converts what is not in its format; a stand-in without memory ended the process there."""
+    conv = nn.Conv2d(8, 16, **{"kernel_size": 3, "padding": 1, **options})
+    images = torch.randn(3, 8, 12, 10)
+    conv.weight.requires_grad_(trains == "weight")
+    if last == "map":
+        images = images.to(memory_format=torch.channels_last)
+    else:
+        conv = conv.to(memory_format=torch.channels_last)
+    assert_as_stock(
+        conv, images, train_input=trains == "input", autocast=autocast, tolerance=1e-2 if autocast else 1e-5
+    )
+
+
 @pytest.mark.parametrize("size", [(4, 9, 9), (0, 4, 9, 9)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"padding_mode": "reflect"}, {"groups": 2}], ids=str)
 def test_without_a_batch_axis_and_without_images(assert_as_stock, size, options):

@@ -1,0 +1,65 @@
+"""Defects of torch that training meets, mended in this process; docs/upstream.md describes each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GROUP_NORM_MENDED = "2.14"
+"""The first torch whose GroupNorm does not crash; 2.11.0, 2.12.1 and 2.13.0 do."""
+_GROUP_NORM_BACKWARD = torch.ops.aten.native_group_norm_backward
+
+
+@cache
+def mend_group_norm() -> None:
+    """Keep torch's GroupNorm from writing the gradient of its input through a null pointer.
+
+    On the processor the backward pass of GroupNorm on a map in channels_last ends the process by a segmentation fault
+    where the input needs no gradient: in the first layer, behind frozen layers, or in a block trained alone. From here
+    on that gradient is computed and dropped. All other gradients stay what they are, bit for bit.
+    """
+    if torch.__version__ >= GROUP_NORM_MENDED:
+        return
+    stock = torch.library.get_kernel(_GROUP_NORM_BACKWARD.default, "CPU")
+
+    def mended(keys: Any, *args: Any) -> tuple[Tensor | None, ...]:
+        *given, wanted = args
+        if wanted[0] or not crashes(given[1], wanted):
+            return tuple(stock.call_boxed(keys, *args))
+        return None, *stock.call_boxed(keys, *given, [True, *wanted[1:]])[1:]
+
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+        library.impl(_GROUP_NORM_BACKWARD.default, mended, "CPU", with_keyset=True)  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+
+
+_libraries: list[torch.library.Library] = []
+"""What is registered, which ends with its library."""
+
+
+def crashes(inputs: Tensor, wanted: Sequence[bool]) -> bool:
+    """Whether stock torch would write gradients of the inputs of a GroupNorm that nobody asked for.
+
+    Args:
+        inputs: of the GroupNorm, (B, C, ...).
+        wanted: whether the gradients of inputs, weight and bias are asked for.
+    """
+    if torch.__version__ >= GROUP_NORM_MENDED or wanted[0] or not any(wanted) or inputs.dim() not in (4, 5):
+        return False
+    layout = torch.channels_last if inputs.dim() == 4 else torch.channels_last_3d
+    return inputs.is_contiguous(memory_format=layout)
+
+
+def hidden_bytes(operator: Any, args: Sequence[Any]) -> int:
+    """Bytes that a call of a mended operator takes on the processor while it runs, beside its outputs."""
+    if getattr(operator, "overloadpacket", None) is not _GROUP_NORM_BACKWARD:
+        return 0
+    inputs, wanted = args[1], args[-1]
+    return inputs.nbytes if inputs.device.type == "cpu" and crashes(inputs, wanted) else 0

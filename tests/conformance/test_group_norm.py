@@ -1,0 +1,57 @@
+"""Networks with every normalisation but BatchNorm, in every strategy: torch's GroupNorm crashes where it may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from two_processes import run_in_two
+
+ROWS: dict[str, dict[str, Any]] = {
+    "backprop": {"strategy": "backprop"},
+    "checkpoint": {"strategy": "checkpoint"},
+    "aan": {"strategy": "blockwise"},
+    "lls-mxm": {"strategy": "blockwise", "local_loss": "lls-mxm"},
+    "elastic": {"strategy": "elastic"},
+    "elastic, stock": {"strategy": "elastic", "lean": False},
+    "head": {"strategy": "elastic", "scheme": "head"},
+    "bn+bias": {"strategy": "elastic", "scheme": "bn+bias"},
+    "rep-net": {"strategy": "sidenet"},
+    "bias+head": {"strategy": "sidenet", "scheme": "bias+head"},
+    "tiles": {"strategy": "tiled", "tiles": "2x2", "model": "tiny_nets:late_normed"},
+    "dfa": {"strategy": "feedback"},
+    "pepita": {"strategy": "feedback", "feedback_rule": "pepita", "model": "tiny_nets:single_normed"},
+}
+
+SCRIPT = """
+import json, sys
+import snugfit
+snugfit.prepare_process(1)
+rows, folder = json.loads(sys.argv[1]), sys.argv[2]
+seen = {}
+for name, options in rows.items():
+    options = {"image_size": 16, "model": "tiny_nets:group_normed", **options}
+    plan = snugfit.plan(options.pop("model"), "digits", snugfit.Budget(memory=60_000_000), epochs=1,
+                        max_train=64, max_val=20, batch_size=32, **options)
+    record = plan.run((), out=f"{folder}/{name}")
+    seen[name] = {"measured": record.measured["peak_bytes"], "predicted": record.predicted["peak_bytes"]}
+json.dump(seen, open(f"{folder}/found.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every row, run once outside the process of the tests."""
+    return run_in_two(SCRIPT, ROWS, tmp_path_factory.mktemp("runs"), timeout=300)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("row", ROWS)
+def test_it_trains_within_its_prediction(seen: dict[str, Any], row: str) -> None:
+    assert 0 < seen[row]["measured"] <= seen[row]["predicted"] <= 60_000_000
+
+
+def test_every_registered_strategy_has_a_row() -> None:
+    from snugfit.core.registry import STRATEGIES
+
+    assert {row["strategy"] for row in ROWS.values()} == set(STRATEGIES)

@@ -1,0 +1,104 @@
+"""Defects of torch: that they are there, and that no package of the project lets training meet them."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from snugfit.memory import tensor_peak_bytes
+from snugfit.upstream import GROUP_NORM_MENDED
+
+ROOMS = ("chain", "lean", "local", "memory", "profiling", "selection", "surgery", "tiling")
+CRASH = """
+import torch
+images = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)
+torch.nn.GroupNorm(2, 4)(images).sum().backward()
+print("alive")
+"""
+LAYOUTS = {
+    "channels_last": ((3, 8, 6, 5), torch.channels_last),
+    "large map": ((2, 8, 48, 48), torch.channels_last),
+    "one pixel": ((3, 8, 1, 1), torch.channels_last),
+    "volume": ((2, 8, 3, 4, 5), torch.channels_last_3d),
+    "contiguous": ((3, 8, 6, 5), torch.contiguous_format),
+    "rows": ((3, 8, 7), torch.contiguous_format),
+}
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_versions_of_torch_that_crash_are_the_ones_that_are_named():
+    """Once the least torch that the project asks for does not crash, the mend can go."""
+    crashes = torch.__version__ < GROUP_NORM_MENDED
+    assert run(CRASH).returncode == (-11 if crashes else 0)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_package_that_runs_networks_mends_group_norm(room):
+    done = run(f"import snugfit.{room}\n{CRASH}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
+
+
+def gradients(layer, images, upper):
+    layer.zero_grad()
+    layer(images).backward(upper)
+    return [p.grad.clone() for p in layer.parameters() if p.requires_grad]
+
+
+@pytest.mark.parametrize("trains", ["weight bias", "weight", "bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_are_those_of_an_input_that_has_one(layout, dtype, trains):
+    shape, memory_format = LAYOUTS[layout]
+    torch.manual_seed(0)
+    images = torch.randn(shape, dtype=dtype).contiguous(memory_format=memory_format)
+    upper = torch.randn(shape, dtype=dtype)
+    layer = nn.GroupNorm(4, 8, dtype=dtype)
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(name in trains)
+    expected = gradients(layer, images.clone().requires_grad_(), upper)
+    found = gradients(layer, images, upper)
+    assert len(found) == len(trains.split())
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+SIBLINGS = {
+    "instance": lambda: nn.InstanceNorm2d(8, affine=True),
+    "instance, running": lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+    "instance, evaluated": lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True).eval(),
+    "layer": lambda: nn.LayerNorm([8, 6, 6]),
+    "batch": lambda: nn.BatchNorm2d(8),
+    "batch, evaluated": lambda: nn.BatchNorm2d(8).eval(),
+    "rms": lambda: nn.RMSNorm([8, 6, 6]),
+}
+
+
+@pytest.mark.parametrize("kind", SIBLINGS)
+def test_other_normalisations_have_the_gradients_of_an_input_that_has_one(kind):
+    torch.manual_seed(0)
+    images = torch.randn(4, 8, 6, 6, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    upper, layer = torch.randn_like(images), SIBLINGS[kind]().double()
+    found = gradients(layer, images, upper)
+    expected = gradients(layer, images.clone().requires_grad_(), upper)
+    assert len(found) >= 1
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(found, expected, strict=True))
+
+
+def test_the_gradient_that_is_dropped_counts_while_it_is_there():
+    """Input, upper gradient and output of 4608 bytes each; a fourth while the gradient of the input is made."""
+
+    def peak(device):
+        layer = nn.GroupNorm(2, 8, device=device)
+        images = torch.ones(4, 8, 6, 6, device=device).contiguous(memory_format=torch.channels_last)
+        upper = torch.ones_like(images)
+        parameters = list(layer.parameters())
+        step = lambda: torch.autograd.grad(layer(images), parameters, upper)  # noqa: E731
+        return tensor_peak_bytes(step, [layer, images, upper])
+
+    affine, statistics = 4 * 2 * 8, 4 * 2 * 4 * 2
+    assert peak("cpu") == (4 if torch.__version__ < GROUP_NORM_MENDED else 3) * 4608 + affine + statistics
+    assert peak("meta") >= peak("cpu")  # there torch copies to contiguous maps besides
