@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from snugfit.chain.batch_size import localise_batch_size
 from snugfit.chain.cuts import Stretch, cut
+from snugfit.chain.hooks import bypassed_hooks, refuse_lost_hooks
 from snugfit.chain.owners import owners_of, share_holders
 from snugfit.chain.propagation import node_shapes
 from snugfit.chain.tracing import Traced, assemble, attributes_of, trace
@@ -45,10 +46,11 @@ class Chain:
 
         Raises:
             ModelError: the model cannot be traced (the message says where), does not run on such an input, has tied
-                weights, or has nothing to split.
+                weights, has hooks that would be lost, or has nothing to split.
         """
         name = name or type(model).__name__
         traced = trace(model)
+        refuse_lost_hooks(model, (str(node.target) for node in traced.graph.nodes if node.op == "call_module"))
         stored = set(model.state_dict())
         try:
             traced.shapes = node_shapes(assemble(traced.graph, traced.attributes, stored), input_shape)
@@ -105,6 +107,10 @@ class Chain:
     def parameters(self) -> int:
         """Number of parameters."""
         return sum(unit.parameters for unit in self.all_units)
+
+    def bypassed_hooks(self, *, recomputed: bool = False) -> list[str]:
+        """Reasons against a strategy that bypasses hooks of layers; see :func:`snugfit.chain.hooks.bypassed_hooks`."""
+        return bypassed_hooks((unit.module for unit in self.all_units), recomputed=recomputed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, *input_shape) to the head's output, as the model does."""

@@ -93,6 +93,8 @@ class Blockwise:
             return reasons
         if not chain.units:
             return ["the chain has no unit besides its head"]
+        if reasons := chain.bypassed_hooks():
+            return reasons
         strange = next((unit for unit in chain.units if len(unit.output_shape) not in (1, 3)), None)
         if strange is None:
             return []

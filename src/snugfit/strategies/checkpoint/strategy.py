@@ -51,8 +51,8 @@ class Checkpoint:
     accumulate: bool = True
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why it cannot serve this model: none."""
-        return []
+        """Reasons why it cannot serve this model: what is recomputed must compute the same twice."""
+        return chain.bypassed_hooks(recomputed=True)
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """A step by each schedule that is worth considering, with gradients applied at once and with gradients held.

@@ -81,7 +81,7 @@ class Elastic:
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Averaged weights cannot come and go, and somebody must be able to choose."""
-        reasons = needs_classes(workload)
+        reasons = needs_classes(workload) + chain.bypassed_hooks()
         if workload.optimizer.averages:
             reasons.append("schedulefree averages weights over all steps, but tensors come and go; use sgd or adamw")
         if not any(parameter.requires_grad for unit in chain.all_units for parameter in unit.module.parameters()):

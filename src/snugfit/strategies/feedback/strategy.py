@@ -34,7 +34,7 @@ class Feedback(WholeNetwork):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot serve this model: PEPITA is defined for single layers, and needs exact differences."""
-        reasons = needs_classes(workload)
+        reasons = needs_classes(workload) + chain.bypassed_hooks()
         if reasons or self.feedback_rule != "pepita":
             return reasons
         if workload.precision == "bfloat16":

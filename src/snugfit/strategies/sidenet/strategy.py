@@ -115,7 +115,7 @@ class Sidenet:
         Raises:
             ModelError: a side network cannot be attached, or the network not be pruned as asked.
         """
-        if reasons := needs_classes(workload):
+        if reasons := needs_classes(workload) + chain.bypassed_hooks():
             return reasons
         if workload.optimizer.averages:
             reasons.append("schedulefree renews the statistics of BatchNorm, which stay frozen here; use sgd or adamw")

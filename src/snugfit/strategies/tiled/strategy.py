@@ -102,7 +102,7 @@ class Tiled:
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot serve this model."""
-        reasons = []
+        reasons = chain.bypassed_hooks()
         if workload.optimizer.averages:
             reasons.append("tiles train with --optimizer sgd or adamw: averaged weights would need whole maps")
         if self.processes > 1 and workload.precision != "float32":

@@ -1,0 +1,118 @@
+"""Hooks and parametrizations of a model: which a chain keeps, and which a strategy would pass by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as nn_module
+from torch.nn.utils.parametrize import is_parametrized
+
+from snugfit.errors import ModelError
+
+_KINDS = {
+    "_forward_pre_hooks": "a forward pre-hook",
+    "_forward_hooks": "a forward hook",
+    "_backward_pre_hooks": "a backward pre-hook",
+    "_backward_hooks": "a backward hook",
+}
+_GLOBAL = tuple(f"_global{kind}" for kind in _KINDS)
+_RECOMPUTED_WEIGHTS = {
+    "torch.nn.utils.weight_norm": "weight_norm",
+    "torch.nn.utils.spectral_norm": "spectral_norm",
+}
+"""Where the classes of old-style hooks are that write a weight before every call."""
+
+
+def refuse_lost_hooks(model: nn.Module, called: Iterable[str]) -> None:
+    """Refuse a model some of whose hooks a traced chain would lose.
+
+    A chain calls the layers that its graph names. Hooks of other modules run while the model is traced and not again,
+    and hooks of parameters stay with the parameters that are replaced.
+
+    Args:
+        model: the model.
+        called: names of the modules that the traced graph calls.
+
+    Raises:
+        ModelError: a hook would be lost; it names the module or parameter.
+    """
+    whole = set(called)
+    for name, module in model.named_modules():
+        if old := next(filter(None, map(_old_style, module._forward_pre_hooks.values())), None):
+            raise ModelError(
+                f"torch.nn.utils.{old} on '{name}' writes its weight in a hook, which no strategy can follow; "
+                f"use torch.nn.utils.parametrizations.{old} with --strategy backprop."
+            )
+        if not _is_called(name, whole) and (kind := _hook_of(module)):
+            raise ModelError(
+                f"{kind} of {_told(name, module)} would be lost, since only layers are called; "
+                "register it on layers, or remove it."
+            )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ModelError(f"a hook of parameter '{name}' would be lost when the model is loaded; remove it.")
+
+
+def bypassed_hooks(modules: Iterable[nn.Module], *, recomputed: bool = False) -> list[str]:
+    """Reasons against a strategy that does not call every layer exactly once in a step, as plain training does.
+
+    Tiles and lean operators compute what a layer would without calling it, units run apart from each other, and
+    recomputation calls it twice. A layer with a hook or a parametrization may then compute something else.
+
+    Args:
+        modules: what is trained.
+        recomputed: layers are called as they are, but twice; parametrizations without state are the same then.
+
+    Returns:
+        One reason for each kind of hook and parametrization, which names the first such layer.
+    """
+    found: dict[str, str] = {}
+    for name, kind in _seen(modules, recomputed):
+        found.setdefault(kind, name)
+    reasons = [
+        f"{kind} of layer '{name}' would be bypassed; remove it, or use backprop" for kind, name in found.items()
+    ]
+    if _has_foreign_global_hook():
+        reasons.append("a global module hook would be bypassed; remove it, or use backprop")
+    return reasons
+
+
+def _seen(modules: Iterable[nn.Module], recomputed: bool) -> Iterator[tuple[str, str]]:
+    for outer in modules:
+        for name, layer in outer.named_modules():
+            if kind := _hook_of(layer):
+                yield name, kind
+            if is_parametrized(layer) and not (recomputed and _is_stateless(layer)):
+                yield name, "a parametrization"
+
+
+def _hook_of(module: nn.Module) -> str | None:
+    return next((text for kind, text in _KINDS.items() if getattr(module, kind)), None)
+
+
+def _told(name: str, module: nn.Module) -> str:
+    return f"{repr(name) if name else 'the model'} ({type(module).__name__})"
+
+
+def _is_called(name: str, called: set[str]) -> bool:
+    """Whether a module, or one that it lies in, is called as it is."""
+    parts = name.split(".")
+    return any(".".join(parts[: count + 1]) in called for count in range(len(parts)))
+
+
+def _is_stateless(layer: nn.Module) -> bool:
+    parametrizations: Any = layer.parametrizations
+    return not any(True for _ in parametrizations.buffers())
+
+
+def _old_style(hook: Any) -> str | None:
+    """The function that registered an old-style hook that writes a weight."""
+    return _RECOMPUTED_WEIGHTS.get(type(hook).__module__)
+
+
+def _has_foreign_global_hook() -> bool:
+    """Whether somebody but torch and this project looks at every call of a module."""
+    hooks = (hook for kind in _GLOBAL for hook in getattr(nn_module, kind).values())
+    return any(str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "snugfit") for hook in hooks)
