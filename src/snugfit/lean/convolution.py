@@ -180,15 +180,20 @@ def no_autocast(inputs: Tensor, dtype: torch.dtype | None) -> contextlib.Abstrac
 
     Autocast would remember a copy that it makes in an operator of ours, which has no graph, and hand it to others.
     """
-    return contextlib.nullcontext() if dtype is None else torch.autocast(inputs.device.type, enabled=False)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(_state_device(inputs), enabled=False)
 
 
 def autocast_dtype(inputs: Tensor) -> torch.dtype | None:
     """The precision that autocast lowers a convolution to, None outside of it."""
-    kind = inputs.device.type
+    kind = _state_device(inputs)
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
+
+
+def _state_device(inputs: Tensor) -> str:
+    """The device whose autocast state holds: the meta device has none, and what is looked at there runs elsewhere."""
+    return "cpu" if inputs.is_meta else inputs.device.type
 
 
 def _is_lean(inputs: Tensor, weight: Tensor, dtype: torch.dtype | None) -> bool:

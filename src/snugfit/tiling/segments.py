@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
+from snugfit.memory.autocast import META_AS, autocast
 from snugfit.memory.mapped import MappedScratch
 from snugfit.tiling.geometry import EMPTY
 from snugfit.tiling.layers import Region, Tiling
@@ -221,7 +222,8 @@ def _added(before: Tensor | None, part: Tensor | None) -> Tensor | None:
 def _autocast_now(device: str) -> Callable[[], AbstractContextManager[object]]:
     """What makes the backward pass compute in the types of the forward pass."""
     if device == "meta":
-        return nullcontext
+        is_on = torch.is_autocast_enabled(META_AS)
+        return partial(autocast, device, torch.get_autocast_dtype(META_AS)) if is_on else nullcontext
     return partial(torch.autocast, device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
 
 

@@ -56,6 +56,7 @@ def _schedulefree(parameter: nn.Parameter, settings: OptimizerSettings, fused: b
 
 _MAKERS: dict[OptimizerName, _Maker] = {"sgd": _sgd, "adamw": _adamw, "schedulefree": _schedulefree}
 _FUSED_DEVICES = ("cpu", "cuda")
+_FUSED_STATE: dict[OptimizerName, tuple[str, ...]] = {"sgd": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
 _AVERAGING_NUMBERS = ("k", "weight_sum", "lr_max")
 """What schedule-free AdamW keeps in its parameter group."""
 _LIVE = "y"
@@ -220,8 +221,17 @@ class ParameterOptimizers:
         if parameter.grad is None:
             return
         parameter.grad = _fit(parameter.grad, parameter)
-        self._optimizers[name].step()
+        if parameter.is_meta and self.settings.name in _FUSED_STATE:
+            self._take_state(self._optimizers[name].state[parameter], parameter)
+        else:
+            self._optimizers[name].step()
         parameter.grad = None
+
+    def _take_state(self, state: dict[str, Tensor], parameter: nn.Parameter) -> None:
+        """What a fused kernel keeps: on the meta device there is none, and torch's loops would take temporaries."""
+        for key in _FUSED_STATE[self.settings.name] if self.settings.state_per_parameter else ():
+            if key not in state:
+                state[key] = torch.empty_like(parameter, requires_grad=False)
 
 
 def _apply_through(reference: weakref.ref[ParameterOptimizers], name: str) -> None:
@@ -231,7 +241,12 @@ def _apply_through(reference: weakref.ref[ParameterOptimizers], name: str) -> No
 
 
 def _fit(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
-    """Return ``tensor`` on the device and in the memory layout of ``parameter``: fused kernels walk raw memory."""
+    """Return ``tensor`` on the device and in the memory layout of ``parameter``: fused kernels walk raw memory.
+
+    On the meta device, convolutions give gradients of other layouts than where they are computed.
+    """
+    if tensor.is_meta and parameter.is_meta:
+        return tensor
     layouts = zip(parameter.shape, tensor.stride(), parameter.stride(), strict=True)
     if tensor.device == parameter.device and all(mine == theirs for n, mine, theirs in layouts if n > 1):
         return tensor

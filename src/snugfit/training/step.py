@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from snugfit.memory.autocast import autocast
 from snugfit.training.task import Task
 
 
@@ -35,9 +35,7 @@ class StepResult:
 
 def precision_context(inputs: Tensor, *, bfloat16: bool) -> AbstractContextManager[object]:
     """Autocast to bfloat16 on the inputs' device, where it is asked for."""
-    if not bfloat16 or inputs.is_meta:
-        return nullcontext()
-    return torch.autocast(inputs.device.type, dtype=torch.bfloat16)
+    return autocast(inputs.device.type) if bfloat16 else nullcontext()
 
 
 def loss_of(
