@@ -16,6 +16,7 @@ from benchmarks import (
     elastic_tables,
     lls,
     memory,
+    mutants,
     newcomer,
     overhead,
     peers_tables,
@@ -47,7 +48,7 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "peers": peers_tables.render,
     "newcomer": newcomer.render,
 }
-RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {"soak": soak.render}
+RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {"soak": soak.render, "mutants": mutants.render}
 PAGES = {"benchmarks.md": RENDER, "reliability.md": RELIABILITY}
 _NAME = re.compile(r"(?P<claim>[a-z]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
 

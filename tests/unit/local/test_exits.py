@@ -88,3 +88,8 @@ def test_a_block_is_saturated_unless_it_gains_more_than_a_standard_error():
 
 def test_the_best_exit_before_counts_wherever_it_was():
     assert saturated(exits((0.9, 1), (0.5, 2), (0.7, 3)), [2], 100)
+
+
+def test_a_gain_of_exactly_one_standard_error_is_none():
+    assert standard_error(0.5, 100) == 0.05
+    assert saturated(exits((0.5, 1), (0.55, 2)), [1], 100)

@@ -72,3 +72,18 @@ def test_a_matrix_depends_on_its_seed_alone():
     assert torch.equal(matrix(7), matrix(7)) and not torch.equal(matrix(7), matrix(7, seed=6))
     assert torch.equal(torch.get_rng_state(), state)
     assert random_projection(3, (7,), 5, device="meta").is_meta
+
+
+def test_a_batch_may_lack_the_last_class():
+    """Its labels alone do not tell how many classes there are."""
+    labels, found = torch.tensor([0, 1, 0, 1]), matrix(5)
+    signal = output_error(LOGITS, labels)
+    assert signal.shape == (4, 3)
+    close(signal[:, 2], LOGITS.softmax(1)[:, 2])
+    close(drtp_delta(labels, found), -found[labels] / 4)
+
+
+def test_on_the_meta_device_a_matrix_has_its_type_and_nothing_is_drawn(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "uniform_", None)
+    drawn = random_projection(3, (7, 2), 5, dtype=torch.float64, device="meta")
+    assert drawn.is_meta and drawn.dtype == torch.float64 and drawn.shape == (3, 7, 2)

@@ -1,0 +1,161 @@
+"""Claim: the tests notice at least 85 % of small changes to the code that decides what fits and what is learned.
+
+mutmut (``pip install mutmut``) changes one operator, constant or argument at a time in a copy of the sources, and runs
+the tests that reach it. A group is some files with the tests that should notice. A run that is stopped goes on where it
+was, as long as its folder is there and the sources are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common import DEFAULTS, ROOT, Cell, Options, program
+from benchmarks.store import ResultFile, finish, markdown, percent
+
+TARGET = 0.85
+_COPIED = ("src", "tests", "benchmarks", "examples", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
+_PYTEST = ["-p", "no:cacheprovider", "-p", "no:xdist", "-q"]
+_OUTCOMES = {0: "survived", 5: "untested", 33: "untested", 34: "skipped"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files that are changed together.
+
+    Attributes:
+        sources: files below src/snugfit.
+        tests: files or folders below tests/unit that should notice.
+    """
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+GROUPS = {
+    "tiling": Group(
+        ("tiling/geometry.py", "tiling/layers.py"),
+        ("tiling/test_geometry.py", "tiling/test_layers.py", "tiling/test_splitting.py", "tiling/test_grouping.py",
+         "tiling/test_tally.py"),
+    ),
+    "solver": Group(("selection/solver.py", "selection/quantise.py"), ("selection/test_solver.py",)),
+    "selection": Group(
+        ("selection/choice.py", "selection/pareto.py"), ("selection/test_choice.py", "selection/test_pareto.py")
+    ),
+    "local": Group(
+        ("local/lls.py", "local/linear.py", "local/bases.py", "local/latents.py", "local/feedback.py", "local/exits.py",
+         "local/auxiliary.py"),
+        ("local",),
+    ),
+    "partition": Group(("local/partition.py",), ("local/test_partition.py",)),
+    "memory": Group(("memory/model.py",), ("memory/test_line_fit.py",)),
+    "storage": Group(
+        ("training/rows.py", "training/tensorfile.py", "chain/store.py"),
+        ("chain/test_unit_store.py", "training/test_rows.py", "training/test_cache.py", "training/test_checkpoint.py"),
+    ),
+}  # fmt: skip
+
+app = program("mutants")
+
+
+@app.default
+def main(
+    *groups: str, minutes: float = 60.0, jobs: int = 2, mutmut: Path = Path(sys.executable), options: Options = DEFAULTS
+) -> int:
+    """Change the sources of some groups, and count the changes that the tests notice; exits with 1 below the target.
+
+    For example: python -m benchmarks.mutants tiling solver --work /var/tmp/mutants
+
+    Args:
+        groups: tiling, solver, selection, local, partition, memory, storage; all by default.
+        minutes: time for each group.
+        jobs: mutants that are tried at the same time.
+        mutmut: Python that has mutmut; it need not have the tests' packages.
+        options: results and work folder; the rest is not used.
+    """
+    results, work = ResultFile("mutants", options), (options.work or ROOT / "runs") / "mutants"
+    for name in groups or tuple(GROUPS):
+        group, folder = GROUPS[name], work / name
+        prepare(group, folder)
+        _run(folder, minutes, jobs, mutmut)
+        for source, counts in counted(folder):
+            results.once(f"{name}: {source}", lambda c=counts: {**c}, source=source, group=name)  # type: ignore[misc]
+    finish(results, render)
+    return int(any(share(cell) < TARGET for cell in results.cells))
+
+
+def prepare(group: Group, folder: Path) -> None:
+    """Copy the project, with mutmut's configuration, unless an earlier run is to go on there."""
+    if (folder / "mutants").is_dir():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        else:
+            shutil.copy(source, folder / name)
+    settings = {
+        "source_paths": ["src/"],
+        "only_mutate": [f"src/snugfit/{source}" for source in group.sources],
+        "also_copy": [name for name in _COPIED if name not in ("src", "tests", "pyproject.toml")],
+        "pytest_add_cli_args": _PYTEST,
+        "pytest_add_cli_args_test_selection": [f"tests/unit/{test}" for test in group.tests],
+    }
+    project = (folder / "pyproject.toml").read_text().replace(" -n logical --maxprocesses 4 --dist loadfile", "")
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    lines.append("use_git_change_detection = false")
+    (folder / "pyproject.toml").write_text("\n".join([project, "[tool.mutmut]", *lines, ""]))
+
+
+def _run(folder: Path, minutes: float, jobs: int, interpreter: Path) -> None:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    command = [str(interpreter), "-m", "mutmut", "run", "--max-children", str(jobs)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            process.wait(timeout=60 * minutes)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+
+
+def counted(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
+    """Each changed file below src/snugfit, with its mutants by what became of them."""
+    root = folder / "mutants" / "src" / "snugfit"
+    for path in sorted(root.rglob("*.meta")):
+        codes = json.loads(path.read_text())["exit_code_by_key"].values()
+        if codes:
+            found = Counter("left" if code is None else _OUTCOMES.get(code, "noticed") for code in codes)
+            yield str(path.relative_to(root).with_suffix("")), {name: found[name] for name in _COLUMNS}
+
+
+_COLUMNS = ("noticed", "survived", "untested", "skipped", "left")
+
+
+def share(cell: Cell) -> float:
+    """Mutants that were noticed, of those that were tried."""
+    tried = cell["noticed"] + cell["survived"] + cell["untested"]
+    return float(cell["noticed"] / tried) if tried else 1.0
+
+
+def render(cells: list[Cell]) -> str:
+    """A row per file."""
+    rows = [[cell["source"], *(cell[name] for name in _COLUMNS), percent(share(cell))] for cell in cells]
+    return markdown(("file", *_COLUMNS, "noticed of those tried"), rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(app())
