@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         RunnablePlan,
         StopFlag,
         TrainedRecord,
+        Verification,
         draw_report,
         evaluate,
         export,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         prepare_process,
         profile_request,
         resume,
+        verify,
     )
 
 __version__ = "0.1.0"
@@ -51,6 +53,7 @@ __all__ = [
     "RunnablePlan",
     "StopFlag",
     "TrainedRecord",
+    "Verification",
     "draw_report",
     "evaluate",
     "export",
@@ -61,6 +64,7 @@ __all__ = [
     "prepare_process",
     "profile_request",
     "resume",
+    "verify",
 ]
 
 

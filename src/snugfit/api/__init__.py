@@ -15,6 +15,7 @@ from snugfit.core.budget import Budget
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.record import Record
 from snugfit.core.request import Request
+from snugfit.core.verify import Verification, verify
 from snugfit.training.stopping import StopFlag
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "RunnablePlan",
     "StopFlag",
     "TrainedRecord",
+    "Verification",
     "begun",
     "draw_report",
     "evaluate",
@@ -44,6 +46,7 @@ __all__ = [
     "serve",
     "smallest_fitting",
     "together",
+    "verify",
     "with_others",
     "world",
 ]

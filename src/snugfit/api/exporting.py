@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from snugfit.api.loading import Architecture, load
+from snugfit.core.manifest import listing
 from snugfit.core.options import checked
 from snugfit.core.request import ExportFormat
 from snugfit.core.serial import to_data
@@ -71,7 +72,12 @@ def export(
     if format != "safetensors":
         shape = architecture.input_shape
         path = target / "model.onnx"
-        _write_onnx(module, architecture, path)
+        with listing(target) as manifest:
+            if manifest is not None:
+                manifest.remove([path])
+            _write_onnx(module, architecture, path)
+            if manifest is not None:
+                manifest.add(path)
         files.append(str(path))
         difference = onnx_difference(module, shape, path) if check else None
     return {"files": files, "onnx_max_difference": difference}

@@ -10,10 +10,9 @@ from pathlib import Path
 from torch import Tensor
 
 from snugfit import data as datasets
-from snugfit.api.loading import Architecture, read_data
+from snugfit.api.loading import Architecture, read_data, read_record
 from snugfit.api.tasks import rules_of
 from snugfit.core.options import checked
-from snugfit.core.record import Record
 from snugfit.core.request import OWN, DataOptions, Request, Split
 from snugfit.core.workload import TaskName
 from snugfit.data import ImageSet, Transform, boxed_path, image_folder
@@ -82,8 +81,7 @@ def run_images(
 
 def images_at_once(folder: Path) -> int:
     """Images at once: no more than were tested at once when the model was trained."""
-    record = folder / "record.json"
-    phases = read_data(Record, record).phases if record.exists() else ()
+    phases = read_record(folder).phases if (folder / "record.json").exists() else ()
     return min(_BATCH, phases[-1].batch_size) if phases else _BATCH
 
 

@@ -15,7 +15,8 @@ from torch import fx, nn
 
 from snugfit import models
 from snugfit.chain import Chain
-from snugfit.core import documents
+from snugfit.core import documents, record_checks
+from snugfit.core.manifest import Manifest, check_files
 from snugfit.core.record import Record
 from snugfit.core.request import OWN
 from snugfit.core.serial import to_data
@@ -29,6 +30,7 @@ from snugfit.training.files import write_json_atomic
 _FILE = "architecture.json"
 _PRUNING, _SIDENET = "prunetrain", "sidenet"
 """A scheme and a strategy whose trained model may have fewer channels than the model that it was given."""
+_MOST_CHANNELS, _MOST_PIXELS = 1024, 2**16
 T = TypeVar("T")
 
 
@@ -64,9 +66,18 @@ class Architecture:
     task: TaskName = "classify"
     anchors: tuple[tuple[float, float], ...] = ()
 
-    def write(self, folder: Path) -> None:
-        """Store it in a run folder."""
-        write_json_atomic(folder / _FILE, to_data(self))
+    def __post_init__(self) -> None:
+        channels, height, width = self.input_shape
+        if not (1 <= channels <= _MOST_CHANNELS and 1 <= height <= _MOST_PIXELS and 1 <= width <= _MOST_PIXELS):
+            raise ValueError(f"'input_shape' must be channels, height and width, not {self.input_shape}")
+        if not 0 <= 2 * self.border < min(height, width):
+            raise ValueError(f"'border' must leave some of {height}x{width} pixels, and is {self.border}")
+        if not self.class_names or len(self.mean) != channels or len(self.std) != channels or min(self.std) <= 0:
+            raise ValueError("it needs class names, and a mean and a positive deviation of each channel")
+
+    def write(self, folder: Path, manifest: Manifest | None = None) -> None:
+        """Store it in a folder; a run's manifest lists it."""
+        write_json_atomic(folder / _FILE, to_data(self), manifest)
 
     @classmethod
     def read(cls, folder: Path) -> Architecture:
@@ -109,6 +120,7 @@ def read_data(kind: type[T], path: Path) -> T:
     """
     if not path.exists():
         raise CheckpointError(f"{path.parent} is not a run folder, or incomplete: it has no {path.name}.")
+    check_files(path.parent, path.name)
     return documents.read_data(kind, path, CheckpointError, "Restore it or train again.")
 
 
@@ -118,9 +130,13 @@ def read_record(folder: Path) -> Record:
     Raises:
         CheckpointError: the run is unfinished or its record damaged.
     """
-    if not (folder / "record.json").exists() and (folder / "plan.json").exists():
+    path = folder / "record.json"
+    check_files(folder, path.name)
+    if not path.exists() and (folder / "plan.json").exists():
         raise CheckpointError(f"the run in {folder} is not finished; continue it with snugfit train --resume {folder}.")
-    return read_data(Record, folder / "record.json")
+    if not path.exists():
+        raise CheckpointError(f"{folder} is not a run folder, or incomplete: it has no {path.name}.")
+    return record_checks.read_record(path)
 
 
 def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
@@ -141,6 +157,7 @@ def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = No
     """
     folder = Path(run)
     record, architecture = read_record(folder), Architecture.read(folder)
+    check_files(folder, MODEL_FILE)
     try:
         state = load_file(folder / MODEL_FILE)
     except (OSError, SafetensorError) as error:

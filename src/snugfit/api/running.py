@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,10 @@ from snugfit.api.process import baseline, choose_device
 from snugfit.api.result import TrainedRecord
 from snugfit.api.tasks import rules_of
 from snugfit.api.together import commands_of_run
+from snugfit.core.documents import DocumentError, made
+from snugfit.core.lock import LOCK_FILE, run_lock
+from snugfit.core.manifest import Manifest
+from snugfit.core.places import run_cache_folder
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.registry import strategy_class
@@ -33,6 +38,7 @@ from snugfit.report.console import ConsoleProgress
 from snugfit.report.tensorboard import tensorboard_subscribers
 from snugfit.training.events import RunStarted, Subscriber
 from snugfit.training.files import write_json_atomic
+from snugfit.training.metrics import METRICS_FILE
 from snugfit.training.run import Run
 from snugfit.training.stopping import StopFlag
 
@@ -50,16 +56,19 @@ def execute(
 ) -> TrainedRecord:
     """Train the chosen candidate of a plan in a new run folder."""
     folder = _new_folder(out or assembly.request.machine.out, plan)
-    write_run(folder, plan, profile, assembly)
-    return _fit(folder, plan, profile, assembly, resting, subscribers, stop)
+    with run_lock(folder):
+        require_new(folder)
+        write_run(folder, plan, profile, assembly)
+        return _fit(folder, plan, profile, assembly, resting, subscribers, stop)
 
 
 def write_run(folder: Path, plan: Plan, profile: Profile, assembly: Assembly) -> None:
     """Write what :func:`resume` reads: from then on a run can be taken up, if it has begun or not."""
-    write_json_atomic(folder / "request.json", from_anywhere(assembly.request).to_json())
-    write_json_atomic(folder / "profile.json", to_data(profile))
-    assembly.architecture.write(folder)
-    write_json_atomic(folder / "plan.json", plan.to_json())
+    manifest = Manifest.take_up(folder)
+    write_json_atomic(folder / "request.json", from_anywhere(assembly.request).to_json(), manifest)
+    write_json_atomic(folder / "profile.json", to_data(profile), manifest)
+    assembly.architecture.write(folder, manifest)
+    write_json_atomic(folder / "plan.json", plan.to_json(), manifest)
 
 
 def from_anywhere(request: Request) -> Request:
@@ -106,7 +115,18 @@ def resume(
         CheckpointError: the folder is no run folder, or damaged.
         InterruptedRunError: it was stopped again.
     """
-    folder = Path(run)
+    with run_lock(Path(run)):
+        return _resume(Path(run), subscribers, model, data, stop)
+
+
+def _resume(
+    folder: Path,
+    subscribers: Sequence[Subscriber] | None,
+    model: nn.Module | Callable[[], nn.Module] | None,
+    data: Any,
+    stop: StopFlag | None,
+) -> TrainedRecord:
+    """Continue a run, in whose folder no other process writes."""
     request = read_data(Request, folder / "request.json")
     plan = read_data(Plan, folder / "plan.json")
     profile = read_data(Profile, folder / "profile.json")
@@ -118,6 +138,9 @@ def resume(
         raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
     if request.data.data == OWN and data is None:
         raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
+    manifest = Manifest.read(folder, run_cache_folder(request.strategy.cache_dir, folder))
+    if manifest is not None:
+        manifest.check_all(but=[METRICS_FILE])
     resting = baseline(request.machine.threads)
     with MemoryLimit(plan.budget.memory_bytes, resting, choose_device(request.machine.device)):
         assembly = assemble(request, None if data is None else own_splits(data, request), model)
@@ -139,7 +162,10 @@ def _fit(
     choice, device = plan.choice, choose_device(assembly.request.machine.device)
     if choice is None or choice.predicted is None:
         raise infeasible_error(plan)
-    strategy: Strategy = from_data(strategy_class(choice.strategy), choice.settings)
+    try:
+        strategy = made(lambda settings: _strategy(choice.strategy, settings), choice.settings)
+    except DocumentError as error:
+        raise CheckpointError(f"{folder / 'plan.json'} holds settings that no strategy has: {error}.") from error
     options = assembly.request.strategy
     with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit, stop or StopFlag() as flag:
         run = Run(
@@ -154,26 +180,26 @@ def _fit(
             limit=limit,
             subscribers=(*subscribers, *tensorboard_subscribers()),
             stop=flag,
-            cache_dir=_cache_folder(options.cache_dir, folder),
+            cache_dir=run_cache_folder(options.cache_dir, folder),
             commands=commands_of_run(),
         )
         resumed = run.resume()
         if not resumed:
-            assembly.store_first_weights(run.weights)
+            with run.manifest.rewriting("weights"):
+                assembly.store_first_weights(run.weights)
         run.emit(_started(run, plan, choice.strategy, resumed=resumed))
         record = strategy.fit(assembly.chain, assembly.training_data(), run)
-    write_json_atomic(folder / "record.json", record.to_json())
+    run.manifest.announce(run.metrics.written(grows=False))
+    write_json_atomic(folder / "record.json", record.to_json(), run.manifest)
+    run.manifest.settle()
     keep_run(assembly.request.machine, record, plan)
     _verify(record.measured["peak_bytes"], plan)
     return TrainedRecord(record, assembly.module)
 
 
-def _cache_folder(cache_dir: str | None, folder: Path) -> Path | None:
-    """A folder of the run's own below ``--cache-dir``, where runs of the same name may meet."""
-    if cache_dir is None:
-        return None
-    where = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
-    return Path(cache_dir) / f"{folder.name}-{where}"
+def _strategy(name: str, settings: dict[str, Any]) -> Strategy:
+    strategy: Strategy = from_data(strategy_class(name), settings)
+    return strategy
 
 
 def _started(run: Run, plan: Plan, strategy: str, *, resumed: bool) -> RunStarted:
@@ -199,17 +225,18 @@ def _verify(peak_bytes: int, plan: Plan) -> None:
 
 
 def _new_folder(out: str | Path | None, plan: Plan) -> Path:
-    if out is None:
-        strategy = plan.choice.strategy if plan.choice else "none"
-        data = plan.workload.data.rpartition("/")[2].replace(":", "-")
-        stem = f"{plan.workload.model}-{data}-{strategy}".replace(":", "-").replace("/", "-")
-        number = 1
-        while (_RUNS / f"{stem}-{number}").exists():
-            number += 1
-        out = _RUNS / f"{stem}-{number}"
-    folder = Path(out)
-    require_new(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if out is not None:
+        require_new(Path(out))
+        Path(out).mkdir(parents=True, exist_ok=True)
+        return Path(out)
+    strategy = plan.choice.strategy if plan.choice else "none"
+    data = plan.workload.data.rpartition("/")[2].replace(":", "-")
+    stem = f"{plan.workload.model}-{data}-{strategy}".replace(":", "-").replace("/", "-")
+    for number in itertools.count(1):
+        folder = _RUNS / f"{stem}-{number}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
     return folder
 
 
@@ -219,7 +246,7 @@ def require_new(folder: Path) -> None:
     Raises:
         UsageError: it holds something, or cannot be written.
     """
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(path.name != LOCK_FILE for path in folder.iterdir()):
         raise UsageError(f"{folder} is not empty; choose another --out, or continue it with --resume {folder}.")
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):

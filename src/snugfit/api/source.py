@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from snugfit.api.images import RunImages, run_images
 from snugfit.api.loading import Architecture, load, read_record
 from snugfit.chain import Chain, UnitStore
+from snugfit.core.manifest import Manifest
 from snugfit.core.record import Record
 from snugfit.core.request import OWN
 from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageError
@@ -84,7 +85,12 @@ class Source:
         """What the run folder keeps of a unit: its ``weights``, or its local loss among the ``exits``."""
         if not (self.folder / kind).is_dir():
             raise CheckpointError(f"{self.folder} is incomplete: it has no folder {kind}.")
-        return UnitStore(self.folder / kind).load(index)
+        store, manifest = UnitStore(self.folder / kind), Manifest.read(self.folder)
+        if manifest is not None:
+            listed = [name for name in manifest.names if name.startswith(f"{kind}/unit_{index:03d}")]
+            manifest.check(*listed)
+            manifest.check(f"{kind}/{store.path(index).name}")
+        return store.load(index)
 
     def _check_model(self) -> None:
         if self.architecture.model == OWN and self.model is None:

@@ -11,19 +11,20 @@ import contextlib
 import json
 import math
 import mmap
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from snugfit.chain.unit import Unit
+from snugfit.core.digests import Digester, sync_file, sync_folder
 from snugfit.core.documents import parse_json
+from snugfit.core.manifest import Manifest
 from snugfit.errors import CheckpointError, OutOfStorageError, is_out_of_storage
 
 _DTYPES = {
@@ -34,10 +35,15 @@ _TYPES = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 class UnitStore:
-    """One file per unit in a folder, such as ``unit_003_features.10.safetensors``."""
+    """One file per unit in a folder, such as ``unit_003_features.10.safetensors``.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
+    Args:
+        folder: made if missing.
+        manifest: lists what is written, where the folder belongs to a run.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
+        self.folder, self._manifest = Path(folder), manifest
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, index: int) -> bool:
@@ -59,7 +65,7 @@ class UnitStore:
             name, state = "", dict(unit_or_state)
         suffix = f"_{re.sub(r'[^A-Za-z0-9._-]', '_', name)}" if name else ""
         path = self._find(index) or self.folder / f"unit_{index:03d}{suffix}.safetensors"
-        write_tensors(path, state)
+        write_tensors(path, state, self._manifest)
         return path
 
     def load(self, index: int) -> dict[str, torch.Tensor]:
@@ -68,7 +74,7 @@ class UnitStore:
         Raises:
             CheckpointError: nothing is stored, or the file is truncated or corrupt.
         """
-        path = self._path(index)
+        path = self.path(index)
         with _damaged(path), safe_open(path, framework="pt", device="cpu", backend="pread") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
@@ -80,11 +86,16 @@ class UnitStore:
         Raises:
             CheckpointError: nothing is stored, or the file is truncated or corrupt.
         """
-        path = self._path(index)
+        path = self.path(index)
         with _damaged(path):
             return _map_tensors(path)
 
-    def _path(self, index: int) -> Path:
+    def path(self, index: int) -> Path:
+        """The file of a unit's weights.
+
+        Raises:
+            CheckpointError: nothing is stored.
+        """
         path = self._find(index)
         if path is None:
             raise CheckpointError(f"no weights of unit {index} in {self.folder}; the run folder is incomplete.")
@@ -123,10 +134,15 @@ def _mapped_tensor(mapped: mmap.mmap, entry: Mapping[str, Any], start: int) -> t
     return torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + first).reshape(entry["shape"])
 
 
-def write_tensors(path: Path, state: Mapping[str, torch.Tensor]) -> None:
+def write_tensors(path: Path, state: Mapping[str, torch.Tensor], manifest: Manifest | None = None) -> None:
     """Write tensors as safetensors, atomically and durably: temporary file, fsync, rename, fsync of the folder.
 
     They are asked for one after another, so that a mapping may make them as it is asked.
+
+    Args:
+        path: the file.
+        state: tensors by name.
+        manifest: lists the file, in a run folder.
 
     Raises:
         OutOfStorageError: the disk is full; an older file is intact.
@@ -135,14 +151,17 @@ def write_tensors(path: Path, state: Mapping[str, torch.Tensor]) -> None:
     released = next((name for name, tensor in state.items() if tensor.is_meta), None)
     if released is not None:
         raise CheckpointError(f"cannot write {path.name}: {released} is not in memory; load the unit before saving it.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            _write(file, state)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
+            written = Digester(file)
+            _write(written, state)
+            sync_file(file)
+        if manifest is not None:
+            manifest.commit(temporary, path, written.digest())
+        else:
+            temporary.replace(path)
+            sync_folder(path.parent)
     except OSError as error:
         if is_out_of_storage(error):
             raise OutOfStorageError(
@@ -197,7 +216,7 @@ def _check_matches(unit: str, own: Mapping[str, torch.Tensor], state: Mapping[st
         raise CheckpointError(f"unit {unit} has no {extra}; the stored weights belong to another model.")
 
 
-def _write(file: IO[bytes], state: Mapping[str, torch.Tensor]) -> None:
+def _write(file: Digester, state: Mapping[str, torch.Tensor]) -> None:
     """The safetensors layout: header length, JSON header padded to 8 bytes, then the tensors back to back."""
     facts = {name: (tensor.dtype, list(tensor.shape), tensor.nbytes) for name, tensor in state.items()}
     ordered = sorted(facts, key=lambda name: (-facts[name][0].itemsize, name))
@@ -216,11 +235,3 @@ def _write(file: IO[bytes], state: Mapping[str, torch.Tensor]) -> None:
 def _raw(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

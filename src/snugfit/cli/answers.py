@@ -20,10 +20,12 @@ from typing import Any
 
 import psutil
 
-from snugfit.core.documents import read_json
+from snugfit.cli.failures import FailedError
+from snugfit.core.documents import read_as
 from snugfit.core.hardware import cores, processor
 from snugfit.core.installation import code
 from snugfit.core.places import data_root, keep_text, profiles_folder
+from snugfit.core.plan import Plan
 from snugfit.core.request import MachineOptions, Request
 from snugfit.errors import CheckpointError, DataError
 
@@ -52,15 +54,25 @@ class Answer:
         if self._path is None or self._renew:
             return None
         try:
-            found = read_json(self._path)
+            return read_as(_checked, self._path)
         except CheckpointError:
             return None
-        return found if isinstance(found, dict) else None
 
     def keep(self, found: dict[str, Any]) -> None:
         """Keep an answer; what cannot be written is not kept."""
         if self._path is not None:
             keep_text(self._path, json.dumps(found))
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    """An answer, of either kind, as it is used."""
+    if "plan" not in found:
+        return {**found, "bytes": int(found["bytes"]), "strategy": str(found["strategy"])}
+    Plan.from_json(found["plan"])
+    Request.from_json(found.get("request") or {})
+    if found["infeasible"] is not None:
+        FailedError.from_json(found["infeasible"])
+    return dict(found)
 
 
 def _path(request: Request, kind: str) -> Path | None:

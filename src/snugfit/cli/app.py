@@ -23,12 +23,13 @@ from snugfit.cli.predict import predict
 from snugfit.cli.profile import profile
 from snugfit.cli.report import report
 from snugfit.cli.train import train
+from snugfit.cli.verify import verify
 from snugfit.errors import UsageError
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as for every tool whose reader went away."""
 
-COMMANDS: tuple[Callable[..., Any], ...] = (plan, train, evaluate, predict, profile, report, export)
+COMMANDS: tuple[Callable[..., Any], ...] = (plan, train, evaluate, predict, profile, report, export, verify)
 
 HELP = """\
 Train CNNs inside a memory budget that is predicted, enforced and verified.

@@ -32,7 +32,7 @@ class FailedError(SnugfitError):
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> FailedError:
         """Inverse of :meth:`to_json`."""
-        return cls(data["type"], data["message"], data["code"])
+        return cls(str(data["type"]), str(data["message"]), int(data["code"]))
 
 
 def explain(error: BaseException) -> FailedError:

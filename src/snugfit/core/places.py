@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 
 from snugfit.errors import DataError, UsageError
@@ -67,6 +68,19 @@ def profiles_folder(where: str) -> Path | None:
         return cache_dir() / "profiles"
     except DataError:
         return None
+
+
+def run_cache_folder(cache_dir: str | None, folder: Path) -> Path | None:
+    """A folder of the run's own below ``--cache-dir``, where runs of the same name may meet; None where none is named.
+
+    Args:
+        cache_dir: as given.
+        folder: run folder.
+    """
+    if cache_dir is None:
+        return None
+    where = sha256(str(folder.resolve()).encode(errors="surrogateescape")).hexdigest()[:8]
+    return Path(cache_dir) / f"{folder.name}-{where}"
 
 
 def keep_text(path: Path, text: str) -> None:

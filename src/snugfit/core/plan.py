@@ -115,6 +115,10 @@ class Plan:
     explanation: tuple[str, ...] = ()
     command: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.chosen is not None and not 0 <= self.chosen < len(self.candidates):
+            raise ValueError(f"'chosen' is {self.chosen}, and there are {len(self.candidates)} candidates")
+
     @property
     def choice(self) -> Candidate | None:
         """The chosen candidate."""

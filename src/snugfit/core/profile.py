@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from snugfit.core.tensors import TensorProfile
@@ -46,7 +48,10 @@ class ProbeLine:
     def bytes_at(self, batch: int) -> int:
         """Upper bound of the peak at ``batch`` samples, in bytes, with the kernels of a batch size that is new."""
         new = 0.0 if any(point.batch == batch for point in self.points) else self.shape_bytes
-        return int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes + new) + 1
+        return self._line(new)(batch)
+
+    def _line(self, new_bytes: float) -> Callable[[int], int]:
+        return lambda batch: int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes + new_bytes) + 1
 
     def seconds_at(self, batch: int) -> float:
         """Expected seconds of a step at ``batch`` samples, interpolated between measured points."""
@@ -57,20 +62,11 @@ class ProbeLine:
 
     def largest_batch(self, available_bytes: float, limit: int) -> int:
         """Largest batch up to ``limit`` whose predicted peak is at most ``available_bytes``; 0 when there is none."""
-        batch = self._about(available_bytes - self.fixed_bytes - self.residual_bytes, limit)
-        while batch < limit and self.bytes_at(batch + 1) <= available_bytes:
-            batch += 1
-        while batch > 0 and self.bytes_at(batch) > available_bytes:
-            batch -= 1
+        bound = self._line(self.shape_bytes)
+        batch = bisect_right(range(limit + 1), available_bytes, key=bound) - 1
         measured = [each.batch for each in self.points if each.batch <= limit]
         batch = max([batch, *(each for each in measured if self.bytes_at(each) <= available_bytes)])
         return batch if batch >= self.smallest_batch else 0
-
-    def _about(self, room: float, limit: int) -> int:
-        """Largest batch that ``room`` bytes hold, but for rounding."""
-        if self.sample_bytes * limit <= room:
-            return limit
-        return int(min(max(room, 0.0) / self.sample_bytes, limit)) if self.sample_bytes else 0
 
 
 @dataclass(frozen=True)

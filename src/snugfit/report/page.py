@@ -6,7 +6,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.core.documents import read_data
+from snugfit.core import record_checks
+from snugfit.core.digests import FileDigest
+from snugfit.core.manifest import check_files, listing
 from snugfit.core.record import Record
 from snugfit.errors import CheckpointError
 from snugfit.quantities import format_bytes, format_seconds
@@ -34,8 +36,13 @@ def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
     """
     run_dir = Path(run_dir)
     record = read_record(run_dir)
-    path = run_dir / "report.html"
-    path.write_text(render(record, read_metrics(run_dir / "metrics.csv"), pictures), encoding="utf-8")
+    page = render(record, read_metrics(run_dir / "metrics.csv"), pictures)
+    path, draft = run_dir / "report.html", run_dir / "report.html.tmp"
+    with listing(run_dir) as manifest:
+        draft.write_text(page, encoding="utf-8", errors="replace")
+        if manifest is not None:
+            manifest.announce({path: FileDigest.of(draft)})
+        draft.replace(path)
     return path
 
 
@@ -46,12 +53,13 @@ def read_record(run_dir: Path) -> Record:
         CheckpointError: it is missing or damaged.
     """
     path = run_dir / "record.json"
+    check_files(run_dir, path.name, "metrics.csv")
     if not path.is_file():
         raise CheckpointError(
             f"{run_dir} holds no record.json: it is no run folder, or its run is not finished.\n"
             "Give the folder of a finished run, or finish this one with `snugfit train --resume`."
         )
-    return read_data(Record, path, CheckpointError, "Restore it or train again.")
+    return record_checks.read_record(path)
 
 
 def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = None) -> str:

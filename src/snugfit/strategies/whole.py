@@ -198,7 +198,7 @@ def fit_whole(
     accumulates = bool(settings.get("accumulate")) or _may_accumulate(run, run.predicted.phases[0].batch_size)
     trained = train_network(load, data, run, micro_batches=micro_batches, accumulates=accumulates)
     module, phase = trained.trainer.module, trained.phase
-    save_model(run.folder, module.state_dict())
+    save_model(run.folder, module.state_dict(), run.manifest)
     evaluation = evaluate_model(trained.trainer.evaluating(), data, run, phase.batch_size)
     run.end_phase(phase, run.workload.epochs, trained.steps)
     parameters = {"full": chain.parameters, "trained_model": chain.parameters}

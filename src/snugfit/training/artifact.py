@@ -8,16 +8,17 @@ from pathlib import Path
 from torch import Tensor
 
 from snugfit.chain.store import write_tensors
+from snugfit.core.manifest import Manifest
 
 MODEL_FILE = "model.safetensors"
 
 
-def save_model(folder: Path, state: Mapping[str, Tensor]) -> Path:
+def save_model(folder: Path, state: Mapping[str, Tensor], manifest: Manifest) -> Path:
     """Write a state dict into the run folder, atomically and without a second copy of it in memory.
 
     Raises:
         OutOfStorageError: the disk is full.
     """
     path = folder / MODEL_FILE
-    write_tensors(path, state)
+    write_tensors(path, state, manifest)
     return path

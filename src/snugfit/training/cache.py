@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from snugfit.core.digests import Digester
 from snugfit.core.documents import read_data
+from snugfit.core.manifest import Manifest
 from snugfit.core.request import CacheDtype
 from snugfit.core.serial import to_data
 from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
@@ -68,6 +70,7 @@ class CacheWriter:
         row_shape: shape of one sample, ``(C, H, W)`` or ``(D,)``.
         dtype: stored type.
         storage_left: bytes of the storage budget that are left; None when it is unlimited.
+        manifest: lists the cache once it is complete, where it belongs to a run.
 
     Raises:
         OutOfStorageError: the cache would not fit the storage budget or the disk.
@@ -82,6 +85,7 @@ class CacheWriter:
         *,
         dtype: CacheDtype,
         storage_left: int | None = None,
+        manifest: Manifest | None = None,
     ) -> None:
         self.folder, self.name, self.rows = Path(folder), name, rows
         self.format = RowFormat(tuple(row_shape), dtype)
@@ -90,8 +94,8 @@ class CacheWriter:
         self._labels = np.empty(rows, dtype=np.int64)
         self._path, sidecar = _paths(self.folder, name)
         self.folder.mkdir(parents=True, exist_ok=True)
-        sidecar.unlink(missing_ok=True)
-        self._path.unlink(missing_ok=True)
+        self._manifest, self._digester = manifest, Digester()
+        self._remove(sidecar, self._path)
         self._require_storage(storage_left)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 
@@ -111,7 +115,7 @@ class CacheWriter:
         self._labels[self.written : end] = labels.cpu().numpy()
         data = as_bytes(self.format.encode(features))
         with self._or_nothing():
-            write_exactly(self._fd, data)
+            self._append(data)
         self.written = end
 
     def close(self) -> ActivationCache:
@@ -125,9 +129,12 @@ class CacheWriter:
             self.abort()
             raise UsageError(f"cache '{self.name}' was closed after {self.written} of its {self.rows} rows.")
         with self._or_nothing():
-            write_exactly(self._fd, self._labels.view(np.uint8).data)
+            self._append(self._labels.view(np.uint8).data)
             os.fsync(self._fd)
-            write_json_atomic(_paths(self.folder, self.name)[1], to_data(_describe(self.rows, self.format)))
+            if self._manifest is not None:
+                self._manifest.announce({self._path: self._digester.digest()})
+            described = to_data(_describe(self.rows, self.format))
+            write_json_atomic(_paths(self.folder, self.name)[1], described, self._manifest)
         self._close_file()
         return ActivationCache(self.folder, self.name, self.rows, self.format)
 
@@ -135,7 +142,7 @@ class CacheWriter:
         """Remove the unfinished file."""
         if self._fd >= 0:
             self._close_file()
-            self._path.unlink(missing_ok=True)
+            self._remove(self._path)
 
     def __enter__(self) -> CacheWriter:
         return self
@@ -161,6 +168,16 @@ class CacheWriter:
         except BaseException:
             self.abort()
             raise
+
+    def _append(self, data: memoryview) -> None:
+        write_exactly(self._fd, data)
+        self._digester.write(data)
+
+    def _remove(self, *paths: Path) -> None:
+        if self._manifest is not None:
+            self._manifest.remove(paths)
+        for path in paths:
+            path.unlink(missing_ok=True)
 
     def _close_file(self) -> None:
         fd, self._fd = self._fd, -1

@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
+from snugfit.core.digests import FileDigest, sync_folder
 from snugfit.core.documents import read_data
+from snugfit.core.manifest import Manifest
+from snugfit.core.serial import to_data
 from snugfit.errors import CheckpointError
 from snugfit.memory import is_out_of_memory
-from snugfit.training.files import storage_errors, sync_folder, write_json_atomic
-from snugfit.training.tensorfile import Deferred, file_digest, read_tensors, write_tensors
+from snugfit.training.files import storage_errors, write_json_atomic
+from snugfit.training.tensorfile import Deferred, read_tensors, write_tensors
 
 __all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "write_json_atomic"]
 
@@ -69,19 +73,11 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class _File:
-    """Size and digest of a file, as written."""
-
-    bytes: int
-    blake2b: str
-
-
-@dataclass(frozen=True)
 class _Description:
     """What ``position.json`` holds."""
 
     format: int
-    files: dict[str, _File]
+    files: dict[str, FileDigest]
     position: dict[str, Any]
 
 
@@ -92,11 +88,21 @@ class CheckpointStore:
     deleted: at every moment there is a complete one, if there ever was.
     """
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path | str, manifest: Manifest | None = None) -> None:
+        self.folder, self._manifest = Path(folder), manifest
 
-    def save(self, tensors: Mapping[str, Mapping[str, Tensor | Deferred]], position: dict[str, Any]) -> Path:
+    def save(
+        self,
+        tensors: Mapping[str, Mapping[str, Tensor | Deferred]],
+        position: dict[str, Any],
+        beside: Mapping[Path, FileDigest] = MappingProxyType({}),
+    ) -> Path:
         """Save groups of tensors and a JSON-able position; returns the new checkpoint's folder.
+
+        Args:
+            tensors: by group and name.
+            position: JSON-able.
+            beside: digests of other files at this moment, which the manifest lists together with the checkpoint's.
 
         Raises:
             OutOfStorageError: the disk is full; the previous checkpoint stays.
@@ -108,8 +114,12 @@ class CheckpointStore:
         self._clear_drafts()
         try:
             with storage_errors(draft):
-                _write(draft, tensors, position)
-            draft.rename(final)
+                files = _write(draft, tensors, position)
+                if self._manifest is not None:
+                    gone = {path: None for folder in older for path in folder.iterdir()}
+                    new = {final / name: digest for name, digest in files.items()}
+                    self._manifest.announce({**gone, **new, **beside})
+                draft.rename(final)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         sync_folder(self.folder)
@@ -142,13 +152,14 @@ class CheckpointStore:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(folder: Path, tensors: Mapping[str, Mapping[str, Tensor | Deferred]], position: dict[str, Any]) -> None:
+def _write(
+    folder: Path, tensors: Mapping[str, Mapping[str, Tensor | Deferred]], position: dict[str, Any]
+) -> dict[str, FileDigest]:
+    """Write a checkpoint's files; returns the digest of each by its name."""
     folder.mkdir()
-    files = {}
-    for group, members in tensors.items():
-        size, digest = write_tensors(folder / f"{group}.safetensors", members)
-        files[group] = {"bytes": size, "blake2b": digest}
-    write_json_atomic(folder / _POSITION, {"format": FORMAT, "files": files, "position": position})
+    groups = {group: write_tensors(folder / f"{group}.safetensors", members) for group, members in tensors.items()}
+    described = write_json_atomic(folder / _POSITION, to_data(_Description(FORMAT, groups, position)))
+    return {_POSITION: described, **{f"{group}.safetensors": digest for group, digest in groups.items()}}
 
 
 def _open(folder: Path) -> Checkpoint:
@@ -164,9 +175,7 @@ def _open(folder: Path) -> Checkpoint:
     return Checkpoint(folder, described.position, tuple(described.files))
 
 
-def _verify(path: Path, expected: _File) -> None:
-    size = path.stat().st_size if path.is_file() else 0
-    if size != expected.bytes:
-        raise CheckpointError(f"{path} was truncated: it has {size} bytes of {expected.bytes}. Start the run anew.")
-    if file_digest(path) != expected.blake2b:
-        raise CheckpointError(f"{path} is corrupt: its checksum does not match. Start the run anew.")
+def _verify(path: Path, expected: FileDigest) -> None:
+    flaw = expected.flaw(path)
+    if flaw is not None:
+        raise CheckpointError(f"{path} {flaw}. Start the run anew.")

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snugfit.core.digests import Digester, FileDigest, sync_file, sync_folder
+from snugfit.core.manifest import Manifest
 from snugfit.errors import CheckpointError, OutOfStorageError, is_out_of_storage
 from snugfit.quantities import format_bytes
 
@@ -61,17 +63,16 @@ def read_exactly(fd: int, views: list[memoryview], offset: int) -> None:
             views[0] = views[0][got:]
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names created, renamed or removed in ``folder`` survive a power loss."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_json_atomic(path: Path | str, data: Any) -> None:
+def write_json_atomic(path: Path | str, data: Any, manifest: Manifest | None = None) -> FileDigest:
     """Write JSON so that ``path`` holds either its old or its whole new content, whatever happens.
+
+    Args:
+        path: the file.
+        data: JSON-able data.
+        manifest: lists the file, in a run folder.
+
+    Returns:
+        The digest of the new content.
 
     Raises:
         OutOfStorageError: the disk is full; the old content stays.
@@ -79,12 +80,22 @@ def write_json_atomic(path: Path | str, data: Any) -> None:
     path = Path(path)
     draft = path.with_name(path.name + ".tmp")
     try:
-        with storage_errors(path), draft.open("w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        with storage_errors(path):
+            with draft.open("wb") as file:
+                written = Digester(file)
+                json.dump(data, written, indent=1)
+                written.write("\n")
+                sync_file(file)
+            commit(draft, path, written.digest(), manifest)
     finally:
         draft.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    return written.digest()
+
+
+def commit(draft: Path, path: Path, digest: FileDigest, manifest: Manifest | None) -> None:
+    """Give a draft, which is on disk, its name; in a run folder its manifest lists it first."""
+    if manifest is not None:
+        manifest.commit(draft, path, digest)
+    else:
+        draft.replace(path)
+        sync_folder(path.parent)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from pathlib import Path
 from typing import Any
 
+from snugfit.core.digests import Digester, FileDigest
 from snugfit.training.events import EpochDone, Event, StepDone
 
+METRICS_FILE = "metrics.csv"
 COLUMNS = (
     "phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes",
     "map50",
@@ -24,6 +27,7 @@ class MetricsWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seconds = 0.0
+        self._digester = Digester()
 
     def __call__(self, event: Event) -> None:
         """Write the event's row, if it has one."""
@@ -45,13 +49,25 @@ class MetricsWriter:
         """Bytes written so far; a checkpoint keeps it."""
         return self.path.stat().st_size if self.path.exists() else 0
 
+    def written(self, *, grows: bool = True) -> dict[Path, FileDigest]:
+        """The file and its digest up to now, for the run's manifest; the file is on disk then."""
+        if not self.path.exists():
+            return {}
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        return {self.path: self._digester.digest(grows=grows)}
+
     def truncate(self, offset: int) -> None:
         """Forget the rows after ``offset``: the steps they tell of will be run again; and a row that was cut off."""
+        self._digester, self._seconds = Digester(), 0.0
         if not self.path.exists():
             return
         with self.path.open("r+b") as file:
-            file.truncate(file.read(offset).rfind(b"\n") + 1)
-        rows = list(csv.DictReader(self.path.read_text().splitlines()))
+            kept = file.read(offset)
+            kept = kept[: kept.rfind(b"\n") + 1]
+            file.truncate(len(kept))
+        self._digester.write(kept)
+        rows = list(csv.DictReader(kept.decode().splitlines()))
         self._seconds = float(rows[-1]["seconds"] or 0.0) if rows else 0.0
 
     def _write(self, *values: Any) -> None:
@@ -62,6 +78,7 @@ class MetricsWriter:
         writer.writerow(values)
         with self.path.open("a", newline="") as file:
             file.write(text.getvalue())
+        self._digester.write(text.getvalue())
 
 
 def _short(value: float | None) -> str:

@@ -17,6 +17,7 @@ from snugfit.core.budget import Budget
 from snugfit.core.cost import Cost, Phase
 from snugfit.core.documents import DocumentError, made
 from snugfit.core.hardware import Hardware
+from snugfit.core.manifest import Manifest
 from snugfit.core.profile import Profile
 from snugfit.core.record import ExitRecord, PhaseRecord
 from snugfit.core.serial import from_data, to_data
@@ -25,9 +26,9 @@ from snugfit.errors import CheckpointError, DivergedError
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory, trim_heap
 from snugfit.training.checkpoint import Checkpoint, CheckpointStore
 from snugfit.training.energy import EnergyMeter
-from snugfit.training.events import Event, PhaseDone, PhaseStarted, Subscriber
+from snugfit.training.events import Event, Notice, PhaseDone, PhaseStarted, Subscriber
 from snugfit.training.launch import Commands
-from snugfit.training.metrics import MetricsWriter
+from snugfit.training.metrics import METRICS_FILE, MetricsWriter
 from snugfit.training.stopping import StopFlag
 from snugfit.training.tensorfile import Deferred
 
@@ -106,11 +107,12 @@ class Run:
         self.profile, self.meter, self.device, self.stop = profile, meter, device, stop or StopFlag()
         self.hardware, self.limit, self.enforced = hardware, limit, limit.enforced
         self.commands = commands
-        self.weights = UnitStore(folder / "weights")
-        self.exits = UnitStore(folder / "exits")
         self.cache_dir = cache_dir or folder / "cache"
-        self.checkpoints = CheckpointStore(folder / "checkpoint")
-        self.metrics = MetricsWriter(folder / "metrics.csv")
+        self.manifest = Manifest.take_up(folder, self.cache_dir)
+        self.weights = UnitStore(folder / "weights", self.manifest)
+        self.exits = UnitStore(folder / "exits", self.manifest)
+        self.checkpoints = CheckpointStore(folder / "checkpoint", self.manifest)
+        self.metrics = MetricsWriter(folder / METRICS_FILE)
         self.position = Position()
         self._subscribers: list[Subscriber] = [self.metrics, *subscribers]
         self._resumed: Checkpoint | None = None
@@ -134,8 +136,17 @@ class Run:
             self.position = made(partial(from_data, Position), self._resumed.position)
         except DocumentError as error:
             raise CheckpointError(f"the position in {self._resumed.folder} is damaged: {error}.") from error
-        self.metrics.truncate(self.position.metrics_offset)
+        self.metrics.truncate(self._sound_metrics())
         return True
+
+    def _sound_metrics(self) -> int:
+        """Bytes of ``metrics.csv`` to go on from: none, and a notice, where it is not as it was written."""
+        wanted, listed = self.position.metrics_offset, self.manifest.listed(METRICS_FILE)
+        flaw = listed.flaw(self.metrics.path) if listed else None
+        if not flaw and (listed is None or listed.bytes >= wanted):
+            return wanted
+        self.emit(Notice(f"{self.metrics.path} {flaw or 'was damaged'}; it begins anew, and training goes on"))
+        return 0
 
     @property
     def resumed(self) -> bool:
@@ -156,7 +167,7 @@ class Run:
         """Write a checkpoint of these tensors and the present position."""
         self.tick()
         self.position.metrics_offset = self.metrics.offset()
-        self.checkpoints.save(tensors, to_data(self.position))
+        self.checkpoints.save(tensors, to_data(self.position), self.metrics.written())
         self._saved_at = time.perf_counter()
 
     @property

@@ -7,7 +7,6 @@ hold no more than the tensors themselves, and any safetensors reader can open th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snugfit.core.digests import Digester, FileDigest
 from snugfit.core.documents import parse_json
 from snugfit.errors import CheckpointError
 from snugfit.memory import is_out_of_memory
@@ -30,7 +30,6 @@ _DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,16 @@ class Deferred:
     make: Callable[[], Tensor]
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | Deferred]) -> tuple[int, str]:
-    """Write a safetensors file, sync it to disk, and return its size in bytes and its digest.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Deferred]) -> FileDigest:
+    """Write a safetensors file, sync it to disk, and return its size and digest.
 
     Tensors may be on any device; those that are neither contiguous nor dense are copied one at a time.
     """
     shown = {name: item.like if isinstance(item, Deferred) else item for name, item in tensors.items()}
     stored = {name: _along_memory(tensor) for name, tensor in shown.items()}
     header = _header(stored)
-    digest = hashlib.blake2b(header, digest_size=16)
+    digester = Digester()
+    digester.write(header)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         write_exactly(fd, memoryview(header))
@@ -57,10 +57,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Deferred]) -> tuple
             item = tensors[name]
             made = _along_memory(item.make())[0] if isinstance(item, Deferred) else tensor
             data = as_bytes(made.contiguous().cpu())
-            digest.update(data)
+            digester.write(data)
             write_exactly(fd, data)
         os.fsync(fd)
-        return os.fstat(fd).st_size, digest.hexdigest()
+        return digester.digest()
     finally:
         os.close(fd)
 
@@ -85,16 +85,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is damaged ({error}). Resume from another checkpoint, or start anew.") from error
     finally:
         os.close(fd)
-
-
-def file_digest(path: Path) -> str:
-    """Digest of a file's content, as :func:`write_tensors` returns it."""
-    digest = hashlib.blake2b(digest_size=16)
-    chunk = memoryview(bytearray(_CHUNK))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(chunk):
-            digest.update(chunk[:count])
-    return digest.hexdigest()
 
 
 def _along_memory(tensor: Tensor) -> tuple[Tensor, list[int] | None]:

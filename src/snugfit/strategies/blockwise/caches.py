@@ -41,15 +41,18 @@ class BlockCaches:
         """
         budget = self.run.budget.storage_bytes
         left = None if budget is None else max(budget - self._used_bytes(), 0)
-        return CacheWriter(self.folder, _name(block, split), rows, row_shape, dtype=self.dtype, storage_left=left)
+        return CacheWriter(
+            self.folder, _name(block, split), rows, row_shape,
+            dtype=self.dtype, storage_left=left, manifest=self.run.manifest,
+        )  # fmt: skip
 
     def keep_only(self, block: int | None) -> None:
         """Remove every file but the caches of one block: what came before it, and what an interruption left behind."""
         if not self.folder.is_dir():
             return
-        for file in self.folder.iterdir():
-            if block is None or not file.name.startswith(_name(block, "")):
-                file.unlink()
+        kept = None if block is None else _name(block, "")
+        files = [file for file in self.folder.iterdir() if kept is None or not file.name.startswith(kept)]
+        self.run.manifest.remove(files)
 
     def _used_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.folder.iterdir()) if self.folder.is_dir() else 0

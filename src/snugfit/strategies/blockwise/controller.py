@@ -287,7 +287,7 @@ class Controller:
         run.start_phase(phase, len(self.blocks), len(self.blocks), 0, 0)
         chosen = choose_exit(run.position.exits, len(self.data.val), self.strategy.exit_tolerance)
         model = self._load_exit(chosen.index)
-        save_model(run.folder, model.state_dict())
+        save_model(run.folder, model.state_dict(), run.manifest)
         evaluation = evaluate_model(model.eval(), self.data, run, phase.batch_size)
         run.end_phase(phase, 0, 0)
         self.caches.keep_only(None)

@@ -57,7 +57,7 @@ def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -
     finally:
         fit.trainer.release()  # or another run of the same plan would find tensors frozen
     phase = run.predicted.phases[-1]
-    save_model(run.folder, fit.trainer.module.state_dict())
+    save_model(run.folder, fit.trainer.module.state_dict(), run.manifest)
     evaluation = evaluate_model(fit.trainer.module.eval(), data, run, phase.batch_size)
     kept = sum(parameter.numel() for parameter in fit.trainer.module.parameters())
     parameters = {"full": fit.parameters, "trained_model": kept}

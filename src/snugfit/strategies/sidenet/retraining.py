@@ -216,7 +216,7 @@ def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, 
 
         retraining.solve(pair, first, phase.batch_size, len(notes.get(_SOLVED, [])), keep)
         _retrain(retraining, pair, source, phase.batch_size, run)
-    write_tensors(run.folder / PRUNED_FILE, pair.state)
+    write_tensors(run.folder / PRUNED_FILE, pair.state, run.manifest)
     run.end_phase(phase, 1, 1)
     run.save({})
     stop_if_asked(run)

@@ -42,7 +42,7 @@ def fit_sidenet(strategy: Sidenet, chain: Chain, data: TrainingData, run: Run) -
     module, phase = trained.trainer.module, trained.phase
     evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
     state = FloatState(plain(module))
-    save_model(run.folder, state)
+    save_model(run.folder, state, run.manifest)
     run.end_phase(phase, run.workload.epochs, trained.steps)
     buffers = {name for name, _ in module.named_buffers()}
     kept = sum(tensor.numel() for name, tensor in state.items() if name not in buffers)
