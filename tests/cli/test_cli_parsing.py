@@ -69,7 +69,7 @@ def test_help_describes_every_option(command, snugfit, monkeypatch):
             assert " ".join(entry.description.replace("``", "").split()) in shown
 
 
-@pytest.mark.parametrize("command", ["plan", "train", "evaluate", "predict", "profile", "report", "export"])
+@pytest.mark.parametrize("command", ["plan", "train", "evaluate", "predict", "profile", "report", "export", "verify"])
 def test_every_command_has_an_example_and_the_common_flags(command, snugfit):
     shown = snugfit(command, "--help").out
     assert f"snugfit {command} " in shown.partition("For example")[2]

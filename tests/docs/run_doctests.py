@@ -24,7 +24,8 @@ def main(modules):
 
 
 def uses_runs(name):
-    return name in ("snugfit", "snugfit.core.record") or name.startswith(("snugfit.api", "snugfit.training"))
+    on_the_ground_floor = ("snugfit.core.record", "snugfit.core.verify")
+    return name in ("snugfit", *on_the_ground_floor) or name.startswith(("snugfit.api", "snugfit.training"))
 
 
 def run(name):

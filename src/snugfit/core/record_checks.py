@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from snugfit.core.documents import read_as
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import Profile
-from snugfit.core.record import ExitRecord, IntervalRecord, PhaseRecord, Record
+from snugfit.core.profile import ProbeLine
+from snugfit.core.record import Record
 from snugfit.core.serial import FieldError, from_data
-from snugfit.core.workload import Workload
 from snugfit.errors import CheckpointError
 
 MOST = 2**53
@@ -21,8 +20,41 @@ MOST_UNITS = 100_000
 MOST_BATCH = 2**31
 MOST_CLASSES = 50_000
 
-_LIMITS = {"index": MOST_UNITS, "batch_size": MOST_BATCH, "val_accuracy": 1}
+_LIMITS = {"batch_limit": MOST_BATCH, "index": MOST_UNITS, "batch_size": MOST_BATCH, "val_accuracy": 1}
 _TEXTS = ("peak_metric",)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+    parameters: int
+
+
+@dataclass(frozen=True)
+class _Operator:
+    tensors: tuple[_Tensor, ...]
+
+
+@dataclass(frozen=True)
+class _Operators:
+    operators: tuple[_Operator, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """What is drawn of a profile."""
+
+    lines: dict[str, ProbeLine] = field(default_factory=dict)
+    base_bytes: int = 0
+    tensors: _Operators | None = None
+
+
+@dataclass(frozen=True)
+class _Workload:
+    """What is drawn of a workload."""
+
+    train_count: int | None = None
+    batch_limit: int | None = None
 
 
 def read_record(path: Path) -> Record:
@@ -43,9 +75,8 @@ def _checked(data: Any) -> Record:
             _check_entry(f"{kind}[{number}]", entry)
     _check_exit(record)
     _check_confusion(record)
-    for part, given in ((Profile, record.profile), (Workload, record.workload), (Hardware, record.hardware)):
-        if given:
-            from_data(part, given, part.__name__.lower())
+    _check_entry("profile", from_data(_Profile, record.profile, "profile"))
+    _check_entry("workload", from_data(_Workload, record.workload, "workload"))
     return record
 
 
@@ -60,16 +91,16 @@ def _check_number(where: str, value: Any, most: int) -> None:
         raise FieldError(where, f"a number from 0 to {most}", value)
 
 
-def _check_entry(where: str, entry: PhaseRecord | ExitRecord | IntervalRecord) -> None:
+def _check_entry(where: str, entry: Any) -> None:
     for name, value in _numbers(entry):
         _check_number(f"{where}.{name}", value, _LIMITS.get(name, MOST))
 
 
 def _numbers(entry: Any) -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(entry):
-        value = getattr(entry, field.name)
+    for each in dataclasses.fields(entry):
+        value = getattr(entry, each.name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield field.name, value
+            yield each.name, value
 
 
 def _check_exit(record: Record) -> None:

@@ -16,6 +16,9 @@ from snugfit.errors import CheckpointError
 class Verification:
     """What was found in a run folder; names are paths in it.
 
+    >>> Verification("runs/a", files=30, damaged={}, missing=("record.json",), extra=("notes.txt",)).sound
+    False
+
     Attributes:
         run_dir: the folder.
         files: how many files its manifest lists.
