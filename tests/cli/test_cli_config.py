@@ -33,6 +33,21 @@ def test_snake_and_kebab_keys_of_every_type(parse):
     assert arguments["output"].json is True
 
 
+def test_on_and_off_are_words_and_truths_where_an_option_takes_them(parse):
+    flags = parse("prune: on\nrecompute: off\naugment: off\ncrop: no\naccumulate: on")["flags"]
+    assert (flags.strategy.prune, flags.strategy.recompute, flags.strategy.accumulate) == ("on", "off", True)
+    assert (flags.training.augment, flags.training.crop) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "text", ["epochs: &a [*a]", "[" * 999, "lr: .nan", "epochs: 1\nepochs: 2", "seed: " + "9" * 30]
+)
+def test_hostile_files_are_one_line_that_names_them(parse, text):
+    with pytest.raises(UsageError, match=r"options\.yaml is not valid YAML") as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+
+
 def test_flags_win_over_the_file(parse):
     flags = parse("epochs: 3\nseed: 4\naugment: false\n", "--epochs", "5", "--augment")["flags"]
     assert flags.training == TrainingOptions(epochs=5, seed=4, augment=True)

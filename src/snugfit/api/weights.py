@@ -61,6 +61,8 @@ def read_weights(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
     """
     from safetensors import SafetensorError
 
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no regular file, and is not read; give a file of weights.")
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path, device)

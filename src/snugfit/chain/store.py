@@ -23,7 +23,7 @@ from torch import nn
 
 from snugfit.chain.unit import Unit
 from snugfit.core.digests import Digester, sync_file, sync_folder
-from snugfit.core.documents import parse_json
+from snugfit.core.documents import MOST_BYTES, parse_json
 from snugfit.core.manifest import Manifest
 from snugfit.errors import CheckpointError, OutOfStorageError, is_out_of_storage
 
@@ -118,6 +118,8 @@ def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     start = 8 + int.from_bytes(mapped[:8], "little")
+    if start > MOST_BYTES:
+        raise ValueError("its header is longer than any may be")
     header = parse_json(mapped[8:start])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")

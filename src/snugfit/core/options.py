@@ -199,7 +199,8 @@ def _bytes(value: Any) -> str:
     return f"{round(count)}B"
 
 
-_BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True) | dict.fromkeys(("false", "no", "f", "n", "0"), False)
+_TRUE, _FALSE = ("true", "yes", "on", "t", "y", "1"), ("false", "no", "off", "f", "n", "0")
+_BOOLEANS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 _RULES = (Range, Names, Text, _Size)
 _KEPT: dict[Any, Callable[[Any, Any], Any]] = {bool: _boolean, int: _whole, float: _real, str: _text}
 _SAYS = {bool: "true or false", int: "a whole number", float: "a number", str: "text that is not empty"}

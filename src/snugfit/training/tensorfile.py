@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from snugfit.core.digests import Digester, FileDigest
-from snugfit.core.documents import parse_json
+from snugfit.core.documents import MOST_BYTES, parse_json
 from snugfit.errors import CheckpointError
 from snugfit.memory import is_out_of_memory
 from snugfit.training.files import as_bytes, read_exactly, write_exactly
@@ -112,8 +112,8 @@ def _header(stored: Mapping[str, tuple[Tensor, list[int] | None]]) -> bytes:
 
 def _read_header(fd: int, path: Path) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
-    if length > path.stat().st_size:
-        raise ValueError("its header is longer than the file")
+    if length > min(path.stat().st_size, MOST_BYTES):
+        raise ValueError("its header is longer than the file, or than any may be")
     return parse_json(os.pread(fd, length, 8)), 8 + length
 
 

@@ -150,7 +150,8 @@ def test_a_folder_that_is_no_run(tmp_path):
 
 
 def test_an_unfinished_run(damaged):
-    (damaged / "record.json").unlink()
+    for name in ("record.json", "manifest.json"):
+        (damaged / name).unlink()
     with pytest.raises(CheckpointError, match="not finished; continue it with snugfit train --resume"):
         snugfit.load(damaged, make_net)
 

@@ -1,6 +1,7 @@
 """Weights from files: what is read, what is refused, and which of them are taken."""
 
 import copy
+import os
 import pickle
 
 import pytest
@@ -88,6 +89,13 @@ def test_what_is_no_weights_file(tmp_path, name):
     (tmp_path / name).unlink()
     (tmp_path / name).mkdir()
     with pytest.raises(CheckpointError):
+        read_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pth"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match="no regular file"):
         read_weights(tmp_path / name)
 
 
