@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 MOST_BYTES = 64 * 2**20
 """Largest text that is read whole."""
+_PIECE_BYTES = 2**16
 DEEPEST = 64
 """Lists and objects inside one another."""
 LARGEST = 2**64
@@ -154,10 +155,12 @@ def _read(path: str | Path, most: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no regular file")
-        content = file.read(most + 1)  # whatever size it is said to have: it may grow, and the system's files say 0
+        content = bytearray()  # whatever size it is said to have: it may grow, and the system's files say 0
+        while len(content) <= most and (part := file.read(_PIECE_BYTES)):  # which takes that much memory at once
+            content += part
     if len(content) > most:
         raise ValueError(f"it is larger than {format_bytes(most)}, the most that such a file may have")
-    return content
+    return bytes(content)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -163,3 +165,15 @@ def test_any_text_is_json_or_refused(text):
         parse_json(text)
     except DocumentError as error:
         assert "\n" not in str(error)
+
+
+def test_a_small_file_is_not_given_the_memory_of_the_largest(tmp_path: Path) -> None:
+    """Within a memory budget that would be refused."""
+    path = tmp_path / "small.json"
+    path.write_text("{}")
+    tracemalloc.start()
+    try:
+        assert read_text(path) == "{}"
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
