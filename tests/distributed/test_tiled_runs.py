@@ -48,9 +48,11 @@ def alone(tmp_path_factory):
     return load_file(folder / "run" / "model.safetensors")
 
 
-def assert_near(found, wanted, tolerance=1e-4):
+def assert_near(found, wanted, weights=1e-4):
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
+        # statistics are sums over all weights of a channel, of which each may be off
+        tolerance = 5 * weights if "running_" in name else weights
         torch.testing.assert_close(
             found[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
