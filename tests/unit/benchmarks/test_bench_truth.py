@@ -1,0 +1,52 @@
+"""Verdicts on cells of the benchmark of budgets, and the draw."""
+
+import subprocess
+import sys
+
+from benchmarks import budget_truth
+from benchmarks.budget_truth import drawn, verdict
+
+MB = 10**6
+
+
+def trained(measured=50, predicted=60, budget=70, observed=50, phases=((50, 60),)):
+    record = {
+        "predicted": {"peak_bytes": predicted * MB}, "measured": {"peak_bytes": measured * MB},
+        "budget": {"memory_bytes": budget * MB},
+        "phases": [
+            {"name": str(i), "measured_peak_bytes": m * MB, "predicted_peak_bytes": p * MB}
+            for i, (m, p) in enumerate(phases)
+        ],
+    }  # fmt: skip
+    return {"exit_code": 0, "record": record, "observed_bytes": observed * MB}
+
+
+def test_promises_kept_have_no_remark():
+    assert verdict("drawn", trained()) == verdict("named", trained()) == []
+    assert verdict("drawn", {"exit_code": 3}) == verdict("less", {"exit_code": 3}) == []
+
+
+def test_what_is_broken_is_told():
+    assert (
+        verdict("named", {"exit_code": 3}) and verdict("less", {"exit_code": 0}) and verdict("drawn", {"exit_code": 5})
+    )
+    assert verdict("drawn", trained(measured=61)) == ["measured 61.0 MB above prediction 60.0"]
+    assert verdict("drawn", trained(observed=61)) == ["observed 60.5 MB above prediction 60.0"]
+    assert len(verdict("drawn", trained(observed=71))) == 2
+    assert verdict("drawn", trained(phases=((50, 60), (41, 40)))) == ["phase 1: measured 41.0 MB above prediction 40.0"]
+
+
+def test_cells_are_the_same_in_every_run_and_differ():
+    cells = [drawn(16, index) for index in range(20)]
+    assert cells == [drawn(16, index) for index in range(20)]
+    assert len({str(cell) for cell in cells}) == 20
+    assert any("small_networks" in cell["model"] for cell in cells)
+
+
+def test_a_process_is_seen_from_outside():
+    script = "data = bytearray(50_000_000); print('ready', flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True)
+    assert child.stdout.readline() == "ready\n"
+    seen = budget_truth._anon(child.pid)
+    child.communicate("\n")
+    assert 50 * MB < seen < 90 * MB and budget_truth._anon(child.pid) is None
