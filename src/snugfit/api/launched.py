@@ -8,6 +8,8 @@ from typing import Any
 
 from snugfit.api.loading import read_data, read_record
 from snugfit.api.running import from_anywhere
+from snugfit.core.lock import LOCK_FILE
+from snugfit.core.manifest import MANIFEST_FILE
 from snugfit.core.request import Request
 from snugfit.errors import CheckpointError
 from snugfit.training.launch import World, world
@@ -40,8 +42,9 @@ def begun(request: Request, here: World) -> str | None:
         return None
     if (folder / _LAST).exists():
         return str(folder)
-    if here.restarts and folder.is_dir() and all(_is_draft(each) for each in folder.iterdir()):
-        for each in folder.iterdir():
+    found = [each for each in folder.iterdir() if each.name != LOCK_FILE] if folder.is_dir() else []
+    if here.restarts and all(_is_draft(each) for each in found):
+        for each in found:
             each.unlink()
     return None
 
@@ -53,7 +56,7 @@ def finished(request: Request, here: World) -> dict[str, Any] | None:
 
 
 def _is_draft(path: Path) -> bool:
-    return path.is_file() and path.name.removesuffix(".tmp") in _FIRST
+    return path.is_file() and path.name.removesuffix(".tmp") in (*_FIRST, MANIFEST_FILE)
 
 
 def _same(request: Request, folder: Path) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from snugfit.api.launched import begun, finished, for_launch
 from snugfit.api.planning import plan_request
+from snugfit.api.running import require_new
 from snugfit.core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, StrategyOptions
 from snugfit.errors import UsageError
 from snugfit.training.launch import World
@@ -55,10 +56,11 @@ def test_a_run_that_asked_for_something_else_is_not_taken_up(interrupted):
 
 
 def test_what_was_lost_before_it_could_be_resumed_is_removed_by_the_next_round_alone(tmp_path):
-    for name in ("request.json", "profile.json.tmp"):
+    for name in ("request.json", "profile.json.tmp", "manifest.json", "lock"):
         (tmp_path / name).write_text("{}")
-    assert begun(asked(tmp_path), FIRST) is None and len(list(tmp_path.iterdir())) == 2
-    assert begun(asked(tmp_path), LATER) is None and list(tmp_path.iterdir()) == []
+    assert begun(asked(tmp_path), FIRST) is None and len(list(tmp_path.iterdir())) == 4
+    assert begun(asked(tmp_path), LATER) is None and list(tmp_path.iterdir()) == [tmp_path / "lock"]
+    require_new(tmp_path)
 
 
 def test_nothing_is_removed_that_no_run_has_written(tmp_path):
