@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -178,7 +179,8 @@ def test_an_interval_that_drift_cut_short_stays_short_on_resume(
 ) -> None:
     """Stopped right at the end of the epoch whose steps had drifted."""
     options = {"epochs": 3, "interval": 3, "time_ratio": 0.8}
-    monkeypatch.setattr(intervals, "drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    monkeypatch.setattr(intervals, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    monkeypatch.setattr(intervals, "drifted", lambda *_: True)
     weights, record = train(tmp_path / "whole", with_dropout, **options)
     assert [(interval.epochs, interval.profiled) for interval in record.intervals] == [(1, False), (2, True)]
     plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
@@ -189,10 +191,76 @@ def test_an_interval_that_drift_cut_short_stays_short_on_resume(
     assert_same(weights, load_file(tmp_path / "stopped" / "model.safetensors"))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_taken_up_on_a_busy_machine_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Stopped at a random step; every step afterwards takes two to ten times as long."""
+    options, draw = {"epochs": 3, "interval": 1, "time_ratio": 0.8, "schedule": "constant"}, random.Random(seed)
+    weights, record = train(tmp_path / "whole", with_dropout, **options)
+    plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
+    with pytest.raises(InterruptedRunError):
+        plan.run((at(StepDone, draw.randint(1, 7)),), out=tmp_path / "stopped")
+    judged: list[float] = []
+
+    def timed(step: Any, device: Any) -> tuple[None, float]:
+        step()
+        judged.append(draw.uniform(2.0, 2.2) * (predicted if step.args[2:] == () else 1.0))
+        return None, judged[-1]
+
+    predicted = 1.0
+    ratio = drift.dry_ratio
+
+    def noted(*arguments: Any) -> float:
+        nonlocal predicted
+        predicted = ratio(*arguments)
+        return predicted
+
+    monkeypatch.setattr(drift, "dry_ratio", noted)
+    monkeypatch.setattr(drift, "timed", timed)
+    monkeypatch.setattr(intervals, "suspicious", lambda interval: True)
+    resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
+    assert judged, "it was judged"
+    assert not any(interval.drifted or interval.profiled for interval in resumed.intervals)
+    assert_same_selections(record, resumed)
+    assert_same(weights, load_file(tmp_path / "stopped" / "model.safetensors"))
+
+
+def test_operators_measured_anew_are_not_measured_again_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped between the measurement and the selection that follows from it."""
+    options = {"epochs": 2, "interval": 1, "time_ratio": 0.8}
+    monkeypatch.setattr(intervals, "suspicious", lambda interval: interval.first_epoch == 0)
+    monkeypatch.setattr(intervals, "drifted", lambda *_: True)
+    measure, measured = drift.profile_anew, list[int]()
+
+    def counted(*arguments: Any) -> Any:
+        measured.append(1)
+        return measure(*arguments)
+
+    monkeypatch.setattr(intervals, "profile_anew", counted)
+    plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
+    rank = intervals.rank_tensors
+
+    def killed(*arguments: Any) -> Any:
+        if measured:
+            raise KeyboardInterrupt
+        return rank(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(intervals, "rank_tensors", killed)
+        plan.run((), out=tmp_path / "stopped")
+    resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
+    assert len(measured) == 1
+    assert [interval.profiled for interval in resumed.intervals] == [False, True]
+
+
 def test_operators_measured_anew_are_kept_for_the_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They steer selections: the third is made from them, by a process that does not measure."""
     options = {"epochs": 3, "interval": 1, "time_ratio": 0.8}
-    monkeypatch.setattr(intervals, "drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    monkeypatch.setattr(intervals, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    monkeypatch.setattr(intervals, "drifted", lambda *_: True)
     plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
     slower = drift.profile_anew
 

@@ -69,6 +69,7 @@ class IntervalRecord:
         analytic_peak_bytes: bytes of tensors at the peak of a step, followed through the operators.
         selection_seconds: time that ranking and selecting took.
         profiled: whether operators were measured anew before it, since steps had drifted from their prediction.
+        drifted: whether its own steps were found to have drifted; the finding is kept and not made again on resume.
     """
 
     first_epoch: int
@@ -83,6 +84,7 @@ class IntervalRecord:
     selection_seconds: float = 0.0
     importance: dict[str, float] = field(default_factory=dict)
     profiled: bool = False
+    drifted: bool = False
     analytic_peak_bytes: int = 0
     flops_per_epoch: int = 0
 

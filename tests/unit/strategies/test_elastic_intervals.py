@@ -1,5 +1,8 @@
 """Runs of ``elastic`` interval by interval: empty and refused selections, drift, and what a record says."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +21,8 @@ from snugfit.selection.choice import Room, choose, needed_bytes
 from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic import Elastic, drift, intervals
-from snugfit.strategies.elastic.drift import drifted
+from snugfit.strategies.elastic.budgets import Sizes
+from snugfit.strategies.elastic.drift import drifted, dry_ratio, suspicious
 from snugfit.strategies.elastic.schemes import scheme_mask
 from snugfit.training.events import Notice, RunDone
 
@@ -117,7 +121,10 @@ class TestRuns:
             plan(scheme=scheme, time_ratio=0.8 if scheme == "elastic" else None).run((), out=tmp_path / "run")
 
     def test_drift_selects_anew_among_all_tensors(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(intervals, "drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+        monkeypatch.setattr(
+            intervals, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1
+        )
+        monkeypatch.setattr(intervals, "drifted", lambda *_: True)
         found = plan(interval=3, epochs=4, time_ratio=0.5)
         events = []
         record = found.run((events.append,), out=tmp_path / "run")
@@ -129,12 +136,16 @@ class TestRuns:
 
     def test_steps_that_keep_drifting_are_not_measured_again_at_once(self, tmp_path, monkeypatch):
         """What was just measured would come out the same: each epoch would cost a profile."""
-        monkeypatch.setattr(intervals, "drifted", lambda interval: interval.epochs > 0)
+        monkeypatch.setattr(intervals, "suspicious", lambda interval: interval.epochs > 0)
+        monkeypatch.setattr(intervals, "drifted", lambda *_: True)
         record = plan(interval=2, epochs=6).run((), out=tmp_path / "run")
         assert [(i.epochs, i.profiled) for i in record.intervals] == [(1, False), (2, True), (1, False), (2, True)]
 
     def test_drift_without_memory_to_measure_goes_on(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(intervals, "drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+        monkeypatch.setattr(
+            intervals, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1
+        )
+        monkeypatch.setattr(intervals, "drifted", lambda *_: True)
         found, events = plan(interval=3, epochs=2), []
         monkeypatch.setattr(drift.ElasticProbes, "tensors", lambda *_, **__: NoRoom)
         record = found.run((events.append,), out=tmp_path / "run")
@@ -219,8 +230,52 @@ def interval(predicted, measured):
     [(0.2, 0.2, False), (0.2, 0.24, False), (0.2, 0.26, True), (0.2, 0.14, True), (0.2, 0.0, False),
      (0.01, 0.04, False), (0.01, 0.06, True)],
 )  # fmt: skip
-def test_drift_is_a_quarter_of_a_step_that_is_long_enough(predicted, measured, found):
-    assert drifted(interval(predicted, measured)) is found
+def test_a_quarter_of_a_step_that_is_long_enough_is_suspicious(predicted, measured, found):
+    assert suspicious(interval(predicted, measured)) is found
+
+
+class FakeRun:
+    """All of a run that judging drift looks at."""
+
+    workload, device = workload(), torch.device("cpu")
+    limit = SimpleNamespace(room_for_kernels=nullcontext)
+
+    def __init__(self):
+        self.ticks = 0
+
+    def tick(self):
+        self.ticks += 1
+
+
+@pytest.mark.parametrize("busy", [1.0, 1.3, 4.0, "now and then"])
+@pytest.mark.parametrize(("slower", "found"), [(0.7, True), (0.9, False), (1.0, False), (1.2, False), (1.5, True)])
+def test_a_busy_machine_does_not_look_like_a_wrong_model(monkeypatch, busy, slower, found):
+    """It lengthens steps of both kinds; drift is a selection that takes longer beside the classifier alone."""
+    profile = elastic_profile(tensor_profile(whole_steps(head=5e-3, full=12e-3, stock=14e-3)))
+    sizes = Sizes(profile, FakeRun.workload, 8, 1)
+    everything = np.ones(len(sizes.memory.names), dtype=bool)
+    predicted, rng = dry_ratio(sizes.times, everything), np.random.default_rng(0)
+    assert 1.5 < predicted < 4
+    steps = SimpleNamespace(selected=sizes.memory.selected(everything), dry_step=lambda inputs, labels, only=None: only)
+
+    def timed(step, device):
+        only = step()
+        load = rng.choice([1.0, 1.0, 1.1, 3.0, 7.0]) if busy == "now and then" else busy * rng.uniform(1, 1.05)
+        return None, load * (5e-3 if only else 5e-3 * predicted * slower)
+
+    monkeypatch.setattr(drift, "timed", timed)
+    run = FakeRun()
+    assert drifted(steps, sizes, run, (3, 8, 8)) is found
+    assert 1 <= run.ticks <= drift.PAIRS
+
+
+def test_the_ratio_of_dry_steps_leaves_updates_out():
+    network = Network(tensor_profile(whole_steps(head=5e-3, full=12e-3, stock=14e-3)), 8)
+    times, updates = StepTimes(network), sum(part.update_seconds for part in network.tensors)
+    head = sum(part.update_seconds for part, on in zip(network.tensors, network.head, strict=True) if on)
+    assert updates > head > 0
+    assert dry_ratio(times, times.everything) == pytest.approx((12e-3 - updates) / (5e-3 - head))
+    assert dry_ratio(times, network.head) == 1
 
 
 def test_a_profile_made_anew_scales_whole_steps_as_its_operators():

@@ -190,6 +190,19 @@ def test_a_dry_step_changes_nothing(micro_batches):
     assert not moved(copied(plain.module), dry.module), "its hooks still work"
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_dry_step_of_some_tensors_passes_no_gradient_to_the_others(micro_batches):
+    made, seen = trainer(micro_batches=micro_batches), set()
+    for name, parameter in made.optimizers.parameters.items():
+        parameter.register_hook(lambda gradient, name=name: seen.add(name))
+    before, last = copied(made.module), made.selected[-1]
+    made.dry_step(*batch(), only={last})
+    assert seen == {last} and not moved(before, made.module)
+    made.dry_step(*batch())
+    assert seen == set(made.selected)
+    assert all(parameter.requires_grad for parameter in made.optimizers.parameters.values())
+
+
 def test_a_dry_step_of_accumulation_holds_gradients_beside_the_second_forward_pass():
     """As every micro-batch after the first one does: what is rehearsed must be the most that a step takes."""
     held = []

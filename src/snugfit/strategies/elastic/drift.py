@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +14,13 @@ from torch import nn
 from snugfit.chain import Chain
 from snugfit.core.record import IntervalRecord
 from snugfit.core.tensors import OperatorFacts, StepSeconds, TensorProfile
-from snugfit.selection.network import Network
+from snugfit.profiling.operator import timed
+from snugfit.selection.network import Mask, Network
+from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic.budgets import Sizes
 from snugfit.strategies.elastic.probing import ElasticProbes
-from snugfit.strategies.prediction import with_safety
+from snugfit.strategies.elastic.trainer import TensorTrainer
+from snugfit.strategies.prediction import random_batch, with_safety
 from snugfit.training.events import Notice
 from snugfit.training.run import Run
 
@@ -24,17 +28,56 @@ if TYPE_CHECKING:
     from snugfit.strategies.elastic.strategy import Elastic
 
 DRIFT = 0.25
-"""Share by which an epoch's median step may differ from its prediction before it counts as drift."""
+"""Share by which steps may differ from their prediction before it counts as drift."""
+PAIRS = 7
+"""Steps with the selection, and as many with the classifier alone, that decide whether steps have drifted."""
 _MAPS = 8
 """Maps of an operator's size, at most, while it is measured: its input, copy, output, gradients and what is kept."""
 LEAST_SECONDS = 0.05
 """Steps shorter than this differ by more than that from one epoch to the next anyway."""
 
 
-def drifted(interval: IntervalRecord) -> bool:
-    """Whether the steps of an interval took another time than predicted."""
+def suspicious(interval: IntervalRecord) -> bool:
+    """Whether the steps of an interval took another time than predicted; perhaps the machine was busy."""
     measured, predicted = interval.measured_seconds, interval.predicted_seconds
     return measured > LEAST_SECONDS and abs(measured / predicted - 1) > DRIFT
+
+
+def drifted(trainer: TensorTrainer, sizes: Sizes, run: Run, input_shape: tuple[int, ...]) -> bool:
+    """Whether steps with the selection take another time than predicted, beside steps of the classifier alone.
+
+    A selection follows from seconds of operators over those of others, so only these can be wrong. Both kinds of step
+    are run in turns, and of each the shortest counts: a busy machine lengthens both. Full steps would tell the same,
+    but may not fit the memory budget. The steps change nothing.
+
+    Args:
+        trainer: with the selection in force.
+        sizes: the model of times that the selection was made by.
+        run: the run under way.
+        input_shape: of one image.
+    """
+    network = sizes.memory
+    predicted = dry_ratio(sizes.times, network.mask(trainer.selected))
+    head = set(network.selected(network.head))
+    batch = random_batch(input_shape, run.workload.classes, sizes.micro_batch, str(run.device))
+    alone, selected = float("inf"), float("inf")
+    for only in (head, None):  # the first of each generates kernels
+        with run.limit.room_for_kernels():
+            trainer.dry_step(*batch, only)
+    for _ in range(PAIRS):
+        alone = min(alone, timed(partial(trainer.dry_step, *batch, head), run.device)[1])
+        selected = min(selected, timed(partial(trainer.dry_step, *batch), run.device)[1])
+        run.tick()
+        if abs(selected / alone / predicted - 1) <= DRIFT:
+            return False
+    return True
+
+
+def dry_ratio(times: StepTimes, mask: Mask) -> float:
+    """Predicted seconds of a step with a selection over those of the classifier alone, both without their updates."""
+    updates = np.array([tensor.update_seconds for tensor in times.network.tensors])
+    head = times.network.head
+    return float((times.step_seconds(mask) - updates[mask].sum()) / (times.least - updates[head].sum()))
 
 
 def profile_anew(

@@ -25,7 +25,7 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.selection.choice import choose, needed_bytes
 from snugfit.selection.network import Mask
 from snugfit.strategies.elastic.budgets import importance_peak, nothing_selected
-from snugfit.strategies.elastic.drift import drifted, profile_anew, profiling_peak
+from snugfit.strategies.elastic.drift import drifted, profile_anew, profiling_peak, suspicious
 from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.ranking import rank_tensors
 from snugfit.strategies.elastic.trainer import TensorTrainer
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _INTERVALS = "intervals"
 _PROFILE = "tensors"
+_MEASURED = "tensors_measured_before"
 _SHRINK = 0.9
 
 
@@ -301,11 +302,12 @@ class _Fit:
         """Note what steps took, before the checkpoint at the epoch's end; and validate."""
         run, present = self.run, self.intervals[-1]
         seconds = self.trainer.step_seconds
-        self.intervals[-1] = replace(
+        present = replace(
             present,
             epochs=run.position.epoch + 1 - present.first_epoch,
             measured_seconds=statistics.median(seconds) if seconds else present.measured_seconds,
         )
+        self.intervals[-1] = replace(present, drifted=self._has_drifted(present))
         self._note()
         if len(self.data.val) == 0:
             return None
@@ -314,18 +316,27 @@ class _Fit:
             confusion, _ = count_correct(self.trainer.module.eval(), batches, run.workload.classes, run.device)
         return float(confusion.trace()) / int(confusion.sum())
 
-    def _drifted(self) -> bool:
+    def _has_drifted(self, present: IntervalRecord) -> bool:
         """Whether steps have drifted; where operators were just measured, measuring them again would not help."""
-        present = self.intervals[-1]
-        return self.strategy.selects and not present.profiled and drifted(present)
+        if not self.strategy.selects or present.profiled or not suspicious(present):
+            return False
+        return drifted(self.trainer, self.sizes, self.run, self.chain.input_shape)
+
+    def _drifted(self) -> bool:
+        """Whether steps were found to have drifted, by this process or by the one before it."""
+        return self.intervals[-1].drifted
 
     def _profile_anew(self) -> bool:
-        """Measure the operators again (ElasticTrainer section 5.4)."""
+        """Measure the operators again (ElasticTrainer section 5.4), once: a checkpoint keeps what was measured."""
+        notes = self.run.position.notes
+        if notes.get(_MEASURED) == len(self.intervals):
+            return True
         parameters = self.trainer.parameters.values()
         tensors = profile_anew(self.strategy, self.chain, self.sizes, self.run, parameters)
         if tensors is None:
             return False
         self.profile = replace(self.profile, tensors=tensors)
         self.sizes = self.strategy.sizes(self.run.workload, self.profile)
-        self.run.position.notes[_PROFILE] = to_data(tensors)
+        notes[_PROFILE], notes[_MEASURED] = to_data(tensors), len(self.intervals)
+        self.run.save(self.trainer.state())
         return True

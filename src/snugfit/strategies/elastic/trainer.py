@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 
 from torch import Tensor, nn
@@ -123,20 +123,28 @@ class TensorTrainer:
             self.before_update(name, parameter)  # type: ignore[misc]
         self.optimizers.step()
 
-    def dry_step(self, inputs: Tensor, labels: Tensor) -> None:
+    def dry_step(self, inputs: Tensor, labels: Tensor, only: Container[str] | None = None) -> None:
         """The step's forward and backward, whose gradients are freed instead of applied: it changes nothing.
 
         Where gradients accumulate, there is a second forward and backward with those of the first in memory.
+
+        Args:
+            inputs, labels: a micro-batch.
+            only: of the selected tensors, those that have gradients; all of them by default.
         """
+        trained = {name: p for name, p in self.optimizers.parameters.items() if only is None or name in only}
+        idle = [p for name, p in self.optimizers.parameters.items() if name not in trained]
         self.optimizers.detach_hooks()
         for handle in self._handles:
             handle.remove()
         drop = _dropping if self.micro_batches == 1 else _keeping
         handles = [
             p.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
-            for p in self.optimizers.parameters.values()
+            for p in trained.values()
         ]
         try:
+            for parameter in idle:
+                parameter.requires_grad_(False)
             set_modes(self.module)
             for _ in range(min(self.micro_batches, 2)):
                 loss = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)[0]
@@ -145,6 +153,8 @@ class TensorTrainer:
         finally:
             for handle in handles:
                 handle.remove()
+            for parameter in idle:
+                parameter.requires_grad_(True)
             self.optimizers.zero_grad()
             self._hook()
 
