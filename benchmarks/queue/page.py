@@ -16,7 +16,9 @@ INTRO = """# Long experiments
 2,000 images for 10 epochs, then 10,000 for 25, then all images for the paper's epochs. A rung is left out where the
 next one is less than twice as long. Training images are what validation leaves; the two shorter rungs validate and test
 on 1,000 and 2,000 images. Accuracy is the test accuracy of the last weights, for block-wise training at the exit that
-validates best: the median over seeds, with the lowest and highest. Where a learning rate is tuned, every arm tries
+validates best: the median over seeds, with the lowest and highest. "Best epoch" is the one that validated best, of each
+seed (of block-wise training, within its last or best block), with that accuracy: where it is far above "validation", a
+run was too long or its rate too high. Where a learning rate is tuned, every arm tries
 the same values in its shortest run with seed 0, and keeps the one that validates best.
 A row is run again when the sources that it depends on have changed. `python -m benchmarks.queue page` writes this page.
 """
@@ -40,8 +42,8 @@ def _experiment(title: str, arms: list[Arm], rows: list[Row]) -> str:
     ]  # fmt: skip
     if not lines:
         return ""
-    header = ("arm", "images", "epochs", "lr", "seeds", "test accuracy", "validation", "paper", "difference (points)",
-              "peak (MB)", "time", "commit")  # fmt: skip
+    header = ("arm", "images", "epochs", "lr", "seeds", "test accuracy", "validation", "best epoch", "paper",
+              "difference (points)", "peak (MB)", "time", "commit")  # fmt: skip
     return f"## {title}\n\n{markdown(header, lines)}"
 
 
@@ -60,15 +62,21 @@ def _line(arm: Arm, rows: list[Row]) -> list[str]:
     first = [arm.name, f"{rows[0]['images']:,}", str(rows[0]["epochs"]), _rate(rows[0]), _seeds(rows)]
     last = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     if not tests:
-        return [*first, f"exit {rows[0]['exit_code']}: {rows[0]['error'] or ''}".splitlines()[0], *["-"] * 5, last]
+        return [*first, f"exit {rows[0]['exit_code']}: {rows[0]['error'] or ''}".splitlines()[0], *["-"] * 6, last]
     spread = f" ({100 * min(tests):.1f} - {100 * max(tests):.1f})" if len(tests) > 1 else ""
     gap = None if arm.paper is None else 100 * median(tests) - arm.paper
     done = [row for row in rows if row["test"] is not None]
     return [
-        *first, percent(median(tests)) + spread, percent(median(row["val"] for row in done)),
+        *first, percent(median(tests)) + spread, percent(median(row["val"] for row in done)), _best(done),
         "-" if arm.paper is None else f"{arm.paper} %", number(gap), mb(median(row["peak_bytes"] for row in done)),
         duration(median(row["seconds"] for row in done)), last,
     ]  # fmt: skip
+
+
+def _best(rows: list[Row]) -> str:
+    """Where validation would have stopped, and with what accuracy, of each seed."""
+    told = [row["best_epoch"] for row in rows if row["best_epoch"]]
+    return ", ".join(f"{each['epoch']} ({percent(each['val'])})" for each in told) or "-"
 
 
 def _rate(row: Row) -> str:

@@ -79,7 +79,7 @@ class Runner:
             code, output = self._attempt(task, folder)
         if code == INTERRUPTED or self.stopped:
             return None
-        row = row_of(task, digest, begun["commit"], code, output, training_seconds(folder))
+        row = row_of(task, digest, begun["commit"], code, output, metrics_of(folder))
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".json").unlink()
         return row
@@ -138,14 +138,31 @@ def _begin(folder: Path, digest: str) -> dict[str, Any]:
 
 
 def training_seconds(folder: Path) -> float | None:
-    """Seconds of training steps that a run folder tells of; None for none."""
+    """Seconds of training steps that a run folder tells of so far; None for none."""
+    return _seconds(metrics_of(folder))
+
+
+def _seconds(metrics: list[dict[str, str]]) -> float | None:
+    return float(metrics[-1]["seconds"]) if metrics and metrics[-1].get("seconds") else None
+
+
+def metrics_of(folder: Path) -> list[dict[str, str]]:
+    """Lines of a run folder's metrics.csv, none where there is no such file."""
     metrics = folder / "metrics.csv"
-    rows = list(csv.DictReader(metrics.read_text().splitlines())) if metrics.is_file() else []
-    return float(rows[-1]["seconds"]) if rows and rows[-1].get("seconds") else None
+    return list(csv.DictReader(metrics.read_text().splitlines())) if metrics.is_file() else []
+
+
+def best_epoch(metrics: list[dict[str, str]]) -> dict[str, Any] | None:
+    """The first epoch of the best validation accuracy (counted from 1, within its phase); None where none was told."""
+    told = [each for each in metrics if each.get("val_accuracy")]
+    best = max(told, key=lambda each: float(each["val_accuracy"]), default=None)
+    if best is None:
+        return None
+    return {"phase": best.get("phase"), "epoch": int(best["epoch"]) + 1, "val": float(best["val_accuracy"])}
 
 
 def row_of(
-    task: Task, digest: str, commit: str, code: int, output: dict[str, Any], trained: float | None
+    task: Task, digest: str, commit: str, code: int, output: dict[str, Any], metrics: list[dict[str, str]]
 ) -> Row:  # fmt: skip
     """What is kept of a run."""
     found = output if code == 0 else {}
@@ -156,6 +173,7 @@ def row_of(
         "commit": commit, "digest": digest, "exit_code": code,
         "error": _FOLDERS.sub("", output.get("error", {}).get("message", "")) or None,
         "val": accuracy.get("val"), "test": accuracy.get("test"), "seconds": measured.get("seconds"),
-        "training_seconds": trained if code == 0 else None, "peak_bytes": measured.get("peak_bytes"),
+        "best_epoch": best_epoch(metrics),
+        "training_seconds": _seconds(metrics) if code == 0 else None, "peak_bytes": measured.get("peak_bytes"),
         "parameters": found.get("parameters"), "exit": found.get("exit"), "chosen": found.get("settings"),
     }  # fmt: skip

@@ -17,7 +17,7 @@ from benchmarks.queue import digest, estimate, page
 from benchmarks.queue.arms import Arm, all_arms
 from benchmarks.queue.rows import Rows, read_rows
 from benchmarks.queue.rungs import RUNGS, Row, Task, choose_lr, order, rungs_of
-from benchmarks.queue.runner import Place, Runner, row_of
+from benchmarks.queue.runner import Place, Runner, best_epoch, row_of
 
 DIGESTS = {"backprop": "b1", "blockwise": "w1"}
 
@@ -30,7 +30,8 @@ def arm(name: str = "a", *, images: int = 45_000, epochs: int = 100, priority: i
 def done(task: Task, digest: str = "b1", *, code: int = 0, val: float = 0.5, seconds: float = 10.0) -> Row:
     record = {"accuracy": {"val": val, "test": val}, "measured": {"seconds": seconds + 2, "peak_bytes": 5_000_000}}
     output = record if code == 0 else {"error": {"type": "X", "message": "no such file: /home/me/runs/x. Look there."}}
-    return row_of(task, digest, "abc", code, output, seconds)
+    metrics = [{"phase": "network", "epoch": "2", "val_accuracy": str(val + 0.1), "seconds": str(seconds)}]
+    return row_of(task, digest, "abc", code, output, metrics)
 
 
 def rows_of(tasks: list[Task], **more: object) -> dict[str, Row]:
@@ -227,6 +228,13 @@ def test_the_file_is_the_same_in_whatever_order_rows_come(tmp_path: Path) -> Non
     assert read_rows(tmp_path / "x") == {row["key"]: row for row in found}
 
 
+def test_the_best_epoch_is_the_first_of_equals_and_lines_without_validation_do_not_count() -> None:
+    values = ("", "0.5", "0.7", "", "0.7", "0.6")
+    metrics = [{"phase": "p", "epoch": str(i), "val_accuracy": value} for i, value in enumerate(values)]
+    assert best_epoch(metrics) == {"phase": "p", "epoch": 3, "val": 0.7}
+    assert best_epoch(metrics[:1]) is None is best_epoch([])
+
+
 def test_rows_name_no_folder_of_this_machine() -> None:
     row = done(Task(arm(), 0, 0), code=4)
     assert row["error"] == "no such file: x. Look there."
@@ -382,7 +390,8 @@ def test_the_page_gives_medians_with_their_spread_beside_the_paper() -> None:
     rows = {t.key: done(t, val=value) for t, value in zip(short, (0.50, 0.60, 0.52), strict=True)}
     text = page.page([arm("a", paper=60.0), arm("unrun")], rows)
     line = next(line for line in text.splitlines() if line.startswith("| a "))
-    assert "| 2,000 | 10 | default | 3 | 52.0 % (50.0 - 60.0) | 52.0 % | 60.0 % | -8.00 | 5.0 | 12 s | abc |" in line
+    assert "| 2,000 | 10 | default | 3 | 52.0 % (50.0 - 60.0) | 52.0 % | 3 (60.0 %), 3 (70.0 %), 3 (62.0 %) |" in line
+    assert line.endswith("| 60.0 % | -8.00 | 5.0 | 12 s | abc |")
     assert "unrun" not in text and "## table" in text
 
 
