@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from snugfit.cli.member import AGENT, Start
+from snugfit.cli.member import AGENT, Member, Start
 from snugfit.cli.rounds import Terms, run_all
 from snugfit.errors import UsageError
 
@@ -103,7 +104,21 @@ def test_the_first_host_is_needed(capfd):
 def test_as_many_hosts_as_are_asked_for_are_needed(capfd):
     starts = host("a", store=STORE), host("b", absent=1), host("c")
     assert launched(*starts, least=3)[0] == 8
-    assert "2 of 3 are there, --min-hosts is 3" in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "--min-hosts is 3" in err and "host b does not take part: its agent ended with code 1" in err
+
+
+def test_hosts_that_are_needed_are_waited_for():
+    """A cable that was pulled may be plugged in again."""
+    starts = host("a", "", "done", store=STORE), host("b", "fail 8", "done", unreached=[1], mended=True)
+    code, lines = launched(*starts, least=2)
+    assert code == 0 and "b: round=1 host=1 hosts=2 first=1 ranks=2" in lines
+
+
+def test_a_first_host_that_is_gone_is_waited_for_no_longer_than_the_time_to_join(capfd):
+    code, _ = launched(host("a", "fail 8", store=STORE, unreached=[1]), host("b", "", "done"), joining=1.0)
+    err = capfd.readouterr().err
+    assert code == 8 and "too few hosts: 1 of 2" in err and "the first is needed" in err
 
 
 def test_joining_is_limited(capfd):
@@ -141,6 +156,19 @@ def test_a_silent_agent_is_ended_before_the_next_is_started():
     assert before == ["ssh", "x"] and last.endswith("; exec env A=1 python -m snugfit.cli.agent")
     assert last.startswith(f"ps -o args= -p 4711 | grep -q {AGENT} && kill -9 4711")
     assert host("a").after(4711) == host("a").command
+
+
+@pytest.mark.parametrize(
+    "report", [{"said": "ready"}, {"said": "reached", "round": "x"}, {"said": "failed", "codes": 3}, {"said": "beat"}]
+)
+def test_reports_that_are_none_are_shown(report, capfd):
+    member = Member(host("a", "done"), queue.Queue(), "x" * 64, print)
+    member.dial()
+    try:
+        member.hear(0, report)
+        assert "a: a report that is none" in capfd.readouterr().err
+    finally:
+        member.hang_up()
 
 
 def test_a_program_that_is_missing_is_named():

@@ -47,7 +47,7 @@ def test_doctor_measures_what_the_links_were_made_for(tmp_path):
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param((("cut", 2),), id="cut"),
+        pytest.param((("cut", 2),), id="cut", marks=pytest.mark.slow),  # below, with its weights
         pytest.param((("kill host", 0),), id="gateway"),
         pytest.param((("stop host", 1), ("kill worker", 2)), id="two at once", marks=pytest.mark.slow),
         pytest.param((("slow", 1),), id="slow", marks=pytest.mark.slow),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -10,8 +11,13 @@ from snugfit.errors import SnugfitError
 
 
 def main() -> int:
-    """Run the agent of this host and return its exit code; stderr says why it failed."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    """Run the agent of this host and return its exit code; stderr says why it failed.
+
+    torch writes stack traces of every connection that was refused, and lines of every process that is ended; the
+    launcher says both in words.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    logging.disable(logging.ERROR)
     from snugfit.training.launch.agent import run_agent
 
     arguments = sys.argv[1:]

@@ -79,6 +79,7 @@ class Member:
         self.start, self._reports, self._secret, self._on_line = start, reports, secret, on_line
         self._process: subprocess.Popen[str] | None = None
         self._generation, self.starts = 0, 0
+        self._probed: tuple[int, int, int] | None = None
         self._pid: int | None = None
         self._forget()
 
@@ -142,11 +143,17 @@ class Member:
             self.code = self._process.wait()
             return
         self._heard = time.monotonic()
+        try:
+            self._take_in(report)
+        except (KeyError, TypeError, ValueError):
+            sys.stderr.write(f"{self.start.host}: a report that is none: {json.dumps(report)[:200]}\n")
+
+    def _take_in(self, report: dict[str, Any]) -> None:
         said = report["said"]
         if said == "ready":
             self.ready, self._pid, self.store = True, int(report["pid"]), report["store"]
         elif said == "beat":
-            self._age = report["age"]
+            self._age = None if report["age"] is None else float(report["age"])
         elif said == "reached":
             self.reached, self.why = (int(report["round"]), bool(report["ok"])), str(report["why"])
             self._age = None
@@ -181,6 +188,17 @@ class Member:
     def silent(self, limit: float) -> bool:
         """Whether the agent runs, but has said nothing for so many seconds."""
         return self.ready and self.code is None and time.monotonic() - self._heard > limit
+
+    def wants_probe(self, number: int, first: Member, again: bool) -> bool:
+        """Whether to ask it for a round: not asked yet since its agent or the first was started, or asked in vain."""
+        asked = self._probed == (number, first.starts, self.starts)
+        return self.ready and (not asked or (again and self.reached == (number, False)))
+
+    def probe(self, number: int, first: Member) -> None:
+        """Ask whether it reaches the store of the first host."""
+        self._probed = (number, first.starts, self.starts)
+        self.reached = (-1, False)
+        self.send("probe", round=number, store=first.store)
 
     def begin(self, **assigned: Any) -> None:
         """Let its workers start, in a round of which it is told."""

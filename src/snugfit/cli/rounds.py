@@ -22,6 +22,8 @@ _BEAT_SECONDS = 5.0
 _SETTLE_SECONDS = 1.0
 """For others to say what they know, once one has failed."""
 _REGROUP_SECONDS = 3.0
+_AGAIN_SECONDS = 3.0
+"""Between two tries with a host that is needed."""
 _SLUGGISH_SECONDS = 2.0
 """Without an answer of the store, after which a host is not waited for."""
 """For other hosts to come back, once the first host can start again."""
@@ -127,29 +129,41 @@ class Launch:
         for member in self.members:
             if member.silent(self.terms.timeout_seconds) or (member.code is not None and number):
                 member.dial()
-        began, asked = time.monotonic(), dict[Member, int]()
+        began, asked = time.monotonic(), dict[Member, float]()
         settled: float | None = None
         while time.monotonic() < began + self.terms.join_seconds and self._interrupted is None:
-            self._probe(number, asked)
-            there = [member for member in self.members if member.reached == (number, True) and member.code is None]
-            if self.members[0] in there:
+            self._ask(number, asked)
+            there = self._there(number)
+            if self.members[0] in there and len(there) >= self.terms.min_hosts:
                 settled = time.monotonic() if settled is None else settled
                 waited = time.monotonic() - settled > min(_REGROUP_SECONDS, self.terms.timeout_seconds)
                 if self._answered(number) or (number and waited):
                     break
-            elif self.members[0].code is not None and not (number and self._again(self.members[0])):
+            elif not number and not self._possible():
                 break
             self._pump()
-        there = [member for member in self.members if member.reached == (number, True) and member.code is None]
-        return self._enough(there, number)
+        return self._enough(self._there(number), number)
 
-    def _probe(self, number: int, asked: dict[Member, int]) -> None:
-        """Ask every host that is ready, once per start of its agent, whether it reaches the store."""
-        store = self.members[0].store
+    def _there(self, number: int) -> list[Member]:
+        return [member for member in self.members if member.reached == (number, True) and member.code is None]
+
+    def _possible(self) -> bool:
+        """Whether enough hosts have not failed yet at the start, where a wrong address does not get better."""
+        left = [member for member in self.members if member.code is None]
+        return self.members[0] in left and len(left) >= self.terms.min_hosts
+
+    def _ask(self, number: int, asked: dict[Member, float]) -> None:
+        """Ask hosts whether they reach the store, and again those that did not; start agents again that have ended."""
+        now, first = time.monotonic(), self.members[0]
         for member in self.members:
-            if store and member.ready and asked.get(member) != member.starts:
-                asked[member] = member.starts
-                member.send("probe", round=number, store=store)
+            waited = now - asked.get(member, 0.0) > _AGAIN_SECONDS
+            if member.code is not None:
+                if number and waited:
+                    member.dial()
+                    asked[member] = now
+            elif first.code is None and first.store and member.wants_probe(number, first, waited):
+                asked[member] = now
+                member.probe(number, first)
 
     def _answered(self, number: int) -> bool:
         """Whether nobody is left to wait for; a host that was hard to reach before is only waited for at the start."""
@@ -157,13 +171,6 @@ class Launch:
             member.code is not None or member.reached[0] == number or (number and member.age() > _SLUGGISH_SECONDS)
             for member in self.members
         )
-
-    def _again(self, member: Member) -> bool:
-        """Start the agent of a host anew, as often as rounds may be; returns whether that is so."""
-        if member.starts > self.terms.max_restarts:
-            return False
-        member.dial()
-        return True
 
     def _enough(self, there: list[Member], number: int) -> list[Member]:
         absent = [member for member in self.members if member not in there]

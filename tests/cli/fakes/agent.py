@@ -50,6 +50,8 @@ for line in sys.stdin:
     order = json.loads(line)
     if order["order"] == "probe":
         ok = order["round"] not in plan.get("unreached", [])
+        if not ok and plan.get("mended"):
+            plan["unreached"].remove(order["round"])
         say("reached", round=order["round"], ok=ok, why=None if ok else "no route to host")
     elif order["order"] == "round":
         words = " ".join(f"{name}={order[name]}" for name in ("round", "host", "hosts", "first", "ranks"))
