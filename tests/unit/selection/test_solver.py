@@ -110,6 +110,28 @@ def test_skipped_and_solved_subproblems_are_all_there_are():
     assert found.invalid >= len(t_dw) * 2333, "beyond 30 % of the time there is more than twice as much again"
 
 
+@settings(max_examples=200, deadline=None)
+@given(instances(st.integers(0, 9)), st.integers(1, 40))
+def test_subproblems_are_counted_one_by_one(instance, budget):
+    """P[k, t] is solved where the way past the tensors behind k leaves time, or just none."""
+    importance, t_dw, t_dy = instance
+    found = solve(importance, t_dw, t_dy, budget, budget)
+    count = len(importance)
+    if found.solved == 0:
+        assert (found.invalid, found.redundant) == (0, 0)
+        assert found.mask.tolist() == (importance > 0).tolist()
+        return
+    solved = sum(1 for k in range(count) for t in range(budget + 1) if t_dy[k + 1 :].sum() <= t)
+    beyond = max(0, t_dw.sum() + t_dy[1:].sum() - budget)
+    assert (found.solved, found.redundant) == (solved, count * (budget + 1) - solved)
+    assert found.invalid == count * beyond
+
+
+def test_of_equal_selections_the_one_with_fewer_tensors_near_the_output_is_kept():
+    assert select([5, 2, 2], [3, 1, 1], [0, 0, 0], 4, 4).tolist() == [True, False, True]
+    assert select([1, 3, 0, 3], [1, 2, 0, 2], [0, 0, 0, 0], 3, 3).tolist() == [True, False, False, True]
+
+
 @pytest.mark.parametrize("budget", [-1, math.nan])
 def test_budgets_that_are_none_are_refused(budget):
     with pytest.raises(UsageError, match="budget_seconds is"):
