@@ -24,13 +24,14 @@ _VALUES: tuple[Any, ...] = (
     "\ud800", "9" * 400, [], {}, [[]], [None], {"": {}}, [1] * 300, "nan", "1e400",
 )  # fmt: skip
 _TEXTS = frozenset({".json", ".yaml", ".yml", ".csv", ".txt", ".jsonl", ""})
+_LARGEST = 1 << 20
 _WORD = re.compile(r"[^\s,:\[\]{}\"']+")
 
 
 def damage(root: Path, rng: random.Random) -> None:
     """Damage one or a few of the files below ``root``."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+        files = _files(root)
         if not files:
             return
         suffix = rng.choice(sorted({path.suffix for path in files}))  # rare kinds as often as images
@@ -41,6 +42,12 @@ def damage(root: Path, rng: random.Random) -> None:
             path.write_bytes(_damaged(path.read_bytes(), path.suffix, rng))
 
 
+def _files(root: Path) -> list[Path]:
+    """The regular files, but for those that damage has made huge."""
+    found = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    return sorted(path for path in found if path.stat().st_size <= _LARGEST)
+
+
 def _damaged(data: bytes, suffix: str, rng: random.Random) -> bytes:
     if suffix == ".json" and rng.random() < 0.5:
         found = _other_value(data, rng)
@@ -48,7 +55,7 @@ def _damaged(data: bytes, suffix: str, rng: random.Random) -> bytes:
             return found
     ways = _BYTES + _WORDS * 2 if suffix in _TEXTS else _BYTES
     for _ in range(rng.choice((1, 1, 2, 4, 16))):
-        data = rng.choice(ways)(data, rng)[: 1 << 20]
+        data = rng.choice(ways)(data, rng)[:_LARGEST]
     return data
 
 
@@ -192,8 +199,7 @@ def _rename(path: Path, rng: random.Random, root: Path) -> None:
 
 def _copy(path: Path, rng: random.Random, root: Path) -> None:
     """The content of another file."""
-    files = sorted(other for other in root.rglob("*") if other.is_file() and not other.is_symlink())
-    other = rng.choice(files)
+    other = rng.choice(_files(root))
     if other != path:
         shutil.copy(other, path)
 

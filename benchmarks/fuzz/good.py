@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.fuzz import good_runs
 from benchmarks.fuzz.hunt import CORPUS
 
 _CLASSES = ("ants", "bees")
@@ -214,3 +215,4 @@ def write_all(corpus: Path) -> None:
 
 if __name__ == "__main__":
     write_all(CORPUS)
+    good_runs.write_all(CORPUS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.fuzz import run_readers
 from snugfit.data import Decoder, Splits, load, load_boxed, super_classes, upright_size
 from snugfit.data.decode import check_headers
 from snugfit.errors import DataError
@@ -74,7 +75,7 @@ def _cifar100(root: Path) -> None:
     _named("cifar100")(root)
 
 
-READERS: dict[str, Callable[[Path], None]] = {
+READERS: dict[str, Callable[[Path], object]] = {
     "folder": _folder,
     "images": _images,
     "yolo": _boxed(),
@@ -90,4 +91,5 @@ READERS: dict[str, Callable[[Path], None]] = {
     "cub200": _named("cub200"),
     "dogs": _named("dogs"),
     "flowers102": _named("flowers102"),
+    **run_readers.READERS,
 }

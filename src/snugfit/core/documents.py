@@ -150,11 +150,22 @@ def _check_scalar(item: Any) -> None:
         raise DocumentError(f"it holds a {type(item).__name__}, and takes texts, numbers, true, false and null")
 
 
-def _read(path: str | Path, most: int) -> bytes:
+def open_regular(path: str | Path) -> int:
+    """Open a file for reading, and give its descriptor; opening a pipe would wait for who writes to it.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is no regular file.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no regular file")
+    return descriptor
+
+
+def _read(path: str | Path, most: int) -> bytes:
+    with os.fdopen(open_regular(path), "rb") as file:
         content = bytearray()  # whatever size it is said to have: it may grow, and the system's files say 0
         while len(content) <= most and (part := file.read(_PIECE_BYTES)):  # which takes that much memory at once
             content += part

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import mmap
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -134,11 +136,25 @@ def square(image: Image.Image, size: int, channels: int = 3, *, crop: bool = Tru
 
 def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:
     check_regular(path)
-    with reading(f"the image {path}", "Replace it (a run that has begun needs as many images as then), or remove it."):
-        _check_file(path)
-        with Image.open(path, formats=_FORMATS) as image:
-            _check_size(image, path)
+    advice = "Replace it (a run that has begun needs as many images as then), or remove it."
+    with reading(f"the image {path}", advice), _Bounded(io.FileIO(path)) as file:
+        _check_file(file)
+        with Image.open(file, formats=_FORMATS) as image:
+            _check_size(image, file)
             return use(image)
+
+
+class _Bounded(io.BufferedReader):
+    """A file of which no more is asked for than there is: bytes that a damaged header promises are memory at once."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        super().__init__(raw)
+        self.bytes = os.fstat(raw.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read at most as much as is left."""
+        left = max(0, self.bytes - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
 
 
 @contextlib.contextmanager
@@ -160,12 +176,11 @@ def reading(what: str, advice: str) -> Iterator[None]:
         raise DataError(f"cannot read {what}: {reason}. {advice}") from error
 
 
-def _check_file(path: Path) -> None:
+def _check_file(file: _Bounded) -> None:
     """Refuse what decoders would take in whole, before they see it."""
-    with path.open("rb") as file:
-        start = file.read(30)
-    if (size := path.stat().st_size) > LARGEST_FILE:
-        raise ValueError(f"{size:,} bytes are more than {LARGEST_FILE:,}")
+    start = file.read(30)
+    if file.bytes > LARGEST_FILE:
+        raise ValueError(f"{file.bytes:,} bytes are more than {LARGEST_FILE:,}")
     if start[8:12] == b"WEBP":
         _check_pixels(*_webp_size(start))
 
@@ -180,13 +195,13 @@ def _webp_size(start: bytes) -> tuple[int, int]:
     return int.from_bytes(start[26:28], "little") & 0x3FFF, int.from_bytes(start[28:30], "little") & 0x3FFF
 
 
-def _check_size(image: Image.Image, path: Path) -> None:
+def _check_size(image: Image.Image, file: _Bounded) -> None:
     """Refuse what takes too much memory or time: only plain JPEGs are shrunk while they are decoded."""
     progressive = "progressive" in image.info
     if image.format != "JPEG" or progressive:
         _check_pixels(*image.size)
     if progressive:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             scans = sum(1 for _ in itertools.islice(re.finditer(_SCAN, content), MOST_SCANS + 1))
         if scans > MOST_SCANS:
             raise ValueError(f"over {MOST_SCANS} scans, each of which takes as long as an image")

@@ -21,6 +21,8 @@ from snugfit.errors import DataError
 LARGEST_TEXT = 1 << 28
 """Bytes of the largest text that is read line by line; a list of ImageNet's 1.3 million images has some 60 MB."""
 LONGEST_LINE = 1 << 20
+LONGEST_NAME = 1024
+"""Characters of a file's name in a list."""
 _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 
 
@@ -54,7 +56,7 @@ def below(folder: Path, name: str, place: str) -> Path:
         DataError: the name leads out of the folder or is none; the message begins with ``place``.
     """
     parts = PurePosixPath(name).parts if "\0" not in name else ()
-    if not parts or parts[0] == "/" or ".." in parts:
+    if not parts or parts[0] == "/" or ".." in parts or len(name) > LONGEST_NAME:
         raise DataError(f"{place}: {reprlib.repr(name)} is no file below {folder}. Name images relative to it.")
     return folder / name
 

@@ -164,7 +164,9 @@ def _check_names(names: tuple[str, ...], source: str) -> None:
     """Refuse names of classes that cannot be written into reports and files."""
     for name in names:
         if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-            raise DataError(f"{source}: the class name {name!a} is no UTF-8 or holds control characters. Rename it.")
+            raise DataError(
+                f"{source}: the class name {name[:50]!a} is no UTF-8 or holds control characters. Rename it."
+            )
 
 
 def check_labels(labels: np.ndarray, classes: int, source: object) -> None:

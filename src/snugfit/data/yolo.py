@@ -10,6 +10,7 @@ alone.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from snugfit.data.box_checks import BoxChecks, Row
 from snugfit.data.boxes import BoxedImages, BoxTable
 from snugfit.data.data_yaml import SPLITS, read_settings
 from snugfit.data.decode import EXTENSIONS, Decoder, check_headers
-from snugfit.data.files import FileNames, check_apart, check_regular, lines, walk
+from snugfit.data.files import LONGEST_NAME, FileNames, check_apart, check_regular, lines, walk
 from snugfit.data.sets import check_class_count
 from snugfit.errors import DataError
 
@@ -199,4 +200,6 @@ def _settings_file(path: Path) -> Path | None:
 
 
 def _below(folder: Path, name: str | None) -> Path:
+    if name is not None and (len(name) > LONGEST_NAME or "\0" in name):
+        raise DataError(f"{folder}: {reprlib.repr(name)} is no name of a file or folder. Correct it.")
     return folder if name is None else folder / expanded(name)

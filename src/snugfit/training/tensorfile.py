@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from snugfit.core.digests import Digester, FileDigest
-from snugfit.core.documents import MOST_BYTES, parse_json
+from snugfit.core.documents import MOST_BYTES, open_regular, parse_json
 from snugfit.errors import CheckpointError
 from snugfit.memory import is_out_of_memory
 from snugfit.training.files import as_bytes, read_exactly, write_exactly
@@ -72,9 +72,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         CheckpointError: the file is missing, truncated or not a safetensors file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}. Start the run anew.") from error
+        fd = open_regular(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot read {path}: {reason}. Start the run anew.") from error
     try:
         header, start = _read_header(fd, path)
         axes = parse_json(header.pop("__metadata__", {}).get("axes", "{}"))
@@ -118,10 +119,11 @@ def _read_header(fd: int, path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _read_tensor(fd: int, entry: dict[str, Any], start: int, axes: list[int] | None) -> Tensor:
-    tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+    shape, dtype = entry["shape"], _DTYPES[entry["dtype"]]
     first, last = entry["data_offsets"]
-    if last - first != math.prod(entry["shape"]) * tensor.element_size():
-        raise ValueError("sizes in its header disagree")
+    if not 0 <= first <= last <= os.fstat(fd).st_size - start or last - first != math.prod(shape) * dtype.itemsize:
+        raise ValueError("sizes in its header disagree with each other or the file")
+    tensor = torch.empty(shape, dtype=dtype)
     if tensor.numel():
         read_exactly(fd, [as_bytes(tensor)], start + first)
     return tensor if axes is None else tensor.permute([axes.index(axis) for axis in range(len(axes))])

@@ -231,7 +231,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("names: !!python/object/apply:os.system [echo]", "is not valid YAML"),
         ('names: ["a\\nb", b]', "control characters"),
         ("names: [a, b]\nval: ~nobody-of-this-name/x", "begins with ~ and a name that no user has"),
-        ("names: [a, b]\nval: " + "x" * 5000, "cannot be read: File name too long"),
+        ("names: [a, b]\nval: " + "x" * 5000, "is no name of a file or folder"),
+        ("names: [a, b]\nval: " + "x" * 500, "cannot be read: File name too long"),
     ],
     ids=lambda value: value[:30],
 )

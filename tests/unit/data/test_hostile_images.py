@@ -1,6 +1,9 @@
 """Images that would take too much memory or time, or that make decoders raise what they never document."""
 
+import contextlib
+import resource
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,3 +124,20 @@ def test_images_of_a_data_set_of_ones_own_have_the_same_limit():
     splits = from_dataset(data, data, image_size=8)
     with pytest.raises(DataError, match=r"cannot read image 0 of the data set: 8000 x 8000 pixels are more"):
         splits.train.images([0])
+
+
+def test_a_chunk_that_promises_gigabytes_takes_no_memory(tmp_path):
+    """Pillow asks for as many bytes as a PNG says that there are, and Python allocates them before it reads."""
+    Image.new("RGB", (9, 9)).save(path := tmp_path / "chunk.png")
+    data = bytearray(path.read_bytes())
+    start = data.index(b"IDAT") - 4
+    data[start : start + 4] = struct.pack(">I", 0x7FFFFFFF)
+    path.write_bytes(data)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    used = 1024 * int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (used + (1 << 28), before[1]))
+    try:
+        with contextlib.suppress(DataError):  # not MemoryError
+            decode(path, 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)

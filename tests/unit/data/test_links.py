@@ -136,7 +136,7 @@ def test_an_image_in_two_parts_of_a_yolo_folder_is_refused(tmp_path):
         load_boxed(str(root), image_size=32)
 
 
-@pytest.mark.parametrize("name", ["../outside.png", "/etc/hostname", "a/../../b.png", "", "x\0y"])
+@pytest.mark.parametrize("name", ["../outside.png", "/etc/hostname", "a/../../b.png", "", "x\0y", "x" * 2000])
 def test_a_list_names_no_file_outside_its_folder(tmp_path, name):
     with pytest.raises(DataError, match=r"list, line 3: .* is no file below"):
         below(tmp_path, name, "list, line 3")

@@ -1,0 +1,95 @@
+"""Readers of what snugfit writes itself: run folders, caches, kept measurements; and of files that options name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import snugfit
+from snugfit.api.keeping import _runs_file, past_runs
+from snugfit.api.loading import Architecture, read_data
+from snugfit.chain.store import UnitStore
+from snugfit.cli.config import read_config
+from snugfit.cli.hosts import read_hosts
+from snugfit.core.cluster import read_cluster
+from snugfit.core.documents import read_data as read_file
+from snugfit.core.hardware import Hardware
+from snugfit.core.plan import Plan
+from snugfit.core.profile import Profile
+from snugfit.core.request import MachineOptions, Request
+from snugfit.errors import SnugfitError
+from snugfit.profiling.kept import Measurement
+from snugfit.report.metrics import read_metrics
+from snugfit.report.page import read_record, render
+from snugfit.training.cache import ActivationCache
+from snugfit.training.checkpoint import CheckpointStore
+from snugfit.training.tensorfile import read_tensors
+
+_UNITS = 3
+
+
+def each(*reads: Callable[[], object]) -> None:
+    """Read everything, and then raise the first refusal, so that none hides what comes after it."""
+    refused = []
+    for read in reads:
+        try:
+            read()
+        except SnugfitError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+def _run(root: Path) -> None:
+    store = UnitStore(root / "weights")
+    each(
+        lambda: Architecture.read(root).chain(),
+        lambda: read_data(Request, root / "request.json").to_json(),
+        lambda: read_data(Plan, root / "plan.json").to_json(),
+        lambda: read_data(Profile, root / "profile.json"),
+        lambda: read_record(root).to_json(),
+        lambda: read_metrics(root / "metrics.csv"),
+        lambda: _checkpoint(root / "checkpoint"),
+        lambda: snugfit.load(root)(torch.zeros(1, 1, 8, 8)),
+        *(lambda index=index: store.load(index) for index in range(_UNITS)),  # type: ignore[misc]
+    )
+
+
+def _checkpoint(folder: Path) -> None:
+    latest = CheckpointStore(folder).latest()
+    if latest is not None:
+        each(*(lambda group=group: latest.load(group) for group in latest.groups))  # type: ignore[misc]
+
+
+def _cache(root: Path) -> None:
+    cache = ActivationCache.open(root, "block-1")
+    if cache is not None:
+        count = min(cache.rows, 32)
+        rows = cache.read(np.arange(count))
+        assert rows.shape == (count, *cache.row_shape), rows.shape
+        assert len(cache.labels) == cache.rows
+
+
+def _kept(root: Path) -> None:
+    hardware, path = Hardware("cpu", "a processor", 2, 10**9, "Linux", "2.13", True), root / "runs.jsonl"
+    if path.exists():
+        path.rename(_runs_file(root, hardware))
+    each(
+        lambda: read_file(Measurement, root / "measurement.json").serves(1e9),
+        lambda: past_runs(MachineOptions(profile_cache=str(root)), hardware),
+    )
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "run": _run,
+    "report": lambda root: render(read_record(root), read_metrics(root / "metrics.csv")),
+    "cache": _cache,
+    "tensors": lambda root: read_tensors(root / "group.safetensors"),
+    "kept": _kept,
+    "config": lambda root: read_config(str(root / "config.yaml")),
+    "hosts": lambda root: read_hosts(str(root / "hosts.yaml")),
+    "cluster": lambda root: read_cluster(str(root / "cluster.json")),
+}
