@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -65,3 +66,17 @@ def start(fakes, tmp_path):
         )
 
     return launch
+
+
+@pytest.fixture
+def shell(fakes, tmp_path):
+    """Run a line of bash in which ``snugfit`` is the command line over the fake worker."""
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        command = f"{shlex.quote(sys.executable)} -c {shlex.quote(LAUNCH)}"
+        script = f'set -o pipefail; snugfit() {{ {command} "$@"; }}; {line}'
+        return subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        )
+
+    return run

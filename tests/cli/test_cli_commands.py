@@ -173,7 +173,7 @@ def test_options_of_the_activation_memory_need_it(snugfit):
 def test_a_chart_that_cannot_be_written(snugfit, tmp_path):
     (tmp_path / "file").write_text("")
     outcome = snugfit("profile", "--activation-memory", "--chart", str(tmp_path / "file" / "page.html"))
-    assert outcome.code == 6 and "Choose another path" in outcome.err
+    assert outcome.code == 2 and "Choose another --chart" in outcome.err
 
 
 def test_evaluate(snugfit):

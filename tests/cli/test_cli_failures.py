@@ -88,7 +88,7 @@ def test_debug_shows_the_childs_traceback_once(snugfit):
 
 @pytest.mark.parametrize(
     ("model", "code", "name"),
-    [("sigkill", 5, "SIGKILL"), ("sigabrt", 5, "SIGABRT"), ("sigsegv", 1, "SIGSEGV"), ("exit", 1, "code 9"),
+    [("sigkill", 8, "SIGKILL"), ("sigabrt", 5, "SIGABRT"), ("sigsegv", 1, "SIGSEGV"), ("exit", 1, "code 9"),
      ("sysexit", 1, "code 4")],
 )  # fmt: skip
 def test_a_child_that_dies_is_explained_in_two_lines(model, code, name, snugfit):
@@ -102,8 +102,27 @@ def test_an_abort_is_memory_only_under_a_limit():
     free = {"command": "train", "request": {"budget": {"memory": None}}, "resume": None}
     assert death_error(-signal.SIGABRT, free, None).exit_code == 1
     assert death_error(-signal.SIGABRT, {**free, "request": None, "resume": "run"}, "run").exit_code == 5
-    assert death_error(-signal.SIGKILL, free, None).exit_code == 5
     assert death_error(-signal.SIGTERM, free, None).exit_code == 130
+
+
+@pytest.mark.parametrize(
+    ("of_memory", "code", "says"),
+    [
+        (True, 5, "killed by SIGKILL, because the machine ran out of memory"),
+        (False, 8, "killed by SIGKILL, by somebody: the kernel did not lack memory"),
+        (None, 8, "killed by SIGKILL, by somebody or because memory ran out"),
+    ],
+)
+def test_a_killed_child_ran_out_of_memory_where_the_kernel_says_so(of_memory, code, says):
+    job = {"command": "train", "request": {"budget": {"memory": "1GB"}}, "resume": None}
+    error = death_error(-signal.SIGKILL, job, "runs/a", of_memory)
+    assert error.exit_code == code and says in str(error) and "--resume runs/a" in str(error)
+
+
+def test_the_counts_of_kills_before_and_after_are_compared(snugfit, monkeypatch):
+    counts = iter([3, 4])
+    monkeypatch.setattr("snugfit.cli.job.memory_kills", lambda: next(counts))
+    assert snugfit("train", "--model", "sigkill", "--out", "here", "--quiet").code == 5
 
 
 def wait_for(path: Path) -> None:

@@ -14,9 +14,10 @@ from torch import nn
 from snugfit.api.loading import Architecture, load
 from snugfit.core.manifest import listing
 from snugfit.core.options import checked
+from snugfit.core.outputs import require_file, require_folder
 from snugfit.core.request import ExportFormat
 from snugfit.core.serial import to_data
-from snugfit.errors import ModelError, UnusableInputError, UsageError
+from snugfit.errors import ModelError, UnusableInputError
 from snugfit.training.artifact import MODEL_FILE
 
 TOLERANCE = 1e-3
@@ -56,11 +57,12 @@ def export(
     checked("check", bool, check)
     folder = Path(run)
     target = Path(out) if out is not None else folder
+    if out is not None or folder.is_dir():
+        require_folder(target)
+        for name in (MODEL_FILE, "model.onnx", "architecture.json") if target.is_dir() else ():
+            require_file(target / name)
     module, architecture = load(folder, model), Architecture.read(folder)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {target}: {error.strerror}. Choose another --out.") from error
+    target.mkdir(parents=True, exist_ok=True)
     files, difference = [], None
     if target.resolve() != folder.resolve():
         architecture.write(target)

@@ -14,7 +14,7 @@ from snugfit.api.assembling import Assembly, Considered, assemble, make_strategi
 from snugfit.api.keeping import measurements, past_runs
 from snugfit.api.process import baseline, choose_device, describe_hardware
 from snugfit.api.result import TrainedRecord
-from snugfit.api.running import execute, require_new
+from snugfit.api.running import execute
 from snugfit.api.signal import signal_table
 from snugfit.api.timing import tensor_table
 from snugfit.api.together import commands_of_run
@@ -23,6 +23,7 @@ from snugfit.api.weights import check_weights
 from snugfit.core.budget import Budget
 from snugfit.core.command import as_typed, command_of
 from snugfit.core.options import Count, checked
+from snugfit.core.outputs import require_places
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.request import OWN, BudgetOptions, Request, Trained
@@ -135,8 +136,7 @@ def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> Ru
     >>> plan_request(request).plan.choice.feasible
     True
     """
-    if request.machine.out is not None:
-        require_new(Path(request.machine.out))
+    require_places(request.machine.out, request.strategy.cache_dir)
     return _plan(request, None, None, subscribers)
 
 
@@ -174,6 +174,7 @@ def plan(
         DataError, ModelError: data or model cannot be used.
     """
     request = _request(options)
+    require_places(request.machine.out, request.strategy.cache_dir)
     splits, module = own_splits(data, request), None
     if not isinstance(model, str):
         module, model = model, OWN

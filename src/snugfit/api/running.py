@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,9 @@ from snugfit.api.result import TrainedRecord
 from snugfit.api.tasks import rules_of
 from snugfit.api.together import commands_of_run
 from snugfit.core.documents import DocumentError, made
-from snugfit.core.lock import LOCK_FILE, run_lock
+from snugfit.core.lock import run_lock
 from snugfit.core.manifest import Manifest
+from snugfit.core.outputs import require_folder, require_run_folder
 from snugfit.core.places import run_cache_folder
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
@@ -57,7 +57,7 @@ def execute(
     """Train the chosen candidate of a plan in a new run folder."""
     folder = _new_folder(out or assembly.request.machine.out, plan)
     with run_lock(folder):
-        require_new(folder)
+        require_run_folder(folder)
         write_run(folder, plan, profile, assembly)
         return _fit(folder, plan, profile, assembly, resting, subscribers, stop)
 
@@ -226,28 +226,16 @@ def _verify(peak_bytes: int, plan: Plan) -> None:
 
 def _new_folder(out: str | Path | None, plan: Plan) -> Path:
     if out is not None:
-        require_new(Path(out))
+        require_run_folder(out)
         Path(out).mkdir(parents=True, exist_ok=True)
         return Path(out)
     strategy = plan.choice.strategy if plan.choice else "none"
     data = plan.workload.data.rpartition("/")[2].replace(":", "-")
     stem = f"{plan.workload.model}-{data}-{strategy}".replace(":", "-").replace("/", "-")
+    require_folder(_RUNS)
     for number in itertools.count(1):
         folder = _RUNS / f"{stem}-{number}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
     return folder
-
-
-def require_new(folder: Path) -> None:
-    """Check that a run folder can be made, before anything is measured for it.
-
-    Raises:
-        UsageError: it holds something, or cannot be written.
-    """
-    if folder.is_dir() and any(path.name != LOCK_FILE for path in folder.iterdir()):
-        raise UsageError(f"{folder} is not empty; choose another --out, or continue it with --resume {folder}.")
-    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UsageError(f"cannot make {folder}: {nearest} is not a folder that can be written. Choose another --out.")

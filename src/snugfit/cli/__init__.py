@@ -5,6 +5,13 @@ from __future__ import annotations
 
 def main() -> None:
     """Entry point of ``snugfit``: run the command of ``sys.argv`` and exit with its code."""
+    try:
+        from snugfit.cli.start import end_at_signals, prepare_streams
+
+        end_at_signals()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    prepare_streams()
     from snugfit.cli.app import main as run_and_exit
 
     run_and_exit()

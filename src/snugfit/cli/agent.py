@@ -7,6 +7,7 @@ import os
 import sys
 
 from snugfit.cli.failures import show_error
+from snugfit.cli.start import prepare_streams
 from snugfit.errors import SnugfitError
 
 
@@ -16,6 +17,7 @@ def main() -> int:
     torch writes stack traces of every connection that was refused, and lines of every process that is ended; the
     launcher says both in words.
     """
+    prepare_streams()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     logging.disable(logging.ERROR)
     from snugfit.training.launch.agent import run_agent

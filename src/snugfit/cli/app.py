@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cyclopts import App, CoercionError, CycloptsError, Group
@@ -16,15 +17,15 @@ from snugfit.cli.evaluate import evaluate
 from snugfit.cli.export import export
 from snugfit.cli.failures import show_error
 from snugfit.cli.options import OutputOptions
-from snugfit.cli.output import drop_stdout
 from snugfit.cli.parent import die_with_agent
 from snugfit.cli.plan import plan
 from snugfit.cli.predict import predict
 from snugfit.cli.profile import profile
 from snugfit.cli.report import report
+from snugfit.cli.start import ReaderGoneError, raise_at_signals
 from snugfit.cli.train import train
 from snugfit.cli.verify import verify
-from snugfit.errors import UsageError
+from snugfit.errors import SnugfitError, UsageError
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as for every tool whose reader went away."""
@@ -69,23 +70,31 @@ def run(tokens: Sequence[str]) -> int:
     """Run one command line and return its exit code; every error has been shown by then.
 
     Raises:
-        BrokenPipeError: nobody reads stdout any more.
+        ReaderGoneError: nobody reads stdout any more.
     """
     flags = list(tokens)[: tokens.index("--")] if "--" in tokens else list(tokens)
     as_json, debug = "--json" in flags, "--debug" in flags
     try:
+        _require_working_folder()
         command, bound, _ = build().parse_args(list(tokens), exit_on_error=False, print_error=False)
         output = bound.arguments.get("output", OutputOptions())
         as_json, debug = output.json, output.debug
         code = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
+    except ReaderGoneError:
         raise
     except CycloptsError as error:
         return show_error(_usage_error(error), as_json=as_json, debug=debug)
     except (Exception, KeyboardInterrupt) as error:
         return show_error(error, as_json=as_json, debug=debug)
+
+
+def _require_working_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError("the working folder no longer exists; change to another one.") from error
 
 
 def _usage_error(error: CycloptsError) -> UsageError:
@@ -102,12 +111,11 @@ def _usage_error(error: CycloptsError) -> UsageError:
 def main() -> NoReturn:
     """Run the command of ``sys.argv`` and exit with its code."""
     die_with_agent()
-    with contextlib.suppress(AttributeError):
-        sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+    raise_at_signals()
     try:
         code = run(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:
-        drop_stdout()
+    except ReaderGoneError:
         code = BROKEN_PIPE
+    with contextlib.suppress(ReaderGoneError, SnugfitError):
+        sys.stdout.flush()  # of an error, as JSON
     sys.exit(code)

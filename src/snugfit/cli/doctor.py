@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from snugfit.cli.examine import MARK
 from snugfit.cli.failures import FailedError
@@ -14,7 +13,8 @@ from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, note, print_json
 from snugfit.cli.rounds import run_all
 from snugfit.core.cluster import Cluster
-from snugfit.errors import SnugfitError, UsageError, WorkerLostError
+from snugfit.core.outputs import require_file, whole_file
+from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError
 from snugfit.quantities import format_bytes
 
 MODULE = "snugfit.cli.examine"
@@ -49,6 +49,8 @@ def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: Outp
     if where.dry_run:
         print("\n".join(map(str, commands)))
         return 0
+    if out is not None:
+        require_file(out)
     found: list[str] = []
     code = run_all(commands, wanted.terms(), found.append)
     lines = [line.removeprefix(MARK) for line in found if line.startswith(MARK)]
@@ -64,6 +66,8 @@ def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: Outp
 
 
 def _failed(code: int) -> SnugfitError:
+    if code == InterruptedRunError.exit_code:
+        return InterruptedRunError("interrupted; nothing was measured.")
     if code in (0, WorkerLostError.exit_code):
         return WorkerLostError("a process was lost or did not come; nothing was measured.\nThe lines above say which.")
     return FailedError("ClusterError", "a process failed; nothing was measured.\nThe lines above say why.", code)
@@ -72,10 +76,8 @@ def _failed(code: int) -> SnugfitError:
 def _write(cluster: Cluster, out: str | None) -> None:
     if out is None:
         return
-    try:
-        Path(out).write_text(json.dumps(cluster.to_json(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}.") from error
+    with whole_file(out) as file:
+        file.write(json.dumps(cluster.to_json(), indent=1) + "\n")
     note(f"written: {out}")
 
 

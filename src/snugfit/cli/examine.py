@@ -7,6 +7,7 @@ import sys
 
 from snugfit.cli.failures import show_error
 from snugfit.cli.parent import die_with_agent
+from snugfit.cli.start import prepare_streams
 from snugfit.errors import SnugfitError, UsageError
 
 MARK = "snugfit-cluster "
@@ -16,6 +17,7 @@ _PATIENCE_SECONDS = 120.0
 
 def main() -> int:
     """Measure, and return the exit code."""
+    prepare_streams()
     die_with_agent()
     try:
         line = _measured()

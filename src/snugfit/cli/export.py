@@ -6,6 +6,7 @@ from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, note, print_json
 from snugfit.core.options import Workers
+from snugfit.core.outputs import require_folder
 from snugfit.core.request import ExportFormat
 
 
@@ -35,6 +36,8 @@ def export(
         threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
     """
+    if out is not None:
+        require_folder(out)
     job = make_job("export", output, threads, run=run, out=out, format=format, check=check)
     result = run_job(job)
     if result.get("onnx_max_difference") is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from snugfit.cli.failures import FailedError
+from snugfit.cli.kills import memory_kills
 from snugfit.cli.options import OutputOptions
 from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, WorkerLostError
 
@@ -35,11 +36,13 @@ def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = No
 
     Raises:
         FailedError: the child's own error.
-        BudgetExceededError: the child was killed, plausibly for lack of memory.
+        BudgetExceededError: the child was killed for lack of memory.
+        WorkerLostError: it was killed otherwise.
         InterruptedRunError: a signal stopped the child before it could save anything.
         SnugfitError: the child died otherwise.
     """
     said: dict[str, Any] = {"run_dir": job.get("resume")}
+    kills = memory_kills()
     with _child() as (child, messages):
         _hand_over(child, job)
         for line in messages:
@@ -53,7 +56,7 @@ def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = No
     if "error" in said:
         raise FailedError.from_json(said["error"])
     if "result" not in said:
-        raise death_error(code, job, said["run_dir"])
+        raise death_error(code, job, said["run_dir"], of_memory=_grown(kills, memory_kills()))
     return dict(said["result"])
 
 
@@ -108,13 +111,18 @@ def _hand_over(child: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
         pipe.write(json.dumps(job).encode())
 
 
-def death_error(code: int, job: dict[str, Any], run_dir: str | None) -> SnugfitError:
+def _grown(before: int | None, after: int | None) -> bool | None:
+    return None if before is None or after is None else after > before
+
+
+def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: bool | None = None) -> SnugfitError:
     """Explain a child that ended without a word.
 
     Args:
         code: its return code, negative for a signal.
         job: what it was doing.
         run_dir: its run folder, where it came that far.
+        of_memory: whether the kernel killed a process meanwhile because memory ran out; None where it does not say.
     """
     hint = f"\n`snugfit train --resume {run_dir}` continues the run." if run_dir else ""
     if code >= 0:
@@ -125,8 +133,18 @@ def death_error(code: int, job: dict[str, Any], run_dir: str | None) -> SnugfitE
         return InterruptedRunError(f"interrupted by {name}.{hint}")
     what = f"the {job['command']} process was killed by {name}"
     capped = bool(job.get("resume") or (job.get("request") or {}).get("budget", {}).get("memory"))
-    if number == signal.SIGKILL and "WORLD_SIZE" in os.environ:
-        return WorkerLostError(f"rank {os.environ.get('RANK')}: {what}, by somebody or because memory ran out.{hint}")
-    if number == signal.SIGKILL or (number == signal.SIGABRT and capped):
+    if number == signal.SIGKILL:
+        return _kill_error(what, hint, of_memory)
+    if number == signal.SIGABRT and capped:
         return BudgetExceededError(f"{what}, most likely because memory ran out.{hint}")
     return SnugfitError(f"{what}, which is a fault in native code.{hint}")
+
+
+def _kill_error(what: str, hint: str, of_memory: bool | None) -> SnugfitError:
+    if "WORLD_SIZE" in os.environ:
+        return WorkerLostError(f"rank {os.environ.get('RANK')}: {what}, by somebody or because memory ran out.{hint}")
+    if of_memory:
+        return BudgetExceededError(f"{what}, because the machine ran out of memory.{hint}")
+    unknown = of_memory is None
+    why = "by somebody or because memory ran out" if unknown else "by somebody: the kernel did not lack memory"
+    return WorkerLostError(f"{what}, {why}.{hint}")

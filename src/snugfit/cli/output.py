@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from typing import Any
 
 from snugfit.core.record import SCHEMA
 
-__all__ = ["SCHEMA", "drop_stdout", "note", "print_json"]
+__all__ = ["SCHEMA", "note", "print_json"]
 
 
 def print_json(data: dict[str, Any]) -> None:
@@ -29,8 +28,3 @@ def _finite(value: Any) -> Any:
 def note(message: str) -> None:
     """Print a line for people, on stderr."""
     print(message, file=sys.stderr)
-
-
-def drop_stdout() -> None:
-    """Point stdout at nothing once its reader is gone, so that the interpreter's last flush stays silent."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

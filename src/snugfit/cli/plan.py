@@ -10,6 +10,7 @@ from snugfit.cli.failures import FailedError, show_error
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
 from snugfit.cli.output import note, print_json
+from snugfit.core.outputs import require_places
 from snugfit.core.plan import Plan
 from snugfit.core.request import Request
 from snugfit.core.serial import from_data
@@ -35,6 +36,7 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
         The exit code: 3 where nothing fits.
     """
     request, steps = flags.request(), trials.steps()
+    require_places(request.machine.out, request.strategy.cache_dir)
     found = _planned(request, steps, output) if steps else _answered(request, output)
     from snugfit.report.table import print_plan
 

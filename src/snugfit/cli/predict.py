@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import os
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from snugfit.cli.failures import FailedError
@@ -13,7 +12,8 @@ from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, print_json
 from snugfit.core.options import Count, Workers
-from snugfit.errors import DataError, UsageError
+from snugfit.core.outputs import require_file, whole_file
+from snugfit.errors import DataError
 
 COLUMNS = ("path", "class", "probability", "left", "top", "right", "bottom")
 """The last four only where the model finds boxes."""
@@ -47,6 +47,8 @@ def predict(
         threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
     """
+    if out is not None:
+        require_file(out)
     job = make_job("predict", output, threads, run=run, images=folder, top=top)
     if out is not None:
         count = _to_file(job, out)
@@ -59,11 +61,11 @@ def predict(
         run_job(job, rows.append)
         print_json({"schema": SCHEMA, "predictions": [dict(zip(COLUMNS, row, strict=False)) for row in rows]})
     else:
-        _write_rows(job, sys.stdout)
+        run_job(job, _writer(sys.stdout))
 
 
-def _write_rows(job: dict[str, Any], file: Any) -> int:
-    """Write the head with the first row, so that an error before it leaves nothing behind."""
+def _writer(file: Any) -> Callable[[list[Any]], None]:
+    """Write rows as CSV, the head with the first row, so that an error before it leaves nothing behind."""
     writer, head = csv.writer(file, lineterminator="\n"), [COLUMNS]
 
     def write(row: list[Any]) -> None:
@@ -71,25 +73,26 @@ def _write_rows(job: dict[str, Any], file: Any) -> int:
             writer.writerow(head.pop()[: len(row)])
         writer.writerow([*row[:2], f"{row[2]:.6f}", *(f"{pixels:.1f}" for pixels in row[3:])])
 
-    return int(run_job(job, write)["rows"])
+    return write
 
 
 def _to_file(job: dict[str, Any], out: str) -> int:
-    """Write the CSV beside its place and move it there when it is complete, but for images that cannot be read."""
-    unfinished = Path(f"{out}.part")
-    try:
-        with unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            try:
-                count, left_out = _write_rows(job, file), None
-            except FailedError as error:
-                if error.kind != DataError.__name__ or not file.tell():
-                    raise
-                count, left_out = 0, error
-        os.replace(unfinished, out)  # noqa: PTH105
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; give another --out.") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    """Write the CSV as a whole, but for images that cannot be read."""
+    rows, left_out = 0, None
+    with whole_file(out) as file:
+        write = _writer(file)
+
+        def count(row: list[Any]) -> None:
+            nonlocal rows
+            write(row)
+            rows += 1
+
+        try:
+            run_job(job, count)
+        except FailedError as error:
+            if error.kind != DataError.__name__ or not rows:
+                raise
+            left_out = error
     if left_out is not None:
         raise left_out
-    return count
+    return rows

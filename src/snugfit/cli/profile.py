@@ -9,6 +9,7 @@ from typing import Any
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import NO_FLAGS, SHOW_ALL, UNITS_ALONE, OutputOptions, ProfileOptions, RequestFlags
 from snugfit.cli.output import note, print_json
+from snugfit.core.outputs import require_file, require_folder
 from snugfit.errors import UsageError
 from snugfit.quantities import format_bytes, format_seconds
 
@@ -36,6 +37,12 @@ def profile(
     """
     if not more.activation_memory and (more.trained, more.chart) != (None, None):
         raise UsageError("--trained and --chart are for the activation memory of a profile; add --activation-memory.")
+    if more.chart is not None:
+        from snugfit.report.activation import CHART
+
+        require_folder(Path(more.chart).parent, CHART)
+        if Path(more.chart).parent.is_dir():
+            require_file(more.chart, CHART)
     request = flags.request()
     job = make_job(
         "profile", output, request.machine.threads, request=request.to_json(), learning_signal=more.learning_signal,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from snugfit.cli.output import note, print_json
 from snugfit.cli.plan import planned
 from snugfit.cli.report import draw
 from snugfit.core.documents import read_data
+from snugfit.core.outputs import require_folder, require_places
 from snugfit.core.request import Request
 from snugfit.errors import CheckpointError, UsageError
 
@@ -41,7 +43,7 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
     Raises:
         UsageError: other options stand beside `--resume`.
     """
-    record = run_job(_resumed(resume, flags, output)) if resume else _started(flags.request(), output)
+    record = run_job(_resumed(resume, flags, output)) if resume else _started(_new_request(flags), output)
     if "run_dir" not in record:  # a process that has served another one's run
         return
     page = draw(record["run_dir"])
@@ -51,6 +53,16 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         print_json(record)
     else:
         print(record["run_dir"])
+
+
+def _new_request(flags: RequestFlags) -> Request:
+    """The request, once it is known that its folders can be written."""
+    request = flags.request()
+    if "WORLD_SIZE" not in os.environ:  # the gateway of a launch looks itself
+        require_places(request.machine.out, request.strategy.cache_dir)
+        if request.machine.out is None:
+            require_folder("runs", "Give a folder that can be written with --out.")
+    return request
 
 
 def _started(request: Request, output: OutputOptions) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from snugfit.cli.failures import FailedError, explain
 from snugfit.cli.job import FORWARDED
 from snugfit.cli.parent import die_with_parent
+from snugfit.cli.start import prepare_streams
 from snugfit.core.request import Request
 from snugfit.errors import InterruptedRunError
 from snugfit.report.console import ConsoleProgress
@@ -31,6 +32,7 @@ def main() -> int:
     Returns:
         The exit code, which is also in the ``error`` message.
     """
+    prepare_streams()
     die_with_parent()
     if os.getppid() != int(sys.argv[2]):  # the parent was killed while this process started
         return InterruptedRunError.exit_code
@@ -51,7 +53,7 @@ def main() -> int:
 
 def _attempt(job: dict[str, Any], send: Send) -> FailedError | None:
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # modules that are being imported may swallow an exception
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         send(result=_work(job, send))
     except (Exception, KeyboardInterrupt) as error:
@@ -63,6 +65,7 @@ def _attempt(job: dict[str, Any], send: Send) -> FailedError | None:
 
 def _work(job: dict[str, Any], send: Send) -> Any:
     api = importlib.import_module(API_MODULE)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def announce(event: Event) -> None:
         if isinstance(event, RunStarted):

@@ -6,9 +6,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import OutOfStorageError
+from snugfit.core.outputs import require_folder, whole_file
 from snugfit.quantities import format_bytes
 from snugfit.report.markup import card, figure, grid, pairs, text
+
+CHART = "Choose another --chart."
 
 
 def write_activation_page(path: Path, model: str, data: dict[str, Any]) -> Path:
@@ -20,14 +22,12 @@ def write_activation_page(path: Path, model: str, data: dict[str, Any]) -> Path:
         data: the object of that name in ``profile --json``.
 
     Raises:
-        OutOfStorageError: the page cannot be written.
+        UsageError, OutOfStorageError: the page cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render_activation(model, data), encoding="utf-8")
-    except OSError as error:
-        why = f"the chart cannot be written to {path}: {error.strerror}. Choose another path."
-        raise OutOfStorageError(why) from error
+    require_folder(path.parent, CHART)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path, CHART) as file:
+        file.write(render_activation(model, data))
     return path
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.core import record_checks
 from snugfit.core.digests import FileDigest
 from snugfit.core.manifest import check_files, listing
+from snugfit.core.outputs import require_file
 from snugfit.core.record import Record
 from snugfit.errors import CheckpointError
 from snugfit.quantities import format_bytes, format_seconds
@@ -33,9 +34,11 @@ def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
 
     Raises:
         CheckpointError: ``record.json`` is missing or damaged.
+        UsageError, OutOfStorageError: the page cannot be written.
     """
     run_dir = Path(run_dir)
     record = read_record(run_dir)
+    require_file(run_dir / "report.html", "Make the run folder writable.")
     page = render(record, read_metrics(run_dir / "metrics.csv"), pictures)
     path, draft = run_dir / "report.html", run_dir / "report.html.tmp"
     with listing(run_dir) as manifest:

@@ -7,7 +7,7 @@ import pytest
 
 from snugfit.api.launched import begun, finished, for_launch
 from snugfit.api.planning import plan_request
-from snugfit.api.running import require_new
+from snugfit.core.outputs import require_run_folder
 from snugfit.core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, StrategyOptions
 from snugfit.errors import UsageError
 from snugfit.training.launch import World
@@ -60,7 +60,7 @@ def test_what_was_lost_before_it_could_be_resumed_is_removed_by_the_next_round_a
         (tmp_path / name).write_text("{}")
     assert begun(asked(tmp_path), FIRST) is None and len(list(tmp_path.iterdir())) == 4
     assert begun(asked(tmp_path), LATER) is None and list(tmp_path.iterdir()) == [tmp_path / "lock"]
-    require_new(tmp_path)
+    require_run_folder(tmp_path)
 
 
 def test_nothing_is_removed_that_no_run_has_written(tmp_path):

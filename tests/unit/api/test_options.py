@@ -12,7 +12,7 @@ from snugfit.api import process
 from snugfit.api.assembling import make_strategies, own_splits
 from snugfit.api.planning import RunnablePlan, _budget_options, _request
 from snugfit.api.process import choose_device, describe_hardware
-from snugfit.api.running import _from_anywhere, _new_folder, _verify, resume
+from snugfit.api.running import _new_folder, _verify, from_anywhere, resume
 from snugfit.core.budget import Budget
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Plan
@@ -188,7 +188,7 @@ def test_a_folder_of_images_is_stored_as_it_was_found(tmp_path, monkeypatch, whe
     (tmp_path / "sets" / "photos").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "sets" if where == "working folder" else tmp_path)
     monkeypatch.setenv("SNUGFIT_DATA", str(tmp_path / ("sets" if where == "data folder" else ".")))
-    stored = _from_anywhere(_request({"data": "folder:photos", "weights": "w.safetensors"}))
+    stored = from_anywhere(_request({"data": "folder:photos", "weights": "w.safetensors"}))
     assert stored.data.data == f"folder:{tmp_path / 'sets' / 'photos'}"
     assert stored.model.weights == str((tmp_path / "sets" if where == "working folder" else tmp_path) / "w.safetensors")
 
