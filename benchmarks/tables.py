@@ -12,7 +12,9 @@ from pathlib import Path
 from benchmarks import (
     ablations,
     accuracy,
+    budget_truth,
     budgets,
+    clusterfaults,
     elastic_tables,
     lls,
     memory,
@@ -48,9 +50,14 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "peers": peers_tables.render,
     "newcomer": newcomer.render,
 }
-RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {"soak": soak.render, "mutants": mutants.render}
+RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {
+    "soak": soak.render,
+    "clusterfaults": clusterfaults.render,
+    "budget_truth": budget_truth.render,
+    "mutants": mutants.render,
+}
 PAGES = {"benchmarks.md": RENDER, "reliability.md": RELIABILITY}
-_NAME = re.compile(r"(?P<claim>[a-z]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
+_NAME = re.compile(r"(?P<claim>[a-z_]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
 
 app = program("tables")
 
