@@ -14,8 +14,8 @@ from snugfit.errors import InfeasibleBudgetError
 from snugfit.quantities import parse_bytes
 
 RUN = [
-    "--model", "mobilenet_v2", "--data", "digits", "--image-size", "64", "--batch-size", "8", "--epochs", "1",
-    "--max-train", "16", "--max-val", "10", "--threads", "1", "--json", "--quiet",
+    "--data", "digits", "--batch-size", "8", "--epochs", "1", "--max-train", "16", "--max-val", "10", "--threads", "1",
+    "--json", "--quiet",
 ]  # fmt: skip
 
 
@@ -28,10 +28,27 @@ def train(folder: Path, memory: str, *more: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("strategy", ["sidenet", "checkpoint"])
 def test_the_smallest_budget_is_one_that_works(tmp_path, strategy):
-    code, told = train(tmp_path / "refused", "20MB", "--strategy", strategy)
+    options = ["--model", "mobilenet_v2", "--image-size", "64", "--strategy", strategy]
+    code, told = train(tmp_path / "refused", "20MB", *options)
     assert code == InfeasibleBudgetError.exit_code
     named = told["error"]["message"].rpartition("would do: ")[2].rstrip(".")
     assert 20_000_000 < parse_bytes(named) < 60_000_000
-    code, told = train(tmp_path / "run", named.replace(" ", ""), "--strategy", strategy)
+    code, told = train(tmp_path / "run", named.replace(" ", ""), *options)
     assert code == 0, told
     assert told["enforced"] and told["measured"]["peak_bytes"] <= told["predicted"]["peak_bytes"] <= parse_bytes(named)
+
+
+def test_three_mb_less_than_the_smallest_budget_is_refused_and_names_the_same(tmp_path):
+    """The figure does not depend on the budget that is refused, nor on what was measured before."""
+    small = ["--model", "smallconv", "--image-size", "16", "--strategy", "backprop", "--profile-cache", str(tmp_path)]
+
+    def named(folder: str, memory: str) -> str:
+        code, told = train(tmp_path / folder, memory, *small)
+        assert code == InfeasibleBudgetError.exit_code, memory
+        return str(told["error"]["message"]).rpartition("would do: ")[2].rstrip(".")
+
+    smallest = named("refused", "8MB")
+    assert named("again", f"{parse_bytes(smallest) - 3_000_000}B") == smallest
+    code, told = train(tmp_path / "run", smallest.replace(" ", ""), *small)
+    assert code == 0, told
+    assert told["measured"]["peak_bytes"] <= told["predicted"]["peak_bytes"] <= parse_bytes(smallest)
