@@ -116,14 +116,14 @@ def test_of_several_that_fit_alone_the_aim_chooses_and_leaner_settings_are_not_n
 def test_the_smallest_budget_is_that_of_the_leanest_way_as_measured():
     """Expected at 96 and 72 MB; measured, tiled needs 60: backprop, expected above that, is not measured."""
     machine = Machine(backprop=80, tiled=60)
-    first = refusal([alone("backprop"), alone("tiled")], backprop=120 * MB, tiled=110 * MB)
+    first = refusal([alone("backprop"), alone("tiled")], backprop=99 * MB, tiled=90 * MB)
     found = settled(REQUEST, first, machine.ask, machine.plan)
     assert machine.planned == [("tiled", 72)]
     assert found["infeasible"]["code"] == 3
     assert "Closest: tiled (needs 60.0 MB), which lacks 10.0 MB." in found["infeasible"]["message"]
     assert found["infeasible"]["message"].endswith("Smallest budget that would do: 60.0 MB.")
     assert {each["strategy"]: each["smallest_bytes"] for each in found["plan"]["candidates"]} == {
-        "backprop": 120 * MB, "tiled": 60 * MB,
+        "backprop": 99 * MB, "tiled": 60 * MB,
     }  # fmt: skip
 
 
@@ -138,6 +138,14 @@ def test_a_way_expected_to_need_less_than_the_closest_turned_out_to_is_measured_
     found = settled(REQUEST, first, machine.ask, machine.plan)
     assert machine.planned == [("backprop", 70), ("backprop", 91), ("tiled", 75), ("tiled", 98)]
     assert found["infeasible"]["message"].endswith("would do: 78.0 MB.")
+
+
+def test_a_strategy_that_needs_far_more_is_measured_and_not_asked_in_vain():
+    machine = Machine(backprop=130, tiled=102)
+    first = refusal([alone("backprop"), alone("tiled")], backprop=140 * MB, tiled=110 * MB)
+    found = settled(REQUEST, first, machine.ask, machine.plan)
+    assert machine.asked == [] and machine.planned == [("tiled", 110)]
+    assert found["infeasible"]["message"].endswith("would do: 102.0 MB.")
 
 
 def test_nothing_is_named_below_what_was_refused():

@@ -23,6 +23,9 @@ from snugfit.quantities import format_bytes, parse_bytes
 MB = 10**6
 STEPS = (1.0, 1.3, 1.7)
 """Budgets in which the leanest ways are measured, over those that they are expected to need."""
+HOPELESS = 2
+"""A strategy that is expected to need more than so many times the budget is not asked alone. What other ways had left
+in memory made that 1.65 times as much where it fitted."""
 MOST_OF_MACHINE = 0.7
 """Share of the machine's memory up to which a budget is tried to be told."""
 Ask = Callable[[Request], dict[str, Any]]
@@ -45,7 +48,9 @@ def settled(request: Request, first: dict[str, Any], plan: Ask, measure: Ask) ->
         return first
     asked: list[tuple[Request, dict[str, Any]]] = []
     for each in map(Request.from_json, first.get("apart", ())):
-        if not any(fits(found) for other, found in asked if other.strategy.strategy == each.strategy.strategy):
+        if _guess(first, each.strategy.strategy) > HOPELESS * parse_bytes(request.budget.memory):
+            asked.append((each, first))
+        elif not any(fits(found) for other, found in asked if other.strategy.strategy == each.strategy.strategy):
             note(f"nothing fits yet; asking {_words(each, request)} in a process of its own")
             asked.append((each, plan(each)))
     if any(fits(found) for _, found in asked):
@@ -102,7 +107,11 @@ def _smallest(refused: Sequence[tuple[Request, dict[str, Any]]], least: int, mea
     best: dict[str, Any] | None = None
     most = MOST_OF_MACHINE * refused[0][1]["plan"]["hardware"]["memory_bytes"]
     guesses = sorted(
-        ((_guess(found), number, asked) for number, (asked, found) in enumerate(refused) if _guess(found)),
+        (
+            (guess, number, asked)
+            for number, (asked, found) in enumerate(refused)
+            if (guess := _guess(found, asked.strategy.strategy))
+        ),
         key=lambda each: each[:2],
     )
     for guess, _, asked in guesses:
@@ -114,9 +123,10 @@ def _smallest(refused: Sequence[tuple[Request, dict[str, Any]]], least: int, mea
     return best
 
 
-def _guess(found: dict[str, Any]) -> int:
-    """The budget that the closest way is expected to need; 0 where none would do."""
-    return min((each["smallest_bytes"] for each in found["plan"]["candidates"] if each["smallest_bytes"]), default=0)
+def _guess(found: dict[str, Any], strategy: str) -> int:
+    """The budget that a strategy (any where it is ``auto``) is expected to need; 0 where none would do."""
+    asked = [each for each in found["plan"]["candidates"] if strategy in ("auto", each["strategy"])]
+    return min((each["smallest_bytes"] for each in asked if each["smallest_bytes"]), default=0)
 
 
 def _fitting(asked: Request, guess: int, least: int, most: float, measure: Ask) -> dict[str, Any] | None:
