@@ -14,10 +14,12 @@ smallconv on digits, budget 100.0 MB of memory
 <class 'torch.fx.graph_module...'>
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False  # as in typing, which takes long to import: a Ctrl-C in the meantime is nobody's to catch
 if TYPE_CHECKING:
+    from typing import Any
+
     from snugfit.api import (
         Architecture,
         Budget,
@@ -70,6 +72,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the Python face when it is first used: the command line's parent process does without torch."""
+    from importlib import import_module
+
     if name in __all__:
         return getattr(import_module("snugfit.api"), name)
     raise AttributeError(f"module 'snugfit' has no attribute '{name}'")

@@ -88,7 +88,11 @@ main()
 
 @pytest.mark.parametrize(
     ("module", "as_json", "number"),
-    [("snugfit.cli.app", True, signal.SIGINT), ("cyclopts", False, signal.SIGTERM)],
+    [
+        ("snugfit.cli.app", True, signal.SIGINT),
+        ("cyclopts", False, signal.SIGTERM),
+        ("snugfit.cli.start", False, signal.SIGINT),
+    ],
 )
 def test_a_signal_while_the_command_loads(module, as_json, number, fakes, tmp_path):
     code = SLOW.replace("NAME", repr(module))

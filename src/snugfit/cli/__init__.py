@@ -10,8 +10,16 @@ def main() -> None:
 
         end_at_signals()
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(_interrupted()) from None
     prepare_streams()
     from snugfit.cli.app import main as run_and_exit
 
     run_and_exit()
+
+
+def _interrupted() -> int:
+    """Say so without any module that would have to load."""
+    import os
+
+    os.write(2, b"error: interrupted.\n")
+    return 130

@@ -28,7 +28,7 @@ def main() -> int:
         serve, arguments = arguments[1], arguments[2:]
     try:
         return run_agent(arguments, serve)
-    except SnugfitError as error:
+    except (SnugfitError, KeyboardInterrupt) as error:
         return show_error(error, as_json=False, debug=False)
 
 
