@@ -63,7 +63,7 @@ def _other_value(data: bytes, rng: random.Random) -> bytes | None:
     """JSON with a value replaced, a key lost, or a list repeated; None for what is no JSON."""
     try:
         content = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     places: list[tuple[Any, Any]] = []
     waiting = [content]

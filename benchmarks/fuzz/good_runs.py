@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import ROOT
+from snugfit.core.manifest import Manifest
 from snugfit.training.cache import CacheWriter
 from snugfit.training.tensorfile import write_tensors
 
@@ -39,6 +40,13 @@ def _report(root: Path, trained: Path) -> None:
     root.mkdir(parents=True)
     for name in ("record.json", "metrics.csv"):
         shutil.copy(trained / "runs" / "tiny" / name, root)
+
+
+def _manifest(root: Path, trained: Path) -> None:
+    root.mkdir(parents=True)
+    for name in ("request.json", "architecture.json", "metrics.csv"):
+        shutil.copy(trained / "runs" / "tiny" / name, root)
+    Manifest.take_up(root)
 
 
 def _kept(root: Path, trained: Path) -> None:
@@ -85,6 +93,7 @@ def _cluster(root: Path, trained: Path) -> None:
 _GOOD: dict[str, Callable[[Path, Path], None]] = {
     "run": _run,
     "report": _report,
+    "manifest": _manifest,
     "kept": _kept,
     "cache": _cache,
     "tensors": _tensors,

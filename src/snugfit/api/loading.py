@@ -23,6 +23,7 @@ from snugfit.core.serial import to_data
 from snugfit.core.workload import TaskName
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.local.layout import Layout
+from snugfit.memory.limit import is_out_of_memory
 from snugfit.surgery import adopt_widths, attach_side_network
 from snugfit.training.artifact import MODEL_FILE
 from snugfit.training.files import write_json_atomic
@@ -191,8 +192,19 @@ def rebuild(chain: Chain, record: Record, classes: int, state: Mapping[str, torc
     """The trained model's structure, without weights, its layers as wide as those of the saved ones.
 
     Raises:
-        CheckpointError: the saved weights are of another model.
+        CheckpointError: the saved weights are of another model, or the record does not say which.
     """
+    try:
+        return _rebuilt(chain, record, classes, state)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"the record of {record.run_dir} does not describe the model that is saved ({error}). Restore record.json."
+        ) from error
+
+
+def _rebuilt(chain: Chain, record: Record, classes: int, state: Mapping[str, torch.Tensor]) -> nn.Module:
     if record.exit is not None:
         return Layout.of(chain, record.settings["local_loss"], classes).exit_model(int(record.exit["index"]))
     module = chain.to_module()

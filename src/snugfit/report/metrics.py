@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
+
+from snugfit.errors import CheckpointError
 
 COLUMNS = (
     "phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes",
     "map50",
 )  # fmt: skip
 """Columns of ``metrics.csv``; ``seconds`` is the time since the run began. Any cell may be empty."""
+
+
+_LONGEST = 10_000
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,25 @@ class Curve:
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
-    """Read the rows in order; no file gives none, and a cell that is no finite number counts as empty."""
+    """Read the rows in order; no file gives none, and a cell that is no finite number counts as empty.
+
+    Raises:
+        CheckpointError: a line is longer than any row, or is no CSV.
+    """
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        return [_row(cells) for cells in csv.DictReader(line.replace("\0", "") for line in file)]
+        try:
+            return [_row(cells) for cells in csv.DictReader(_lines(file))]
+        except (csv.Error, OSError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}). Restore or remove it.") from error
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    while line := file.readline(_LONGEST + 1):
+        if len(line) > _LONGEST:
+            raise csv.Error(f"a line has over {_LONGEST:,} characters")
+        yield line.replace("\0", "")
 
 
 def curves(rows: Iterable[MetricRow], column: str, *, epochs: bool = False, most: int = 300) -> list[Curve]:

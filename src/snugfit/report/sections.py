@@ -187,7 +187,7 @@ def _memory_model(record: Record) -> list[str]:
     title = f"Memory grows with the batch in straight lines; unit {names.index(hungriest) + 1} grows fastest"
     caption = f"Points are measured; lines are the upper bounds fitted to them, numbered by unit. {hungriest}: {growth} per sample."  # noqa: E501
     parts = [figure(title, svg, caption)]
-    if available is not None:
+    if available is not None and used:
         parts.append(_batches(record, lines, home, available))
     return parts
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import fake_runs
 import pytest
 
+from snugfit.errors import CheckpointError
 from snugfit.report.metrics import COLUMNS, Curve, curves, read_metrics
 from snugfit.report.words import count, percent, phase_label, shorten
 
@@ -60,3 +61,10 @@ def test_words():
     assert phase_label("block 2/4 features.3") == "block 2/4"
     assert phase_label("block 2: features.3 to features.5") == "block 2"
     assert phase_label("exit selection") == "exit selection"
+
+
+@pytest.mark.parametrize("cell", ["x" * 200_000, '"' + "x,\n" * 100_000])
+def test_a_cell_without_end_is_refused(tmp_path, cell):
+    (tmp_path / "metrics.csv").write_text(CSV + cell)
+    with pytest.raises(CheckpointError, match=r"metrics\.csv is damaged \("):
+        read_metrics(tmp_path / "metrics.csv")
