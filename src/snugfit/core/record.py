@@ -35,6 +35,11 @@ class PhaseRecord:
     steps: int
     cache_bytes: int = 0
 
+    @property
+    def missed(self) -> bool:
+        """Whether it was measured above its own prediction."""
+        return self.measured_peak_bytes > self.predicted_peak_bytes
+
 
 @dataclass(frozen=True)
 class ExitRecord:
@@ -103,7 +108,8 @@ class Record:
         enforced: whether the operating system or allocator enforced the memory budget.
         predicted: ``peak_bytes``, ``seconds``, ``storage_bytes``.
         measured: ``peak_bytes``, ``peak_metric``, ``tensor_peak_bytes``, ``seconds``, ``storage_bytes``,
-            ``energy_joules`` (None where the machine has no counter that may be read).
+            ``energy_joules`` (None where the machine has no counter that may be read), ``missed_phases`` (names of the
+            phases whose peak lies above their own prediction, even if that of the whole run holds).
         accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None where there is no such split. To detect, ``val`` and
             ``test`` are mAP50, and ``map50`` is that of the test split, or of validation where there is no other.
         parameters: ``full`` and ``trained_model``.

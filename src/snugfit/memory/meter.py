@@ -1,17 +1,20 @@
 """Measure peak memory above a baseline.
 
-On Linux the kernel's own high-water mark is read: VmHWM is reset at every mark, and what it shows at the next mark,
-less the file maps resident by then, is the peak of private anonymous memory in between. Nothing is missed between
-samples, and no sampling thread competes with training. Elsewhere the peak is that of the readings at the marks.
+On Linux two independent readings are taken, and the larger one counts. The kernel's own high-water mark (VmHWM) is
+reset at every mark; what it shows at the next mark, less the file maps resident by then, is the peak of private
+anonymous memory in between, or less where file maps grew. A thread samples RssAnon, which file maps do not blur; it may
+miss a short peak. Elsewhere the peak is that of the readings at the marks.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Protocol
 
 import torch
 
 from snugfit.memory.baseline import Baseline
+from snugfit.memory.sampling import AnonSampler
 from snugfit.memory.status import has_proc, read_status, reset_high_water
 
 
@@ -37,20 +40,25 @@ class ProcessMeter:
         self.exact = has_proc() and reset_high_water()
         self.metric = "RssAnon peak above baseline" if self.exact else "unique set at step ends above baseline"
         self.current_bytes = self.peak_bytes = 0
+        self._sampler = AnonSampler() if self.exact else None
+        if self._sampler is not None:
+            weakref.finalize(self, self._sampler.stop)
         self.restart()
 
     def mark(self) -> int:
         """Take in everything since the last mark.
 
         The high-water mark less the file maps of now is the peak of anonymous memory, or less where file maps grew
-        since (library code touched for the first time, mapped weights). It is more only where the system dropped maps
-        in between; so a phase that maps its weights marks at every batch.
+        since (library code touched for the first time, mapped weights): then what was sampled is more. It is too much
+        only where the system dropped maps in between; so a phase that maps its weights marks at every batch.
         """
         status = read_status()
         candidates = [status.anon]
         if self.exact:
             candidates.append(status.high_water - status.file - status.shmem)
             reset_high_water()
+        if self._sampler is not None:
+            candidates.append(self._sampler.take())
         self.current_bytes = status.anon - self.baseline.anon
         self.peak_bytes = max(self.peak_bytes, max(candidates) - self.baseline.anon)
         return self.peak_bytes
@@ -59,6 +67,8 @@ class ProcessMeter:
         """Begin a new interval."""
         if self.exact:
             reset_high_water()
+        if self._sampler is not None:
+            self._sampler.take()
         self.current_bytes = read_status().anon - self.baseline.anon
         self.peak_bytes = self.current_bytes
 

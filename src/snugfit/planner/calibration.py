@@ -27,7 +27,8 @@ class PastRun:
     Attributes:
         strategy, model, input_shape: what was trained, and how.
         predicted_seconds, seconds: of its phases, predicted without any correction, and measured.
-        predicted_bytes, peak_bytes: its peak memory above the baseline, likewise.
+        predicted_bytes, peak_bytes: its peak memory above the baseline, likewise; of the phase that missed its own
+            prediction by the largest share, where one did.
     """
 
     strategy: str
@@ -47,14 +48,17 @@ class PastRun:
 def past_run(record: Record, workload: Workload, corrected: Correction) -> PastRun:
     """A record in short; the correction that its predictions were made with is taken out of them."""
     finished = [phase for phase in record.phases if phase.epochs == workload.epochs]
+    peaks = [(record.predicted["peak_bytes"], record.measured["peak_bytes"])]
+    peaks += [(phase.predicted_peak_bytes, phase.measured_peak_bytes) for phase in record.phases if phase.missed]
+    predicted_bytes, peak_bytes = max(peaks, key=lambda pair: pair[1] / max(pair[0], 1))
     return PastRun(
         strategy=record.strategy,
         model=workload.model,
         input_shape=workload.input_shape,
         predicted_seconds=sum(phase.predicted_seconds for phase in finished) / corrected.seconds,
         seconds=sum(phase.seconds for phase in finished),
-        predicted_bytes=int(record.predicted["peak_bytes"] / corrected.peak),
-        peak_bytes=record.measured["peak_bytes"],
+        predicted_bytes=int(predicted_bytes / corrected.peak),
+        peak_bytes=peak_bytes,
     )
 
 

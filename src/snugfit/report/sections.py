@@ -150,6 +150,8 @@ def _peaks(record: Record) -> str:
         excess = format_bytes(hungriest.measured_peak_bytes - budget)
         title = f"{phase_label(hungriest.name)} exceeded the budget by {excess}"
     caption = f"Peak memory above the baseline, as predicted before training and as measured. Highest: {peak}."
+    if missed := [phase_label(phase.name) for phase in record.phases if phase.missed]:
+        caption += f" Above their own prediction: {', '.join(missed)}."
     return figure(title, plots.peaks(record.phases, budget, "Peak memory per phase against the budget"), caption)
 
 

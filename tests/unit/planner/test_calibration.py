@@ -6,8 +6,9 @@ import pytest
 
 from snugfit.core.cost import Cost, Phase
 from snugfit.core.plan import Correction
+from snugfit.core.record import PhaseRecord, Record
 from snugfit.core.workload import Workload
-from snugfit.planner.calibration import ALIKE, FEWEST_OTHERS, PastRun, corrected, correction
+from snugfit.planner.calibration import ALIKE, FEWEST_OTHERS, PastRun, corrected, correction, past_run
 
 WORK = Workload("net", "digits", (1, 16, 16), 10, 100, 10, 10)
 RUN = PastRun("backprop", "net", (1, 16, 16), 10.0, 20.0, 100, 90)
@@ -53,6 +54,20 @@ def test_the_latest_runs_count():
 def test_a_peak_above_its_prediction_lifts_the_next_ones_and_none_below_lowers_them():
     assert correction([RUN, replace(RUN, peak_bytes=110)], "backprop", WORK).peak == pytest.approx(1.1 * 1.01)
     assert correction([replace(RUN, peak_bytes=50)], "backprop", WORK).peak == 1.0
+
+
+@pytest.mark.parametrize(
+    ("phases", "predicted", "measured"),
+    [((), 100, 90), (((80, 70), (100, 90)), 100, 90), (((50, 60), (100, 90)), 50, 60), (((50, 51), (40, 60)), 40, 60)],
+)
+def test_a_phase_above_its_own_prediction_counts_although_the_run_held(phases, predicted, measured):
+    made = tuple(PhaseRecord("p", (), 8, each, peak, 0, 1.0, 1.0, 3, 1) for each, peak in phases)
+    record = Record(
+        "backprop", "net", "digits", "cpu", {}, True, {"peak_bytes": 100}, {"peak_bytes": 90}, {}, {}, None, {}, "",
+        phases=made,
+    )  # fmt: skip
+    run = past_run(record, WORK, Correction())
+    assert (run.predicted_bytes, run.peak_bytes) == (predicted, measured)
 
 
 def test_a_cost_is_corrected_in_all_its_parts():

@@ -86,6 +86,15 @@ def test_titles_say_the_findings(blockwise):
         assert words in text, words
 
 
+def test_a_phase_above_its_own_prediction_is_named_although_the_run_held(tmp_path):
+    record = fake_runs.blockwise(tmp_path)
+    first, *others = record.phases
+    missed = dataclasses.replace(first, predicted_peak_bytes=first.measured_peak_bytes - 1)
+    assert "Above their own prediction" not in page_of(tmp_path, record, None)[1].text
+    text = page_of(tmp_path, dataclasses.replace(record, phases=(missed, *others)), None)[1].text
+    assert "Above their own prediction: Block 1" in text or "Above their own prediction: block 1" in text
+
+
 def test_names_from_outside_are_escaped(blockwise):
     html, page = blockwise
     assert "<b>&" not in html

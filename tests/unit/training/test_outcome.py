@@ -1,5 +1,7 @@
 """The final evaluation and the record, by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from training_samples import PHASE, Source, make_run
@@ -76,6 +78,7 @@ def test_the_record_puts_prediction_beside_measurement(tmp_path):
     assert seconds >= run.position.phases[0].seconds > 0
     energy = record.measured.pop("energy_joules")
     assert energy is None or energy >= 0, "None where the machine has no counter"
+    assert record.measured.pop("missed_phases") == []
     assert record.measured == {"peak_bytes": 80, "peak_metric": "told", "tensor_peak_bytes": 60, "storage_bytes": 5}
     assert record.budget == {"memory_bytes": 100_000_000, "storage_bytes": None, "time_ratio": None}
     assert record.accuracy == {"val": 0.5, "test": 0.25, "test_top5": 1.0}
@@ -83,3 +86,18 @@ def test_the_record_puts_prediction_beside_measurement(tmp_path):
     assert record.phases == tuple(run.position.phases) and record.class_names == ("even", "odd")
     assert (record.enforced, record.run_dir, record.confusion) == (False, str(tmp_path), [[1]])
     assert Record.from_json(record.to_json()) == record
+
+
+def test_a_phase_above_its_own_prediction_is_a_miss_although_the_run_holds(tmp_path):
+    run = make_run(tmp_path, [], budget="100MB")
+    low = replace(PHASE, name="low", peak_bytes=50)
+    for phase, peak in ((low, 51), (PHASE, 80)):
+        run.start_phase(phase, 0, 2, 3, 5)
+        run.meter.next_peak = peak
+        run.end_phase(phase, 3, 5)
+    record = make_record(
+        run, strategy="backprop", settings={}, evaluation=FinalEvaluation(0.5, 0.25, 1.0, [[1]]), parameters={},
+        data=data(),
+    )  # fmt: skip
+    assert record.measured["peak_bytes"] == 80 <= record.predicted["peak_bytes"]
+    assert record.measured["missed_phases"] == ["low"]
