@@ -56,7 +56,7 @@ def _run(trial, limit, silence):  # type: ignore[no-untyped-def]
             return run_trial(trial, Path(folder), limit, silence)
         except (TimeoutError, netns.NoNamespacesError) as error:
             return {"went_on_seconds": None, "within_limit": False, "hosts_left": 0, "leftovers": [],
-                    "launch_code": None, "said": f"the launch did not begin: {error}"}  # fmt: skip
+                    "launch_code": None, "load": 0.0, "said": f"the launch did not begin: {error}"}  # fmt: skip
 
 
 def good(cell: Cell) -> bool:
@@ -73,8 +73,9 @@ def render(cells: list[Cell]) -> str:
         seconds = [cell["went_on_seconds"] for cell in found if cell["went_on_seconds"] is not None]
         middle, worst = (median(seconds), max(seconds)) if seconds else (None, None)
         passed = sum(good(cell) for cell in found)
-        rows.append((kind, len(found), passed, number(middle, 1), number(worst, 1)))
-    return markdown(("fault", "trials", "went on within the limit", "median s", "worst s"), rows)
+        load = median(cell["load"] for cell in found)
+        rows.append((kind, len(found), len(seconds), passed, number(middle, 1), number(worst, 1), number(load, 1)))
+    return markdown(("fault", "trials", "went on", "in time", "median s", "worst s", "median load"), rows)
 
 
 if __name__ == "__main__":

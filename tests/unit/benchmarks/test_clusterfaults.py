@@ -21,17 +21,17 @@ def test_a_seed_is_a_fault():
     ("within", "left", "passed"), [(True, [], True), (False, [], False), (True, ["python -m snugfit"], False)]
 )
 def test_a_trial_passes_that_goes_on_in_time_and_leaves_nothing(within, left, passed):
-    cell = {"within_limit": within, "leftovers": left, "went_on_seconds": 12.0, "faults": "cut"}
+    cell = {"within_limit": within, "leftovers": left, "went_on_seconds": 12.0, "faults": "cut", "load": 2.5}
     assert good(cell) is passed
-    assert f"| cut | 1 | {int(passed)} | 12.0 | 12.0 |" in render([cell])
+    assert f"| cut | 1 | 1 | {int(passed)} | 12.0 | 12.0 | 2.5 |" in render([cell])
 
 
 def test_two_at_once_are_one_row():
     cells = [
-        {"within_limit": True, "leftovers": [], "went_on_seconds": seconds, "faults": faults}
+        {"within_limit": True, "leftovers": [], "went_on_seconds": seconds, "faults": faults, "load": 1.0}
         for seconds, faults in ((10.0, "cut, slow"), (None, "kill host, slow"), (4.0, "cut"))
     ]
-    assert "| two hosts at once | 2 | 2 | 10.0 | 10.0 |" in render(cells) and "| all | 3 |" in render(cells)
+    assert "| two hosts at once | 2 | 1 | 2 | 10.0 | 10.0 | 1.0 |" in render(cells) and "| all | 3 |" in render(cells)
 
 
 def test_epochs_of_a_run(tmp_path):
