@@ -53,10 +53,12 @@ def main(
 def _run(trial, limit, silence):  # type: ignore[no-untyped-def]
     with tempfile.TemporaryDirectory(prefix="snugfit-") as folder:
         try:
-            return run_trial(trial, Path(folder), limit, silence)
+            found = run_trial(trial, Path(folder), limit, silence)
+            note(found.pop("said", ""))
+            return found
         except (TimeoutError, netns.NoNamespacesError) as error:
             return {"went_on_seconds": None, "within_limit": False, "hosts_left": 0, "leftovers": [],
-                    "launch_code": None, "load": 0.0, "said": f"the launch did not begin: {error}"}  # fmt: skip
+                    "launch_code": None, "load": 0.0, "reason": f"the launch did not begin: {error}"}  # fmt: skip
 
 
 def good(cell: Cell) -> bool:

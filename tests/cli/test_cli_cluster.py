@@ -230,6 +230,19 @@ def test_both_processes_run_and_what_cannot_get_better_is_not_tried_again(tmp_pa
     assert process.returncode == 2 and err.count("error: unknown --strategy 'nonsense'") <= 2, err
 
 
+def test_an_agent_that_is_interrupted_while_it_begins_says_so_in_a_line(tmp_path):
+    command = [sys.executable, "-m", "snugfit.cli.agent", "--nproc-per-node", "1", "--module", "snugfit", "--version"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, cwd=tmp_path, **pipes)
+    asleep, began = 0, psutil.Process(process.pid)
+    while asleep < 20:  # it waits for its first order
+        asleep = asleep + 1 if began.status() == psutil.STATUS_SLEEPING else 0
+        time.sleep(0.03)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and len(err.strip().splitlines()) == 1 and "interrupted" in err, err
+
+
 def test_ctrl_c_reaches_all(tmp_path):
     (tmp_path / "snugfit_slow.py").write_text(SLOW)
     process = started(tmp_path, "--", "plan", "--model", "snugfit_slow:make", "--image-size", "8")

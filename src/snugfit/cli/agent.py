@@ -20,13 +20,13 @@ def main() -> int:
     prepare_streams()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     logging.disable(logging.ERROR)
-    from snugfit.training.launch.agent import run_agent
-
     arguments = sys.argv[1:]
     serve = None
     if arguments[:1] == ["--serve"]:
         serve, arguments = arguments[1], arguments[2:]
     try:
+        from snugfit.training.launch.agent import run_agent
+
         return run_agent(arguments, serve)
     except (SnugfitError, KeyboardInterrupt) as error:
         return show_error(error, as_json=False, debug=False)
