@@ -21,7 +21,6 @@ MOST_BATCH = 2**31
 MOST_CLASSES = 50_000
 
 _LIMITS = {"batch_limit": MOST_BATCH, "index": MOST_UNITS, "batch_size": MOST_BATCH, "val_accuracy": 1}
-_TEXTS = ("peak_metric",)
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,14 @@ class _Profile:
 
 
 @dataclass(frozen=True)
+class _Measured:
+    """What is no number among what was measured."""
+
+    peak_metric: str | None = None
+    missed_phases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class _Workload:
     """What is drawn of a workload."""
 
@@ -70,6 +77,7 @@ def _checked(data: Any) -> Record:
     record = from_data(Record, data)
     for name in ("budget", "predicted", "measured", "accuracy", "parameters", "overhead_seconds"):
         _check_numbers(name, getattr(record, name), 1 if name == "accuracy" else MOST)
+    from_data(_Measured, record.measured, "measured")
     for kind in ("phases", "exits", "intervals"):
         for number, entry in enumerate(getattr(record, kind)):
             _check_entry(f"{kind}[{number}]", entry)
@@ -81,8 +89,9 @@ def _checked(data: Any) -> Record:
 
 
 def _check_numbers(where: str, given: Mapping[str, Any], most: int) -> None:
+    texts = {each.name for each in dataclasses.fields(_Measured)}
     for name, value in given.items():
-        if name not in _TEXTS and value is not None:
+        if name not in texts and value is not None:
             _check_number(f"{where}.{name}", value, most)
 
 

@@ -52,6 +52,8 @@ def read(folder: Path, data: Any) -> Any:
     [
         (("predicted", "peak_bytes"), "many", "'predicted.peak_bytes' must be a number"),
         (("measured", "seconds"), -1, "'measured.seconds' must be a number from 0"),
+        (("measured", "missed_phases"), [1], r"'measured.missed_phases\[0\]' must be text"),
+        (("measured", "missed_phases"), 1, "'measured.missed_phases' must be a list"),
         (("accuracy", "val"), 2, "'accuracy.val' must be a number from 0 to 1"),
         (("exits", 0, "index"), 10**15, r"'exits\[0\].index' must be a number from 0 to 100000"),
         (("exits", 0, "val_accuracy"), "0.5", r"'exits\[0\].val_accuracy' must be a number"),

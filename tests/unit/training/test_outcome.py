@@ -7,7 +7,9 @@ import torch
 from training_samples import PHASE, Source, make_run
 
 from snugfit.core.record import Record
+from snugfit.core.record_checks import read_record
 from snugfit.training.events import Notice, RunDone
+from snugfit.training.files import write_json_atomic
 from snugfit.training.outcome import FinalEvaluation, evaluate_model, make_record
 from snugfit.training.split import TrainingData
 
@@ -101,3 +103,5 @@ def test_a_phase_above_its_own_prediction_is_a_miss_although_the_run_holds(tmp_p
     )  # fmt: skip
     assert record.measured["peak_bytes"] == 80 <= record.predicted["peak_bytes"]
     assert record.measured["missed_phases"] == ["low"]
+    write_json_atomic(tmp_path / "record.json", record.to_json())
+    assert read_record(tmp_path / "record.json") == record
