@@ -12,6 +12,7 @@ from snugfit.selection.memory import step_bytes
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.pareto import solve_within
 from snugfit.selection.solver import select
+from snugfit.selection.time_model import fits
 from snugfit.selection.timing import StepTimes
 
 RESOLUTION = 1000
@@ -70,7 +71,31 @@ def choose(times: StepTimes, memory: Network, importance: np.ndarray, room: Room
         found[others] = solve_within(value, t_dw, t_dy, seconds, model, int(allowed), RESOLUTION).mask
         return found, model.of(found[others])
 
-    return _most(within, memory, importance, room)
+    def fits_too(mask: Mask) -> bool:
+        in_time = fits(mask[others], t_dw, t_dy, seconds)
+        return in_time and needed_bytes(memory, mask, room) <= (room.bytes or 0)
+
+    return _filled(_most(within, memory, importance, room), importance, fits_too)
+
+
+def _filled(mask: Mask, importance: np.ndarray, fits_too: Callable[[Mask], bool]) -> Mask:
+    """A selection and, the most important first, each further tensor with which it still fits.
+
+    The bytes that tensors take do not decide alone which step fits, so that ``_most`` may miss some that do.
+
+    Args:
+        mask: the selection, (N,).
+        importance: (N,).
+        fits_too: whether a selection keeps within both budgets.
+    """
+    for tensor in np.argsort(-importance, kind="stable"):
+        if mask[tensor] or importance[tensor] <= 0:
+            continue
+        more = mask.copy()
+        more[tensor] = True
+        if fits_too(more):
+            mask = more
+    return mask
 
 
 def _most(within: Callable[[float], tuple[Mask, int]], memory: Network, importance: np.ndarray, room: Room) -> Mask:
