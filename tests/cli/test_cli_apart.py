@@ -1,10 +1,13 @@
 """Where nothing fits, ways are asked in processes of their own, and the budget named instead is a measured one."""
 
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
 from snugfit.cli.apart import settled
+from snugfit.cli.failures import FailedError
+from snugfit.cli.options import SHOW_ALL
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Cost
 from snugfit.core.hardware import Hardware
@@ -174,6 +177,16 @@ def test_asked_again_the_same_budget_is_named(tmp_path):
         found = settled(request, first, machine.ask, machine.plan)
         named.append(found["infeasible"]["message"].rpartition(": ")[2])
     assert named == ["55.0 MB.", "55.0 MB.", "55.0 MB.", "58.0 MB."], "the last was refused above what was known"
+
+
+def test_a_way_that_fits_when_planned_and_not_when_trained_is_refused(monkeypatch):
+    """A process that planned it had a little more memory than the one that would train it."""
+    command, refused = import_module("snugfit.cli.train"), refusal([alone("backprop")], backprop=60 * MB)
+    monkeypatch.setattr(command, "run_job", lambda job: refused)
+    monkeypatch.setattr(command, "planned", lambda request, output: fitting("backprop"))
+    with pytest.raises(FailedError, match="as guessed") as raised:
+        command._started(REQUEST, SHOW_ALL)
+    assert raised.value.exit_code == 3
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])

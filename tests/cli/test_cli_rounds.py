@@ -30,6 +30,17 @@ def launched(*starts, restarts=2, least=1, silence=1.0, joining=20.0):
     return code, [line.strip() for line in lines]
 
 
+def test_a_hang_up_that_nohup_ignores_stays_ignored():
+    handlers = []
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        start = host("a", "done", store=STORE)
+        assert run_all([start], Terms(), lambda line: handlers.append(signal.getsignal(signal.SIGHUP))) == 0
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert handlers == [signal.SIG_IGN]
+
+
 def test_ranks_are_counted_in_the_order_of_the_hosts():
     code, lines = launched(
         host("a", "done", store=STORE, processes=2), host("b", "done", processes=3), host("c", "done")

@@ -22,11 +22,11 @@ _BEAT_SECONDS = 5.0
 _SETTLE_SECONDS = 1.0
 """For others to say what they know, once one has failed."""
 _REGROUP_SECONDS = 3.0
+"""For other hosts to come back, once the first host can start again."""
 _AGAIN_SECONDS = 3.0
 """Between two tries with a host that is needed."""
 _SLUGGISH_SECONDS = 2.0
 """Without an answer of the store, after which a host is not waited for."""
-"""For other hosts to come back, once the first host can start again."""
 _END_SECONDS = 15.0
 _LAST_SECONDS = 60.0
 
@@ -75,10 +75,13 @@ def _print(line: str) -> None:
 
 @contextlib.contextmanager
 def _signals_to(launch: Launch) -> Iterator[None]:
+    """Note signals for the launch; a hang-up that nohup made this process ignore stays ignored."""
+
     def tell(number: int, frame: object) -> None:
         launch.signals.append("SIGINT" if number == signal.SIGINT else "SIGTERM")
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
     previous = {number: signal.signal(number, tell) for number in numbers}
     try:
         yield

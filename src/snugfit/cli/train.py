@@ -75,9 +75,11 @@ def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
         return planned(each, output, smallest=True)
 
     found = settled(request, ask(request), lambda each: planned(each, output), measure)
+    if "request" in found and not found["infeasible"]:
+        found = ask(Request.from_json(found["request"]))
     if found.get("infeasible"):
         raise FailedError.from_json(found["infeasible"])
-    return ask(Request.from_json(found["request"])) if "request" in found else found
+    return found
 
 
 def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:
