@@ -148,6 +148,13 @@ def _check_scalar(item: Any) -> None:
         raise DocumentError("it holds an integer of more than 64 bits")
     if item is not None and not isinstance(item, (str, int, float)):
         raise DocumentError(f"it holds a {type(item).__name__}, and takes texts, numbers, true, false and null")
+    if isinstance(item, str) and not item.isascii():
+        try:
+            item.encode("utf-8", "surrogateescape")  # by which JSON has file names that are not UTF-8
+        except UnicodeEncodeError:
+            raise DocumentError(
+                "it holds a text with half a character, which can be neither shown nor written"
+            ) from None
 
 
 def open_regular(path: str | Path) -> int:

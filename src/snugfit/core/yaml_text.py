@@ -42,7 +42,7 @@ def parse_yaml(text: str) -> Any:
         value = yaml.load(text, _Loader)
     except RecursionError:
         raise DocumentError(f"it is nested more than {DEEPEST} deep") from None
-    except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
         raise DocumentError(" ".join(str(error).split())) from error
     check_plain(value)
     return value

@@ -48,6 +48,7 @@ class Outer:
         (b'{"a": 1e999}', "inf"),
         (b'{"a": 1' + b"0" * 30 + b"}", "64 bits"),
         (b'{"a": 1' + b"0" * 5000 + b"}", "digits"),
+        (b'["\\ud800"]', "half a character"),
     ],
 )
 def test_json_is_refused_with_the_reason(tmp_path, content, says):
@@ -58,11 +59,17 @@ def test_json_is_refused_with_the_reason(tmp_path, content, says):
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_names_that_are_not_utf_8_are_read_again_as_they_were_written(tmp_path):
+    name = os.fsdecode(b"\xff")
+    (tmp_path / "x.json").write_text(json.dumps([name]))
+    assert read_json(tmp_path / "x.json") == [name]
+
+
 def test_only_regular_files_of_limited_size_are_read(tmp_path):
     fifo, big = tmp_path / "fifo", tmp_path / "big"
     os.mkfifo(fifo)
     big.write_text("x" * 11)
-    for path, says in ((fifo, "no regular file"), (tmp_path, "directory"), (tmp_path / "no", "No such file"),
+    for path, says in ((fifo, "no regular file"), (tmp_path, "no regular file"), (tmp_path / "no", "No such file"),
                        ("/dev/zero", "no regular file"), (tmp_path / ("n" * 300), "too long")):  # fmt: skip
         with pytest.raises(CheckpointError, match=says):
             read_text(path, most=10)
@@ -125,6 +132,7 @@ def bomb(levels: int, fan: int) -> str:
         ("a: 1\nb: 2\na: 3", "'a' stands twice, again in line 3"), ("!!python/object/apply:os.getcwd []", "python"),
         ("a: !!binary aGk=", "bytes"), ("a: !!set {x, y}", "set"), ("a: b: c", "mapping values"),
         ("a: " + "9" * 30, "64 bits"), ("a: " + "9" * 5000, "digits"), ("? [a]\n: 1", "unhashable"),
+        ("a: !!timestamp 1", "groupdict"), ("a: !!bool x", "'x'"), ('a: "\\udc00"', "half a character"),
     ],
     ids=lambda value: value[:12],
 )  # fmt: skip
