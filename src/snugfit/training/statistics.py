@@ -77,11 +77,11 @@ class _Pool:
 def _watched(pools: Mapping[nn.Module, _Pool], by_hand: Mapping[nn.Module, int]) -> Iterator[None]:
     """Let every norm's running statistics be those of its last batch alone, and pools take them in after each call."""
 
-    def called(norm: nn.Module, given: tuple[Tensor, ...], output: Any) -> None:
-        pools[norm].add(given[0].numel() // pools[norm].norm.num_features)
+    def called(norm: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+        pools[norm].add(output.numel() // pools[norm].norm.num_features)  # as many as it was given, by whatever name
 
     before = {norm: (pool.norm.momentum, _counted(pool.norm)) for norm, pool in pools.items()}
-    handles = [norm.register_forward_hook(called) for norm in pools if norm not in by_hand]
+    handles = [norm.register_forward_hook(called, prepend=True) for norm in pools if norm not in by_hand]
     try:
         for norm, pool in pools.items():
             norm.train()

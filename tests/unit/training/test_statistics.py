@@ -164,3 +164,9 @@ def test_an_interrupted_pass_leaves_momentum_and_counts():
     assert [(norm.momentum, int(norm.num_batches_tracked)) for norm in module.modules() if stats(norm)] == [
         (0.1, 1)
     ] * 3
+
+
+def test_a_norm_that_is_called_with_a_keyword_is_taken_too():
+    norm, inputs = nn.BatchNorm2d(3), torch.randn(6, 3, 2, 2)
+    retake([norm], lambda x: norm(input=x), [(inputs, None)], CPU)
+    torch.testing.assert_close(norm.running_mean, inputs.mean((0, 2, 3)))
