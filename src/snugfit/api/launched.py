@@ -31,17 +31,17 @@ def begun(request: Request, here: World) -> str | None:
     """The run folder with which this round goes on; None where it begins a new run.
 
     The folder tells, not a count of restarts: a run that was interrupted is resumed where the same is asked for again.
-    What a process wrote that was lost before the run could be resumed is removed.
+    What a process wrote that was lost before the run could be resumed is removed by the next round.
 
     Args:
         request: with its run folder.
         here: this process.
     """
     folder = Path(str(request.machine.out))
-    if (folder / "record.json").exists() or not (here.restarts or _same(request, folder)):
+    if (folder / "record.json").exists():
         return None
     if (folder / _LAST).exists():
-        return str(folder)
+        return str(folder) if _same(request, folder) else None
     found = [each for each in folder.iterdir() if each.name != LOCK_FILE] if folder.is_dir() else []
     if here.restarts and all(_is_draft(each) for each in found):
         for each in found:
@@ -52,7 +52,8 @@ def begun(request: Request, here: World) -> str | None:
 def finished(request: Request, here: World) -> dict[str, Any] | None:
     """The record of a run that an earlier round ended, whose process was lost on its way out."""
     folder = Path(str(request.machine.out))
-    return read_record(folder).to_json() if here.restarts and (folder / "record.json").exists() else None
+    ended = here.restarts and (folder / "record.json").exists() and _same(request, folder)
+    return read_record(folder).to_json() if ended else None
 
 
 def _is_draft(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """Which run folder a round of a launch goes on with."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -50,7 +51,7 @@ def test_an_interrupted_run_is_gone_on_with_by_its_folder_in_any_round(interrupt
 def test_a_run_that_asked_for_something_else_is_not_taken_up(interrupted):
     out, _ = interrupted
     other = replace(asked(out), model=ModelOptions("smallconv", image_size=16))
-    assert begun(other, FIRST) is None
+    assert begun(other, FIRST) is None and begun(other, LATER) is None, "a round may be lost before it looks"
     with pytest.raises(UsageError, match="is not empty"):
         plan_request(other)
 
@@ -70,8 +71,10 @@ def test_nothing_is_removed_that_no_run_has_written(tmp_path):
 
 
 def test_a_run_that_is_finished_is_not_run_again(interrupted, tmp_path):
-    _, record = interrupted
+    out, record = interrupted
     (tmp_path / "record.json").write_text(json.dumps(record.to_json()))
+    shutil.copy(out / "request.json", tmp_path)
     assert finished(asked(tmp_path), FIRST) is None
     assert finished(asked(tmp_path), LATER)["strategy"] == "backprop"
+    assert finished(replace(asked(tmp_path), model=ModelOptions("smallconv", image_size=16)), LATER) is None
     assert begun(asked(tmp_path), LATER) is None
