@@ -16,6 +16,10 @@ smallconv on digits, budget 100.0 MB of memory
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # read once, while torch is loaded; see snugfit.memory.trim
+
 TYPE_CHECKING = False  # as in typing, which takes long to import: a Ctrl-C in the meantime is nobody's to catch
 if TYPE_CHECKING:
     from typing import Any

@@ -46,7 +46,6 @@ def prepare_process(threads: int | None = None) -> Baseline:
     """
     threads = checked("threads", Workers | None, threads)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS_KEPT))
-    os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # else MKL keeps its buffers: 5 MB, at no gain in speed
     tighten_allocator()
     threading.stack_size(_THREAD_STACK_BYTES)
     if threads is not None:

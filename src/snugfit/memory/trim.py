@@ -1,10 +1,17 @@
-"""The C allocator: give freed memory back to the system at once, so that the process holds what its tensors hold."""
+"""Allocators: give freed memory back to the system at once, so that the process holds what its tensors hold.
+
+MKL keeps the buffers of its matrix products, 6 MB after ResNet-18's convolutions of one sample in one thread. The
+package tells it not to (``MKL_DISABLE_FAST_MM``), at no loss of speed; where torch was loaded before, MKL has read that
+variable already, and its buffers are freed with the rest.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import sys
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -45,7 +52,17 @@ def release_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Give the free pages of the heap back to the system: small blocks that still live keep it from shrinking."""
-    libc = _libc()
+    """Give MKL's buffers and the free pages of the heap back: small blocks that still live keep it from shrinking."""
+    mkl, libc = _mkl(), _libc()
+    if mkl is not None:
+        mkl.mkl_serv_free_buffers()
     if libc is not None:
         libc.malloc_trim(0)
+
+
+@cache
+def _mkl() -> ctypes.CDLL | None:
+    """The library with torch's MKL, which torch has loaded; None where torch is built without."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    library = ctypes.CDLL(str(path)) if path.exists() else None
+    return library if hasattr(library, "mkl_serv_free_buffers") else None

@@ -83,7 +83,8 @@ def rehearse(
 
 
 def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run: Run) -> int | None:
-    """Peak tensor bytes of a step; None when memory was refused."""
+    """Peak tensor bytes of a step; None when memory was refused, with no gradients left in layers that others share."""
+    trainable: Trainable | None = None
     try:
         with run.limit.tightened(SPARE_BYTES):
             with run.limit.room_for_kernels():
@@ -94,6 +95,8 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
     except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):
             raise
+        for module in trainable.modules if trainable is not None else ():
+            module.zero_grad()
         return None
     return peak
 

@@ -99,6 +99,29 @@ def measure_while_file_maps_grow():
             "threads": threads, "left": left}  # fmt: skip
 
 
+def multiply_one_sample():
+    """A convolution of one sample in one thread, which torch computes by matrix products with MKL's own buffers."""
+    import torch
+
+    from snugfit.memory import prepare_process, read_status, release_memory, trim_heap
+
+    prepare_process(1)
+    layer = torch.nn.Conv2d(512, 512, 3, padding=1, bias=False).to(memory_format=torch.channels_last)
+
+    def step(batch):
+        inputs = torch.randn(batch, 512, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+        layer(inputs).sum().backward()
+        layer.weight.grad = None
+
+    step(2)
+    release_memory()
+    before = read_status().anon
+    step(1)
+    kept = read_status().anon - before
+    trim_heap()
+    return {"kept": kept, "trimmed": read_status().anon - before}
+
+
 @pytest.fixture(scope="module")
 def in_own_process(fresh_process):
     return fresh_process(
@@ -110,6 +133,17 @@ def in_own_process(fresh_process):
         train_in_a_small_budget,
         leave_holes_in_the_heap,
     )
+
+
+def import_snugfit_before_torch():
+    import snugfit.memory  # noqa: F401
+
+
+@linux
+@pytest.mark.parametrize(("before", "figure"), [((), "trimmed"), ((import_snugfit_before_torch,), "kept")])
+def test_matrix_products_keep_no_buffers(before, figure, fresh_process, monkeypatch):
+    monkeypatch.delenv("MKL_DISABLE_FAST_MM", raising=False)
+    assert fresh_process(*before, multiply_one_sample)["multiply_one_sample"][figure] < MB
 
 
 @linux

@@ -61,6 +61,24 @@ def again(folder):
     return run
 
 
+def test_a_refused_step_leaves_no_gradients_to_the_next_batch(tmp_path):
+    shared, seen = nn.Linear(1, 1), []
+
+    class HalfWay(Refusing):
+        def step(self, inputs, labels, share=1.0, update=True):
+            seen.append(shared.weight.grad)
+            shared(torch.ones(1, 1)).sum().backward()
+            super().step(inputs, labels, share, update)
+
+    def make(size):
+        trainable = HalfWay(4)
+        trainable.modules = [shared]
+        return trainable
+
+    assert rehearse(EIGHT, (6, 4), make, batch, make_run(tmp_path)).batch_size == 4
+    assert seen[:3] == [None, None, None]
+
+
 def test_a_phase_that_fits_is_left_as_it_is(tmp_path):
     events, made = [], []
     run = make_run(tmp_path, [events.append])
