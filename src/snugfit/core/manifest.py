@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from snugfit.core.digests import Digester, FileDigest, sync_file, sync_folder
 from snugfit.core.documents import read_data
@@ -27,6 +27,8 @@ FORMAT = 1
 
 _CACHE = "cache"
 _EVENTS = "events.out.tfevents"
+_LONGEST = 255
+"""Bytes of one part of a path, as file systems have it."""
 
 States = tuple["FileDigest | None", ...]
 
@@ -86,6 +88,9 @@ class Manifest:
             raise CheckpointError(f"{path} has format {content.format}, and this version reads {FORMAT}.")
         if content.digest != _digest(content.files):
             raise CheckpointError(f"{path} is damaged: its digest is not that of what was written. Restore it.")
+        for name, entry in content.files.items():
+            if not (_is_inside(name) and entry.states):
+                raise CheckpointError(f"{path} lists {name!r:.80}, which is no file of a run. Restore it.")
         manifest = cls(folder, cache)
         manifest._files = {name: entry.states for name, entry in content.files.items()}
         return manifest
@@ -272,6 +277,13 @@ def listing(folder: Path) -> Iterator[Manifest | None]:
         manifest = Manifest.take_up(folder)
         yield manifest
         manifest.settle()
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is that of a file in a run folder."""
+    parts = PurePosixPath(name).parts
+    fits = len(name) < 2048 and all(len(part.encode("utf-8", "surrogatepass")) <= _LONGEST for part in parts)
+    return fits and bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 
 
 def _digest(entries: Mapping[str, _Entry]) -> str:

@@ -181,3 +181,17 @@ def test_a_folder_without_a_manifest_is_taken_as_it_is(tmp_path):
     (tmp_path / "request.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"request\.json is damaged or was changed"):
         check_files(tmp_path, "request.json")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "../x", "/etc/passwd", "", ".", "n" * 5000])
+def test_a_manifest_that_names_what_no_run_folder_holds_is_refused(tmp_path, name):
+    manifest = Manifest(tmp_path)
+    manifest._write({name: (FileDigest(1, "x"),)})
+    with pytest.raises(CheckpointError, match="no file of a run"):
+        Manifest.read(tmp_path)
+
+
+def test_a_manifest_of_a_file_without_a_digest_is_refused(tmp_path):
+    Manifest(tmp_path)._write({"a": ()})
+    with pytest.raises(CheckpointError, match="no file of a run"):
+        Manifest.read(tmp_path)
