@@ -47,5 +47,5 @@ def test_a_worker_is_told_its_parent(monkeypatch) -> None:
 
 def test_another_parent_ends_it_before_it_reads_a_job(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["worker", "0", "-1"])
-    monkeypatch.setattr("snugfit.cli.worker._die_with_parent", lambda: None)
+    monkeypatch.setattr("snugfit.cli.worker.die_with_parent", lambda: None)
     assert main() == 130
