@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.common import Settings
 from benchmarks.soak_runs import Command, Place, resume, start, weights_of
 
-INTERNAL, UNREADABLE, EXCEEDED, STORAGE, LOST, INTERRUPTED, INFEASIBLE = 1, 4, 5, 6, 8, 130, 3
+UNREADABLE, EXCEEDED, STORAGE, LOST, INTERRUPTED, INFEASIBLE = 4, 5, 6, 8, 130, 3
 
 
 @dataclass
@@ -112,7 +112,7 @@ def killed(trial: Trial) -> None:
     """SIGKILL, up to three times at random moments, of the command or of the process that trains."""
     for _ in range(trial.draw.randint(1, 3)):
         to_worker = trial.draw.random() < 0.5
-        codes = {0, INTERNAL, EXCEEDED, LOST} if to_worker else {0, -signal.SIGKILL}
+        codes = {0, LOST} if to_worker else {0, -signal.SIGKILL}
         _signalled(trial, signal.SIGKILL, to_worker=to_worker, codes=codes)
     trial.finish()
 

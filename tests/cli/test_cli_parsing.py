@@ -111,7 +111,7 @@ def test_version(snugfit):
         (["predict", "run"], "FOLDER"),
         (["plan", "--memory", "12parsecs"], "must be a positive size"),
         (["plan", "--memory", "0"], "positive"),
-        (["plan", "--time-ratio", "2"], "above 0 and of at most 1, not 2"),
+        (["plan", "--time-ratio", "2"], "above 0 and at most 1, not 2"),
         (["plan", "--aim", "speed"], "Known: accuracy, memory, time"),
         (["plan", "--devices", "0"], "--devices must be"),
         (["plan", "--compare", "--compare-steps", "-1"], "--compare-steps must be"),

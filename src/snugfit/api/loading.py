@@ -160,8 +160,9 @@ def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = No
     record, architecture = read_record(folder), Architecture.read(folder)
     check_files(folder, MODEL_FILE)
     try:
+        documents.check_regular(folder / MODEL_FILE)
         state = load_file(folder / MODEL_FILE)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder / MODEL_FILE} is missing or damaged ({error}).") from error
     module = rebuild(architecture.chain(model), record, len(architecture.class_names), state)
     try:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import mmap
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from torch import nn
 
 from snugfit.chain.unit import Unit
 from snugfit.core.digests import Digester, sync_file, sync_folder
-from snugfit.core.documents import MOST_BYTES, parse_json
+from snugfit.core.documents import MOST_BYTES, check_regular, open_regular, parse_json
 from snugfit.core.manifest import Manifest
 from snugfit.errors import CheckpointError, OutOfStorageError, is_out_of_storage
 
@@ -75,8 +76,10 @@ class UnitStore:
             CheckpointError: nothing is stored, or the file is truncated or corrupt.
         """
         path = self.path(index)
-        with _damaged(path), safe_open(path, framework="pt", device="cpu", backend="pread") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with _damaged(path):
+            check_regular(path)
+            with safe_open(path, framework="pt", device="cpu", backend="pread") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
     def map(self, index: int) -> dict[str, torch.Tensor]:
         """A unit's weights as read-only maps of the file, which the system may drop: no private memory at all.
@@ -115,7 +118,7 @@ def _damaged(path: Path) -> Iterator[None]:
 
 
 def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     start = 8 + int.from_bytes(mapped[:8], "little")
     if start > MOST_BYTES:

@@ -24,10 +24,10 @@ MB = 10**6
 STEPS = (1.0, 1.3, 1.7)
 """Budgets in which the leanest ways are measured, over those that they are expected to need."""
 HOPELESS = 2
-"""A strategy that is expected to need more than so many times the budget is not asked alone. What other ways had left
-in memory made that 1.65 times as much where it fitted."""
+"""A strategy whose expected need is more than this many times the budget is not asked alone. The largest ratio seen of
+a strategy that then fitted was 1.65: memory left by earlier measurements is part of what it is expected to need."""
 MOST_OF_MACHINE = 0.7
-"""Share of the machine's memory up to which a budget is tried to be told."""
+"""Largest share of the machine's memory to try when looking for the smallest budget that would do."""
 Ask = Callable[[Request], dict[str, Any]]
 """Asks a fresh process for a plan; ``infeasible`` is set where nothing fits."""
 

@@ -33,7 +33,8 @@ def run_lock(folder: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise UsageError(f"cannot lock the run folder with {path}: {error.strerror}. Make it writable.") from error
+        advice = "Remove that link" if path.is_symlink() else "Make it writable"
+        raise UsageError(f"cannot lock the run folder with {path}: {error.strerror}. {advice}.") from error
     try:
         _lock(descriptor, path)
         yield

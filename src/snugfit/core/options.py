@@ -46,7 +46,7 @@ class Range:
             return f" from {_number(self.least)} to {_number(self.most)}"
         ends = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
         told = [f" {words} {_number(end)}" for words, end in ends.items() if math.isfinite(end)]
-        return " and".join(told)
+        return " and".join(told).replace(" and of ", " and ")
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,6 @@ def set_rng_state(state: Tensor) -> None:
 def epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
     """Row order of one epoch: a permutation of ``range(rows)`` (int64) that depends on ``seed`` and ``epoch`` alone.
 
-    It is the order in which the data room's ``Batches`` draws images: cached and recomputed activations train alike.
+    It is the order in which ``snugfit.data.Batches`` draws images: cached and recomputed activations train alike.
     """
     return np.random.default_rng((seed & 0xFFFFFFFF, 0, epoch)).permutation(rows)

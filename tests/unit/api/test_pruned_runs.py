@@ -1,6 +1,7 @@
 """A run that removed channels is loaded with the widths that its weights have."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -68,4 +69,13 @@ def test_widths_that_do_not_fit_each_other(run):
     state = load_file(folder / "model.safetensors")
     save_file({**state, "6.weight": torch.zeros(2, 48)}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="do not fit each other"):
+        snugfit.load(folder, make_net)
+
+
+@pytest.mark.timeout(60)  # reading a pipe waits for who writes to it
+def test_a_pipe_in_place_of_weights_is_refused(run):
+    folder, _ = run
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="it is no regular file"):
         snugfit.load(folder, make_net)

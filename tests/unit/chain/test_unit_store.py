@@ -197,3 +197,13 @@ def test_release_keeps_what_no_file_holds(store):
     release(made.units[0])
     load_into(made.units[0], store.load(0))
     assert torch.equal(made(x), expected)
+
+
+@pytest.mark.parametrize("read", [UnitStore.load, UnitStore.map])
+@pytest.mark.timeout(20)  # reading a pipe waits for who writes to it
+def test_a_pipe_in_place_of_weights_is_refused(store, read):
+    path = store.save(0, {"a": torch.ones(2)})
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match="it is no regular file"):
+        read(store, 0)

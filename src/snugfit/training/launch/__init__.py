@@ -1,6 +1,6 @@
 """Several processes that train together: who they are, how they meet, and how a lost one is noticed and named.
 
-Beside ``tiling`` this is the only room that uses ``torch.distributed``. Processes are started by torchrun; a run's
+Beside ``tiling`` this is the only package that uses ``torch.distributed``. Processes are started by torchrun; a run's
 gateway is rank 0, which hosts the store that the others meet in. No wait is without a limit::
 
     here = world()
