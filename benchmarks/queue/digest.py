@@ -1,8 +1,9 @@
 """Which sources a row depends on.
 
 A digest covers the files of src/snugfit that the strategy reaches by import, the models, and how images are split,
-batched and transformed. It leaves out comments, docstrings and positions, and the packages of :data:`NEUTRAL`, which
-predict, bound, measure and show a run, and do not decide what it learns.
+batched and transformed, and what makes first weights or reads them (:data:`FIRST`). It leaves out comments, docstrings
+and positions, and the packages of :data:`NEUTRAL`, which predict, bound, measure and show a run. These decide one thing
+that training depends on: the batch sizes and tensors that a plan chooses within a budget, which stand in the record.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ SHARED = ("snugfit.models", "snugfit.data.batches", "snugfit.data.split", "snugf
 NEUTRAL = ("snugfit.api", "snugfit.cli", "snugfit.detection", "snugfit.errors", "snugfit.memory", "snugfit.planner",
            "snugfit.profiling", "snugfit.quantities", "snugfit.report", "snugfit.training.launch")  # fmt: skip
 
+FIRST = ("snugfit.api.assembling", "snugfit.api.weights")
+"""Without what they import: they belong to a neutral package, but make the weights that training begins with."""
+
 
 def digest_of(strategy: str, source: Path = SOURCE) -> str:
     """Digest of the sources behind a run of a strategy."""
     total = hashlib.sha256()
-    for module in reached([f"snugfit.strategies.{strategy}", *SHARED], source):
+    for module in [*reached([f"snugfit.strategies.{strategy}", *SHARED], source), *FIRST]:
         total.update(f"{module} {_of_file(_file(module, source))}\n".encode())
     return total.hexdigest()[:16]
 

@@ -130,6 +130,7 @@ class TestDigest:
             "strategies/backprop": "from snugfit.local import loss\nfrom snugfit.report import x\n",
             "local/loss": '"""Loss."""\ndef f():\n    """Do."""\n    return 1  # one\n',
             **{f"data/{name}": "" for name in ("batches", "split", "transform")},
+            "api": "", "api/assembling": "", "api/weights": "", "api/keeping": "",
         }  # fmt: skip
         for name, text in files.items():
             folder = tmp_path / "snugfit" / name
@@ -148,6 +149,8 @@ class TestDigest:
             ("local/loss.py", '"""Another."""\n\n\ndef f():\n    """Do it."""\n    return 1\n', True),
             ("local/loss.py", "def f():\n    return 2\n", False),
             ("data/split.py", "z = 1", False),
+            ("api/assembling.py", "seed = 1", False),
+            ("api/keeping.py", "seed = 1", True),
             ("report/__init__.py", "x = 2", True),
             ("tiling/__init__.py", "y = 3", True),
         ],
