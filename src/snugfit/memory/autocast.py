@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import tree_map_only
 
 META_AS = "cpu"
@@ -32,6 +32,13 @@ def autocast(device: str, dtype: torch.dtype = torch.bfloat16) -> AbstractContex
     return _on_meta(dtype) if device == "meta" else torch.autocast(device, dtype=dtype)
 
 
+def autocast_again() -> AbstractContextManager[object]:
+    """What a recomputation of the present computation must run in, beside torch's autocast, which torch restores."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    active = [mode for mode in modes if isinstance(mode, _MetaAutocast)]
+    return _MetaAutocast(active[-1].dtype) if active else nullcontext()
+
+
 @contextmanager
 def _on_meta(dtype: torch.dtype) -> Iterator[None]:
     with torch.autocast(META_AS, dtype=dtype), _MetaAutocast(dtype):
@@ -43,7 +50,7 @@ class _MetaAutocast(TorchFunctionMode):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self._dtype = dtype
+        self.dtype = dtype
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,9 +64,9 @@ class _MetaAutocast(TorchFunctionMode):
         if not tensor.is_meta or tensor.dtype != torch.float32:
             return tensor
         if not (tensor.is_leaf and tensor.requires_grad):
-            return tensor.to(self._dtype)
+            return tensor.to(self.dtype)
         if id(tensor) not in self._weights:
-            self._weights[id(tensor)] = tensor, tensor.to(self._dtype)
+            self._weights[id(tensor)] = tensor, tensor.to(self.dtype)
         return self._weights[id(tensor)][1]
 
 

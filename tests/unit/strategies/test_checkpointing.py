@@ -9,6 +9,7 @@ from strategy_samples import workload
 from torch import nn
 
 from snugfit.chain import Chain
+from snugfit.memory.autocast import autocast
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import unit_facts
 from snugfit.strategies.checkpoint import Schedule, recomputing_forward
@@ -195,3 +196,12 @@ def test_the_ways_begin_without_recomputation_and_end_in_least_memory(deep):
     assert [way.seconds for way in ways[:-1]] == sorted(way.seconds for way in ways[:-1])
     assert ways[-1].sample_bytes == min(way.sample_bytes for way in ways)
     assert len({way.key for way in ways}) == len(ways) <= 8
+
+
+def test_a_recomputed_step_in_bfloat16_can_be_looked_at_on_the_meta_device():
+    net = Net().to("meta")
+    forward = recomputing_forward(Chain.from_module(net, (2, 6, 6)), Schedule.parse("((0) 1) 2-3"))
+    with autocast("meta"):
+        loss = forward(torch.empty(5, 2, 6, 6, device="meta")).sum()
+    loss.backward()
+    assert net.stem[0].bias.grad.shape == (4,)

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from snugfit.chain import Chain
+from snugfit.memory.autocast import autocast_again
 from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.training.network import Forward
 
@@ -33,7 +34,13 @@ def _statistics_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _contexts(modules: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _statistics_kept(modules)
+    return nullcontext(), _recomputing(modules, autocast_again())
+
+
+@contextmanager
+def _recomputing(modules: Sequence[nn.Module], lowered: AbstractContextManager[object]) -> Iterator[None]:
+    with lowered, _statistics_kept(modules):
+        yield
 
 
 def recomputing_forward(chain: Chain, schedule: Schedule) -> Forward:
