@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -110,7 +109,8 @@ def observed(command: list[str], settings: Settings, options: Options, at_rest: 
     """Run a command and sample the memory of the processes below it.
 
     Returns:
-        ``exit_code``, ``seconds``, ``observed_bytes`` (the highest sample above ``at_rest``), and ``record`` or
+        ``exit_code``, ``seconds``, ``observed_bytes`` (the highest sample above ``at_rest`` once the plan is written),
+        ``planning_bytes`` (the highest before, which the budget bounds and no prediction tells), and ``record`` or
         ``error``.
     """
     folder = run_folder(settings, options)
@@ -122,7 +122,7 @@ def observed(command: list[str], settings: Settings, options: Options, at_rest: 
         [sys.executable, "-m", *command, *out, "--json", "--quiet"], stdout=subprocess.PIPE, env=environment, cwd=ROOT,
         text=True,
     )  # fmt: skip
-    observer = _Observer(process.pid)
+    observer = _Observer(process.pid, folder / "plan.json")
     observer.start()
     try:
         text, _ = process.communicate(timeout=options.timeout)
@@ -134,21 +134,27 @@ def observed(command: list[str], settings: Settings, options: Options, at_rest: 
     shutil.rmtree(folder, ignore_errors=True)
     output = last_json(text)
     told: Cell = {"error": output["error"]} if "error" in output else {"record": slim(output)} if output else {}
-    highest = observer.highest(output.get("run_dir"))
+    trained = "run_dir" in output
     return {
         "exit_code": code, "seconds": round(time.perf_counter() - started, 1),
-        "observed_bytes": None if highest is None else max(highest - at_rest, 0), **told,
+        "observed_bytes": observer.highest(at_rest, planned=True) if trained else None,
+        "planning_bytes": observer.highest(at_rest, planned=False) if trained else None, **told,
     }  # fmt: skip
 
 
 class _Observer(threading.Thread):
-    """Samples RssAnon of every process below one; the last that appears is the one that trains."""
+    """Samples RssAnon of every process below one; the last that appears is the one that trains.
 
-    def __init__(self, pid: int) -> None:
+    Args:
+        pid: of the command.
+        plan: file that is written between planning and training.
+    """
+
+    def __init__(self, pid: int, plan: Path) -> None:
         super().__init__(daemon=True)
         self.ended = threading.Event()
-        self._parent = psutil.Process(pid)
-        self._peaks: dict[int, int] = {}
+        self._parent, self._plan = psutil.Process(pid), plan
+        self._peaks: dict[bool, dict[int, int]] = {False: {}, True: {}}
 
     def run(self) -> None:
         """Sample until told to end."""
@@ -158,14 +164,21 @@ class _Observer(threading.Thread):
                 return
             if turn % 50 == 0:
                 children = _below(self._parent)
+            peaks = self._peaks[self._plan.exists()]
             for pid in children:
                 anon = _anon(pid)
                 if anon is not None:
-                    self._peaks[pid] = max(self._peaks.get(pid, 0), anon)
+                    peaks[pid] = max(peaks.get(pid, 0), anon)
 
-    def highest(self, run_dir: str | None) -> int | None:
-        """The highest sample of the last process that appeared; None where none did, or where nothing was trained."""
-        return None if run_dir is None or not self._peaks else self._peaks[list(self._peaks)[-1]]
+    def highest(self, at_rest: int, *, planned: bool) -> int | None:
+        """The highest sample above ``at_rest`` of the last process that appeared; None where there is none.
+
+        Args:
+            at_rest: bytes of a process at rest.
+            planned: of samples taken once the plan was written, or of those before.
+        """
+        peaks = list(self._peaks[planned].values())
+        return max(peaks[-1] - at_rest, 0) if peaks else None
 
 
 def _below(parent: psutil.Process) -> list[int]:
@@ -197,18 +210,22 @@ def verdict(kind: str, cell: Cell) -> list[str]:
         return ["the budget named is refused"] if kind == "named" else []
     if code != 0:
         return [f"exit {code}"]
-    return _excesses(cell["record"], cell["observed_bytes"])
+    return _excesses(cell)
 
 
-def _excesses(record: dict[str, Any], observed_bytes: int | None) -> list[str]:
+def _excesses(cell: Cell) -> list[str]:
+    record = cell["record"]
     predicted, budget = record["predicted"]["peak_bytes"], record["budget"]["memory_bytes"]
-    figures = {"measured": record["measured"]["peak_bytes"], "observed": (observed_bytes or 0) - SLACK_BYTES}
+    figures = {"measured": record["measured"]["peak_bytes"], "observed": (cell["observed_bytes"] or 0) - SLACK_BYTES}
     found = [
         f"{name} {mb(figure)} MB above {of} {mb(bound)}"
         for name, figure in figures.items()
         for of, bound in (("prediction", predicted), ("budget", budget))
         if figure > bound
     ]
+    planning = (cell.get("planning_bytes") or 0) - SLACK_BYTES
+    if planning > budget:
+        found.append(f"planning {mb(planning)} MB above budget {mb(budget)}")
     for phase in record["phases"]:
         measured, expected = phase["measured_peak_bytes"], phase["predicted_peak_bytes"]
         if measured > expected:

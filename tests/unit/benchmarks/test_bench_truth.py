@@ -1,5 +1,6 @@
 """Verdicts on cells of the benchmark of budgets, and the draw."""
 
+import os
 import subprocess
 import sys
 
@@ -33,6 +34,8 @@ def test_what_is_broken_is_told():
     assert verdict("drawn", trained(measured=61)) == ["measured 61.0 MB above prediction 60.0"]
     assert verdict("drawn", trained(observed=61)) == ["observed 60.5 MB above prediction 60.0"]
     assert len(verdict("drawn", trained(observed=71))) == 2
+    assert verdict("drawn", trained() | {"planning_bytes": 69 * MB}) == []
+    assert verdict("drawn", trained() | {"planning_bytes": 71 * MB}) == ["planning 70.5 MB above budget 70.0"]
     assert verdict("drawn", trained(phases=((50, 60), (41, 40)))) == ["phase 1: measured 41.0 MB above prediction 40.0"]
 
 
@@ -50,3 +53,22 @@ def test_a_process_is_seen_from_outside():
     seen = budget_truth._anon(child.pid)
     child.communicate("\n")
     assert 50 * MB < seen < 90 * MB and budget_truth._anon(child.pid) is None
+
+
+def test_memory_of_planning_is_told_apart_from_that_of_training(monkeypatch, tmp_path):
+    samples = iter([90 * MB, 50 * MB, 60 * MB])
+    plan = tmp_path / "plan.json"
+
+    def sampled(pid):
+        found = next(samples, None)
+        if found == 90 * MB:
+            plan.touch()
+        elif found is None:
+            observer.ended.set()
+        return found
+
+    monkeypatch.setattr(budget_truth, "_below", lambda parent: [1])
+    monkeypatch.setattr(budget_truth, "_anon", sampled)
+    observer = budget_truth._Observer(os.getpid(), plan)
+    observer.run()
+    assert observer.highest(10 * MB, planned=False) == 80 * MB and observer.highest(10 * MB, planned=True) == 50 * MB
