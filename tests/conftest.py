@@ -1,6 +1,7 @@
 """What tests in all folders share."""
 
 import os
+import signal
 import uuid
 from dataclasses import replace
 
@@ -13,6 +14,9 @@ import torch
 
 from snugfit.profiling import TensorProbe, operator, tensors
 from snugfit.strategies.elastic import drift
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs begin; processes would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One change, one verdict: the same examples every time. `--hypothesis-profile=default` looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import os
 import threading
 from pathlib import Path
 
 SAMPLE_SECONDS = 0.005
-"""Time between two samples, of 5 microseconds each."""
+"""Time between two samples."""
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -15,14 +17,17 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 class AnonSampler:
     """The largest RssAnon of this process that was sampled, in bytes; on Linux.
 
-    A peak that lasts shorter than :data:`SAMPLE_SECONDS` may lie between two samples.
+    A peak that lasts shorter than :data:`SAMPLE_SECONDS` may lie between two samples. Where a limit leaves no memory
+    for a thread, nothing is sampled.
     """
 
     def __init__(self) -> None:
         self._highest = 0
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        threading.Thread(target=self._run, name="memory-sampler", daemon=True).start()
+        # Thread.start would wait for ever for a thread that lacks the memory to begin.
+        with contextlib.suppress(RuntimeError, MemoryError):
+            _thread.start_new_thread(self._run, ())
 
     def take(self) -> int:
         """The largest since the last call, 0 where there was no sample."""
@@ -37,7 +42,11 @@ class AnonSampler:
     def _run(self) -> None:
         with _STATM.open("rb", buffering=0) as statm:
             while not self._stopped.wait(SAMPLE_SECONDS):
-                _, resident, shared, *_ = os.pread(statm.fileno(), 128, 0).split()
-                anon = (int(resident) - int(shared)) * _PAGE_BYTES
-                with self._lock:
-                    self._highest = max(self._highest, anon)
+                with contextlib.suppress(MemoryError):
+                    self._sample(statm.fileno())
+
+    def _sample(self, statm: int) -> None:
+        _, resident, shared, *_ = os.pread(statm, 128, 0).split()
+        anon = (int(resident) - int(shared)) * _PAGE_BYTES
+        with self._lock:
+            self._highest = max(self._highest, anon)
