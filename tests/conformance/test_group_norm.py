@@ -25,8 +25,12 @@ ROWS: dict[str, dict[str, Any]] = {
 
 SCRIPT = """
 import json, sys
+import pytest
+sys.path.insert(0, "..")
+from conftest import use_steady_times
 import snugfit
 snugfit.prepare_process(1)
+use_steady_times(pytest.MonkeyPatch())
 rows, folder = json.loads(sys.argv[1]), sys.argv[2]
 seen = {}
 for name, options in rows.items():
