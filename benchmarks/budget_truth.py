@@ -133,8 +133,8 @@ def observed(command: list[str], settings: Settings, options: Options, at_rest: 
     observer.join()
     shutil.rmtree(folder, ignore_errors=True)
     output = last_json(text)
-    told: Cell = {"error": output["error"]} if "error" in output else {"record": slim(output)} if output else {}
     trained = "run_dir" in output
+    told: Cell = {"error": output["error"]} if "error" in output else {"record": slim(output)} if trained else {}
     return {
         "exit_code": code, "seconds": round(time.perf_counter() - started, 1),
         "observed_bytes": observer.highest(at_rest, planned=True) if trained else None,

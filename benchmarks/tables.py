@@ -31,6 +31,7 @@ from benchmarks import (
     tilescaling,
 )
 from benchmarks.common import ROOT, Cell, program
+from benchmarks.fuzz import tally
 from benchmarks.store import RESULTS, load, note
 
 RENDER: dict[str, Callable[[list[Cell]], str]] = {
@@ -54,6 +55,7 @@ RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {
     "soak": soak.render,
     "clusterfaults": clusterfaults.render,
     "budget_truth": budget_truth.render,
+    "fuzz": tally.render,
     "mutants": mutants.render,
 }
 PAGES = {"benchmarks.md": RENDER, "reliability.md": RELIABILITY}
