@@ -1,14 +1,14 @@
 """What each part of blockwise training contributes: auxiliary networks, batch per block, residency, and rho.
 
 The variants are those of the NeuroFlux paper: classic local learning, each of its two ideas alone, both together, and
-the grouping threshold from 10 to 70 %. The tables give each run's time, memory and accuracy, and every unit's memory
-and largest batch by auxiliary network (Figures 4 to 6).
+the grouping threshold from 10 to 70 %. The tables give each run's time and memory, and every unit's memory and largest
+batch by auxiliary network (Figures 4 to 6).
 """
 
 from __future__ import annotations
 
 from benchmarks.common import DEFAULTS, Cell, Options, Settings, alternate, program, smallest_named, to_flags, train
-from benchmarks.store import ResultFile, accuracy, finish, markdown, mb, middle, number, percent, succeeded
+from benchmarks.store import ResultFile, finish, markdown, mb, middle, number, succeeded
 
 FIXED: Settings = {"adaptive_batch": False, "residency": "all"}
 VARIANTS: dict[str, Settings] = {
@@ -84,8 +84,7 @@ def _group_part(model: str, memory: str, cells: list[Cell]) -> str:
         f"**{model}** at {memory}, {settings['data']}, {settings['max_train'] or 'all'} training images, "
         f"epochs: {settings['epochs']}, seeds: {seeds}"
     )
-    header = ("variant", "batch per block", "seconds", "training s/epoch", "peak (MB)", "cache (MB)", "test accuracy",
-              "exit parameters")  # fmt: skip
+    header = ("variant", "batch per block", "seconds", "training s/epoch", "peak (MB)", "cache (MB)")
     names = [name for name in VARIANTS if any(cell["variant"] == name for cell in cells)]
     return f"{title}\n\n" + markdown(header, [_row(name, [c for c in cells if c["variant"] == name]) for name in names])
 
@@ -95,7 +94,7 @@ def _row(variant: str, cells: list[Cell]) -> list[str]:
     if not done:
         smallest = smallest_named(cells[-1])
         reason = f"needs {mb(smallest)} MB" if smallest else f"failed, exit {cells[-1]['exit_code']}"
-        return [variant, reason, *["-"] * 6]
+        return [variant, reason, *["-"] * 4]
     records = [cell["record"] for cell in done]
     return [
         variant,
@@ -104,8 +103,6 @@ def _row(variant: str, cells: list[Cell]) -> list[str]:
         number(middle(cell["training_seconds"] / cell["settings"]["epochs"] for cell in done), 1),
         mb(max(record["measured"]["peak_bytes"] for record in records)),
         mb(middle(record["measured"]["storage_bytes"] for record in records)),
-        percent(middle(accuracy(cell) for cell in done)),
-        f"{middle(record['parameters']['trained_model'] for record in records):,.0f}",
     ]
 
 

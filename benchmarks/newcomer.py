@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run, run_folder, to_flags
-from benchmarks.store import ResultFile, finish, markdown, mb, note, percent
+from benchmarks.store import ResultFile, finish, markdown, mb, note
 
 MODELS = ("timm:resnet26", "timm:efficientnet_lite0", "torchvision:shufflenet_v2_x1_0")
 STEPS = ("plan", "train", "evaluate", "export")
@@ -77,14 +77,14 @@ def _told(output: Cell) -> Cell:
     if "measured" in output:
         return {
             "strategy": output["strategy"], "predicted": output["predicted"]["peak_bytes"],
-            "measured": output["measured"]["peak_bytes"], "accuracy": output["accuracy"]["test"],
+            "measured": output["measured"]["peak_bytes"],
         }  # fmt: skip
-    return {"accuracy": output["accuracy"]["test"]} if isinstance(output.get("accuracy"), dict) else {}
+    return {}
 
 
 def render(cells: list[Cell]) -> str:
     """One row for each network."""
-    header = ("network", "budget", "strategy", "predicted / measured peak (MB)", "test accuracy", *STEPS)
+    header = ("network", "budget", "strategy", "predicted / measured peak (MB)", *STEPS)
     return markdown(header, [_row(cell) for cell in cells if cell["arm"] == "newcomer"])
 
 
@@ -92,8 +92,8 @@ def _row(cell: Cell) -> list[str]:
     steps, settings = cell["steps"], cell["settings"]
     told = steps.get("train", {}).get("told", {})
     peaks = f"{mb(told.get('predicted'))} / {mb(told.get('measured'))}"
-    strategy, accuracy = told.get("strategy", "-"), percent(told.get("accuracy"))
-    return [settings["model"], settings["memory"], strategy, peaks, accuracy, *(_outcome(steps.get(s)) for s in STEPS)]
+    strategy = told.get("strategy", "-")
+    return [settings["model"], settings["memory"], strategy, peaks, *(_outcome(steps.get(s)) for s in STEPS)]
 
 
 def _outcome(cell: Cell | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.common import Cell
-from benchmarks.store import markdown, mb, number, percent
+from benchmarks.store import markdown, mb, number
 
 NAMES = {
     "snugfit-exact": "snugfit, exact gradients", "snugfit": "snugfit, its choice", "plain": "plain PyTorch",
@@ -35,7 +35,7 @@ def _table(subject: tuple[str, str, str, float, int, int], cells: list[Cell]) ->
     )
     header = (
         "way", "stays under the cap", "peak (MB)", "found", "search (s)", "time per epoch (s)", "images trained on",
-        "test accuracy", "time used (s)",
+        "time used (s)",
     )  # fmt: skip
     return f"{title}\n\n{markdown(header, [row(cell) for cell in cells])}"
 
@@ -45,11 +45,11 @@ def row(cell: Cell) -> list[str]:
     name, outcome = cell["way"], cell["outcome"]
     shown = NAMES.get(name, name.replace("compile-", "torch.compile, activation_memory_budget "))
     if "missing" in outcome:
-        return [shown, f"not measured: no {outcome['missing']}", *["-"] * 7]
+        return [shown, f"not measured: no {outcome['missing']}", *["-"] * 6]
     return [
         shown, verdict(outcome), mb(outcome.get("peak_bytes")), found(outcome),
         number(outcome.get("search_seconds"), 1), number(outcome.get("seconds_per_epoch"), 1),
-        f"{outcome.get('images', 0):,}", percent(outcome.get("accuracy")), number(outcome.get("used_seconds"), 0),
+        f"{outcome.get('images', 0):,}", number(outcome.get("used_seconds"), 0),
     ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.common import Cell, smallest_named
-from benchmarks.store import accuracy, markdown, mb, middle, number, percent, succeeded
+from benchmarks.store import markdown, mb, middle, number, succeeded
 
 REFERENCE = "blockwise"
 LLS = "lls-mxm"
@@ -37,7 +37,7 @@ def _workload_part(model: str, cells: list[Cell], tightest: dict[str, int | None
         f"epochs: {settings['epochs']}, repetitions: {repeats}"
     )
     header = ("budget (MB)", "arm", "seconds", "of which profiling", "training s/epoch", "time / blockwise", "batch",
-              "peak (MB)", "test accuracy")  # fmt: skip
+              "peak (MB)")  # fmt: skip
     grouped: dict[tuple[int, str], list[Cell]] = {}
     for cell in cells:
         grouped.setdefault((_budget(cell), cell["arm"]), []).append(cell)
@@ -60,7 +60,7 @@ def _row(budget: int, arm: str, grouped: dict[tuple[int, str], list[Cell]]) -> l
     cells = grouped[budget, arm]
     done = succeeded(cells)
     if not done:
-        return [str(budget), arm, _failure(cells[-1]), *["-"] * 6]
+        return [str(budget), arm, _failure(cells[-1]), *["-"] * 5]
     record, epochs = done[-1]["record"], done[-1]["settings"]["epochs"]
     profiling = middle(cell["record"].get("overhead_seconds", {}).get("profiling") for cell in done)
     training = middle(cell.get("training_seconds") for cell in done)
@@ -73,7 +73,6 @@ def _row(budget: int, arm: str, grouped: dict[tuple[int, str], list[Cell]]) -> l
         number(ratio(grouped, (budget, arm), (budget, REFERENCE))),
         _batches(record),
         mb(max(cell["record"]["measured"]["peak_bytes"] for cell in done)),
-        percent(middle(accuracy(cell) for cell in done)),
     ]
 
 

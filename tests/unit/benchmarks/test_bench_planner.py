@@ -162,11 +162,11 @@ class TestPeers:
 
 
 def test_foreign_networks_show_where_they_stopped() -> None:
-    told = {"strategy": "backprop", "predicted": 95e6, "measured": 9e7, "accuracy": 0.5}
+    told = {"strategy": "backprop", "predicted": 95e6, "measured": 9e7}
     steps = {
         "plan": {"exit_code": 0, "seconds": 9.0, "told": {}},
         "train": {"exit_code": 0, "seconds": 20.0, "told": told},
         "evaluate": {"exit_code": 4, "seconds": 1.0, "error": {"message": "no"}},
     }
     text = newcomer.render([{"arm": "newcomer", "settings": {"model": "timm:x", "memory": "200MB"}, "steps": steps}])
-    assert text.endswith("| timm:x | 200MB | backprop | 95.0 / 90.0 | 50.0 % | 9 s | 20 s | exit 4: no | - |")
+    assert text.endswith("| timm:x | 200MB | backprop | 95.0 / 90.0 | 9 s | 20 s | exit 4: no | - |")
