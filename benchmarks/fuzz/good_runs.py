@@ -46,7 +46,7 @@ def _manifest(root: Path, trained: Path) -> None:
     root.mkdir(parents=True)
     for name in ("request.json", "architecture.json", "metrics.csv"):
         shutil.copy(trained / "runs" / "tiny" / name, root)
-    Manifest.take_up(root)
+    Manifest.of(root)
 
 
 def _kept(root: Path, trained: Path) -> None:

@@ -17,9 +17,10 @@ from snugfit.chain.store import UnitStore
 from snugfit.cli.config import read_config
 from snugfit.cli.hosts import read_hosts
 from snugfit.core.cluster import read_cluster
+from snugfit.core.digests import Digester
 from snugfit.core.documents import read_data as read_file
 from snugfit.core.hardware import Hardware
-from snugfit.core.manifest import MANIFEST_FILE, _Content, _digest
+from snugfit.core.manifest import MANIFEST_FILE, Manifest, _Content, _digest
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.request import MachineOptions, Request
@@ -47,7 +48,14 @@ def each(*reads: Callable[[], object]) -> None:
         raise refused[0]
 
 
+def _list(root: Path) -> None:
+    """A manifest that takes every file as it is, or it would refuse all damage before it is read."""
+    manifest, anything = Manifest(root), Digester().digest(grows=True)
+    manifest.announce(dict.fromkeys(manifest.unlisted(), anything))
+
+
 def _run(root: Path) -> None:
+    _list(root)
     store = UnitStore(root / "weights")
     each(
         lambda: Architecture.read(root).chain(),
@@ -60,6 +68,11 @@ def _run(root: Path) -> None:
         lambda: snugfit.load(root)(torch.zeros(1, 1, 8, 8)),
         *(lambda index=index: store.load(index) for index in range(_UNITS)),  # type: ignore[misc]
     )
+
+
+def _report(root: Path) -> None:
+    _list(root)
+    render(read_record(root), read_metrics(root / "metrics.csv"))
 
 
 def _manifest(root: Path) -> None:
@@ -99,7 +112,7 @@ def _kept(root: Path) -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "run": _run,
-    "report": lambda root: render(read_record(root), read_metrics(root / "metrics.csv")),
+    "report": _report,
     "manifest": _manifest,
     "cache": _cache,
     "tensors": lambda root: read_tensors(root / "group.safetensors"),

@@ -15,6 +15,7 @@ import torch
 
 import snugfit
 from snugfit.cli.evaluate import summary
+from snugfit.core.manifest import Manifest
 from snugfit.detection import detections
 
 MODEL = ["--task", "detect", "--model", "yolov2_16", "--image-size", "64", "--threads", "1"]
@@ -131,6 +132,7 @@ def test_a_resumed_run_ends_like_one_that_was_left_alone(place, tmp_path):
         part["epochs"] = 2
     (again / "request.json").write_text(json.dumps(request))
     (again / "plan.json").write_text(json.dumps(plan))
+    Manifest.of(again)
     whole = tmp_path / "whole"
     shutil.copytree(again, whole)
     snug("train", "--resume", str(whole), cwd=tmp_path)

@@ -20,9 +20,15 @@ import torch
 
 import snugfit
 from snugfit.api.images import RunImages
+from snugfit.api.running import FIRST_FILES
 from snugfit.cli.app import run as command
+from snugfit.cli.worker import COMMANDS
 from snugfit.core import lock
+from snugfit.core.digests import FileDigest
+from snugfit.core.manifest import Manifest
+from snugfit.core.outputs import require_run_folder
 from snugfit.errors import CheckpointError, UsageError
+from snugfit.training.files import write_json_atomic
 
 MAKE = """
 import sys
@@ -191,7 +197,7 @@ def test_damage_to_an_interrupted_run_stops_its_resumption(interrupted: Path) ->
     assert {path.parent.name for path in found} >= {"weights", "exits", "cache"}
     for path in found:
         for damage in DAMAGES:
-            if path.name == "metrics.csv" or (path.name == "manifest.json" and damage is delete):
+            if path.name == "metrics.csv":
                 continue  # below: no matter for the weights
             with damaged(path, damage), pytest.raises(CheckpointError) as caught:
                 snugfit.resume(interrupted, subscribers=())
@@ -226,20 +232,67 @@ assert record.enforced and record.measured["peak_bytes"] <= record.predicted["pe
 """
 
 
-def test_a_lost_log_and_a_lost_manifest_change_no_weights(made: Path) -> None:
-    for name, damage in (("metrics.csv", flip), ("manifest.json", delete)):
-        shutil.copytree(made / "interrupted", made / name, symlinks=True)
-        path = made / name / name
-        bad = damage(path.read_bytes(), random.Random(1))
-        path.unlink() if bad is None else path.write_bytes(bad)
-        said = script(RESUME, made, name)
-        assert (name == "metrics.csv") == ("metrics.csv is damaged" in said and "training goes on" in said)
-        for weights in files(made / "finished" / "weights"):
-            assert (made / name / "weights" / weights.name).read_bytes() == weights.read_bytes()
-        assert (made / name / "model.safetensors").read_bytes() == (made / "finished/model.safetensors").read_bytes()
-        found = snugfit.verify(made / name)
-        assert found.sound and not found.extra
-        shutil.rmtree(made / name)
+def test_a_damaged_log_changes_no_weights(made: Path) -> None:
+    run, finished = made / "no-log", made / "finished"
+    shutil.copytree(made / "interrupted", run, symlinks=True)
+    log = run / "metrics.csv"
+    log.write_bytes(flip(log.read_bytes(), random.Random(1)) or b"")
+    said = script(RESUME, made, run.name)
+    assert "metrics.csv is damaged" in said and "training goes on" in said
+    for name in (*(path.relative_to(finished) for path in files(finished / "weights")), Path("model.safetensors")):
+        assert (run / name).read_bytes() == (finished / name).read_bytes()
+    found = snugfit.verify(run)
+    assert found.sound and not found.extra
+    shutil.rmtree(run)
+
+
+USES = {
+    "evaluate": "finished", "predict": "finished", "export": "finished", "report": "finished", "verify": "finished",
+    "train": "interrupted",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_lost_manifest_is_said_by_every_command(
+    made: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(made)
+    monkeypatch.setattr(f"snugfit.cli.{name}.run_job", in_this_process, raising=False)
+    before = files(made / USES[name])
+    words = {"predict": ["predict", "finished", "photo.png"], "train": ["train", "--resume", "interrupted"]}
+    with damaged(made / USES[name] / "manifest.json", delete):
+        assert command(words.get(name, [name, USES[name]])) == 4
+        shown = capsys.readouterr().err
+        assert f"{USES[name]} is not a run folder, or incomplete: it has no manifest.json" in shown
+        assert len(shown.strip().splitlines()) == 1, "one line"
+    assert files(made / USES[name]) == before, "nothing was written"
+
+
+def in_this_process(asked: dict[str, Any], on_row: Any = None) -> dict[str, Any]:
+    """A job of the command line, without a process of its own."""
+    rows: list[Any] = []
+    return dict(COMMANDS[asked["command"]](snugfit.api, asked, (), lambda **said: rows.append(said)))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_a_run_that_was_killed_before_it_began_is_started_again(made: Path, kept: int, tmp_path: Path) -> None:
+    """SIGKILL between two of the files that a run is resumed from, and before the first of them."""
+    manifest = Manifest.take_up(tmp_path)
+    for name in FIRST_FILES[:kept]:
+        write_json_atomic(tmp_path / name, json.loads((made / "interrupted" / name).read_text()), manifest)
+    if kept == 0:
+        (tmp_path / "lock").touch()
+        with pytest.raises(CheckpointError, match=r"or incomplete: it has no manifest\.json.* start a new run"):
+            snugfit.resume(tmp_path)
+        return require_run_folder(tmp_path)
+    (tmp_path / f"{FIRST_FILES[kept]}.tmp").write_text("{")
+    again = f"was stopped before it began, and has no {FIRST_FILES[kept]} .* start the run again"
+    with pytest.raises(CheckpointError, match=again):
+        snugfit.resume(tmp_path)
+    manifest.announce({tmp_path / FIRST_FILES[kept]: FileDigest(1, "x")})
+    with pytest.raises(CheckpointError, match=again):
+        snugfit.resume(tmp_path)
+    return None
 
 
 def verified(run: Path, *flags: str) -> tuple[int, str]:
@@ -267,7 +320,7 @@ def test_verify_names_each_file(finished: Path) -> None:
 def test_verify_of_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         assert command(["verify", str(folder)]) == 4
-        assert "has no manifest.json" in capsys.readouterr().err
+        assert "not a run folder, or incomplete: it has no manifest.json" in capsys.readouterr().err
 
 
 def test_a_folder_in_another_place_is_as_good(finished: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from benchmarks.fuzz.hunt import CORPUS, Trial, hunt, kept_trials
 from benchmarks.fuzz.readers import READERS
 
 import snugfit
+from snugfit.core.manifest import Manifest
 from snugfit.errors import CheckpointError
 
 TRIALS = 8
@@ -80,5 +81,6 @@ def test_a_seed_does_the_same_damage_each_time(tmp_path: Path) -> None:
 def test_a_record_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
     shutil.copytree(CORPUS / "run" / "good", tmp_path / "run")
     shutil.copy(CORPUS / "run" / name / "record.json", tmp_path / "run")
+    Manifest.of(tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"does not describe the model that is saved \(.*Restore record\.json"):
         snugfit.load(tmp_path / "run")

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import snugfit
 from snugfit.api import RunnablePlan
+from snugfit.core.manifest import Manifest
 from snugfit.core.serial import from_data, to_data
 from snugfit.errors import InterruptedRunError
 from snugfit.strategies.blockwise import Blockwise
@@ -242,6 +243,7 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     killed.mkdir()
     for name in ("request.json", "profile.json", "plan.json", "architecture.json"):
         shutil.copy(whole / name, killed / name)  # another measurement might choose other batches
+    Manifest.of(killed)
     process, kills = snug("train", "--resume", str(killed)), 0
     while kills < 10:
         while not (killed / "checkpoint").exists() and process.poll() is None:

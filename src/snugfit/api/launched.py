@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.api.loading import read_data, read_record
-from snugfit.api.running import from_anywhere
+from snugfit.api.running import FIRST_FILES, from_anywhere
 from snugfit.core.lock import LOCK_FILE
 from snugfit.core.manifest import MANIFEST_FILE
 from snugfit.core.request import Request
@@ -15,10 +15,6 @@ from snugfit.errors import CheckpointError
 from snugfit.training.launch import World, world
 
 __all__ = ["World", "begun", "finished", "for_launch", "world"]
-
-_FIRST = ("request.json", "profile.json", "architecture.json", "plan.json")
-_LAST = _FIRST[-1]
-"""Written once all else is there that a run is resumed from."""
 
 
 def for_launch(request: Request, here: World) -> Request:
@@ -40,7 +36,7 @@ def begun(request: Request, here: World) -> str | None:
     folder = Path(str(request.machine.out))
     if (folder / "record.json").exists():
         return None
-    if (folder / _LAST).exists():
+    if (folder / FIRST_FILES[-1]).exists():
         return str(folder) if _same(request, folder) else None
     found = [each for each in folder.iterdir() if each.name != LOCK_FILE] if folder.is_dir() else []
     if here.restarts and all(_is_draft(each) for each in found):
@@ -57,7 +53,7 @@ def finished(request: Request, here: World) -> dict[str, Any] | None:
 
 
 def _is_draft(path: Path) -> bool:
-    return path.is_file() and path.name.removesuffix(".tmp") in (*_FIRST, MANIFEST_FILE)
+    return path.is_file() and path.name.removesuffix(".tmp") in (*FIRST_FILES, MANIFEST_FILE)
 
 
 def _same(request: Request, folder: Path) -> bool:

@@ -43,6 +43,8 @@ from snugfit.training.run import Run
 from snugfit.training.stopping import StopFlag
 
 _RUNS = Path("runs")
+FIRST_FILES = ("request.json", "profile.json", "architecture.json", "plan.json")
+"""What a run is resumed from, in the order in which it is written."""
 
 
 def execute(
@@ -127,6 +129,7 @@ def _resume(
     stop: StopFlag | None,
 ) -> TrainedRecord:
     """Continue a run, in whose folder no other process writes."""
+    _require_begun(folder)
     request = read_data(Request, folder / "request.json")
     plan = read_data(Plan, folder / "plan.json")
     profile = read_data(Profile, folder / "profile.json")
@@ -138,9 +141,7 @@ def _resume(
         raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
     if request.data.data == OWN and data is None:
         raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
-    manifest = Manifest.read(folder, run_cache_folder(request.strategy.cache_dir, folder))
-    if manifest is not None:
-        manifest.check_all(but=[METRICS_FILE])
+    Manifest.read(folder, run_cache_folder(request.strategy.cache_dir, folder)).check_all(but=[METRICS_FILE])
     resting = baseline(request.machine.threads)
     with MemoryLimit(plan.budget.memory_bytes, resting, choose_device(request.machine.device)):
         assembly = assemble(request, None if data is None else own_splits(data, request), model)
@@ -148,6 +149,17 @@ def _resume(
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
     shown = (ConsoleProgress(),) if subscribers is None else subscribers
     return _fit(folder, plan, profile, assembly, resting, shown, stop)
+
+
+def _require_begun(folder: Path) -> None:
+    manifest = Manifest.read(folder)
+    for name in FIRST_FILES:
+        manifest.check(name)  # what was written and is gone
+        if not (folder / name).exists():
+            raise CheckpointError(
+                f"the run in {folder} was stopped before it began, and has no {name} to go on from. "
+                "Remove the folder, and start the run again."
+            )
 
 
 def _fit(

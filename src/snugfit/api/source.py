@@ -86,10 +86,8 @@ class Source:
         if not (self.folder / kind).is_dir():
             raise CheckpointError(f"{self.folder} is incomplete: it has no folder {kind}.")
         store, manifest = UnitStore(self.folder / kind), Manifest.read(self.folder)
-        if manifest is not None:
-            listed = [name for name in manifest.names if name.startswith(f"{kind}/unit_{index:03d}")]
-            manifest.check(*listed)
-            manifest.check(f"{kind}/{store.path(index).name}")
+        manifest.check(*(name for name in manifest.names if name.startswith(f"{kind}/unit_{index:03d}")))
+        manifest.check(f"{kind}/{store.path(index).name}")
         return store.load(index)
 
     def _check_model(self) -> None:

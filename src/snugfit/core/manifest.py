@@ -74,15 +74,18 @@ class Manifest:
         self._together = False
 
     @classmethod
-    def read(cls, folder: Path, cache: Path | None = None) -> Manifest | None:
-        """The manifest of a folder; None where there is none, as in folders of other origin.
+    def read(cls, folder: Path, cache: Path | None = None) -> Manifest:
+        """The manifest of a run folder.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: there is none, or it is damaged.
         """
         path = Path(folder) / MANIFEST_FILE
         if not path.exists():
-            return None
+            raise CheckpointError(
+                f"{folder} is not a run folder, or incomplete: it has no {MANIFEST_FILE}, which tells of damage. "
+                "Restore it from a copy, or start a new run."
+            )
         content = read_data(_Content, path, CheckpointError, "Restore it.")
         if content.format != FORMAT:
             raise CheckpointError(f"{path} has format {content.format}, and this version reads {FORMAT}.")
@@ -96,16 +99,24 @@ class Manifest:
         return manifest
 
     @classmethod
+    def of(cls, folder: Path) -> Manifest:
+        """A new manifest of a folder, which lists its files as they are."""
+        manifest = cls(folder)
+        manifest.announce({path: FileDigest.of(path) for path in manifest.unlisted()})
+        return manifest
+
+    @classmethod
     def take_up(cls, folder: Path, cache: Path | None = None) -> Manifest:
-        """The manifest of a folder that is written on, without drafts; its files as they are where it has none."""
+        """The manifest of a folder that is written on, without drafts; an empty one where nothing was written yet.
+
+        Raises:
+            CheckpointError: it is damaged, or missing from a folder that holds files.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for draft in Path(folder).rglob("*.tmp"):
-            if draft.is_file():
-                draft.unlink()
-        manifest = cls.read(folder, cache)
-        if manifest is None:
-            manifest = cls(folder, cache)
-            manifest.announce({path: FileDigest.of(path) for path in manifest.unlisted()})
+        manifest = cls(folder, cache)
+        manifest._remove_drafts()
+        if (Path(folder) / MANIFEST_FILE).exists() or any(manifest.unlisted()):
+            manifest = cls.read(folder, cache)
         manifest._files = {name: manifest._found(name, states) for name, states in manifest._files.items()}
         return manifest
 
@@ -199,13 +210,21 @@ class Manifest:
 
     def unlisted(self) -> Iterator[Path]:
         """Files in the folder and its caches that are not listed."""
-        folders = {self.folder, self._cache} if self._cache.is_dir() else {self.folder}
-        for path in sorted({path for folder in folders for path in folder.rglob("*") if path.is_file()}):
+        for path in self._present():
             inside = path.relative_to(self._cache if path.is_relative_to(self._cache) else self.folder)
             hidden = any(part.startswith(".") or part.endswith(".tmp") for part in inside.parts)
             known = path.name in (MANIFEST_FILE, LOCK_FILE) or path.name.startswith(_EVENTS)
             if not hidden and not known and self.name(path) not in self._files:
                 yield path
+
+    def _present(self, pattern: str = "*") -> list[Path]:
+        """Files in the folder and its caches."""
+        folders = {self.folder, self._cache} if self._cache.is_dir() else {self.folder}
+        return sorted({path for folder in folders for path in folder.rglob(pattern) if path.is_file()})
+
+    def _remove_drafts(self) -> None:
+        for draft in self._present("*.tmp"):
+            draft.unlink()
 
     def path(self, name: str) -> Path:
         """Where a listed file lies."""
@@ -252,19 +271,17 @@ class Manifest:
 
 
 def check_files(folder: Path, *names: str) -> None:
-    """Check files of a run folder that are about to be read, where the folder has a manifest.
+    """Check files of a run folder that are about to be read.
 
     Raises:
-        CheckpointError: one is missing or damaged.
+        CheckpointError: one is missing or damaged, or the folder has no manifest.
     """
-    manifest = Manifest.read(folder)
-    if manifest is not None:
-        manifest.check(*names)
+    Manifest.read(folder).check(*names)
 
 
 @contextmanager
 def listing(folder: Path) -> Iterator[Manifest | None]:
-    """Context in which files are added to a finished run, with its manifest; None in a folder without one.
+    """Context in which files are added to a finished run, with its manifest; None in a folder that is no run's.
 
     Raises:
         UsageError: another process writes there.

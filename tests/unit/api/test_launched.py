@@ -8,6 +8,7 @@ import pytest
 
 from snugfit.api.launched import begun, finished, for_launch
 from snugfit.api.planning import plan_request
+from snugfit.core.manifest import Manifest
 from snugfit.core.outputs import require_run_folder
 from snugfit.core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, StrategyOptions
 from snugfit.errors import UsageError
@@ -33,6 +34,7 @@ def interrupted(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "a"
     record = plan_request(asked(out)).run(subscribers=())
     (out / "record.json").unlink()
+    Manifest.of(out)
     return out, record
 
 
@@ -74,6 +76,7 @@ def test_a_run_that_is_finished_is_not_run_again(interrupted, tmp_path):
     out, record = interrupted
     (tmp_path / "record.json").write_text(json.dumps(record.to_json()))
     shutil.copy(out / "request.json", tmp_path)
+    Manifest.of(tmp_path)
     assert finished(asked(tmp_path), FIRST) is None
     assert finished(asked(tmp_path), LATER)["strategy"] == "backprop"
     assert finished(replace(asked(tmp_path), model=ModelOptions("smallconv", image_size=16)), LATER) is None

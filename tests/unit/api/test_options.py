@@ -15,6 +15,7 @@ from snugfit.api.process import choose_device, describe_hardware
 from snugfit.api.running import _new_folder, _verify, from_anywhere, resume
 from snugfit.core.budget import Budget
 from snugfit.core.hardware import Hardware
+from snugfit.core.manifest import Manifest
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TILED, TIMED, TRANSFER
 from snugfit.core.request import ModelOptions, Request, StrategyOptions
@@ -227,6 +228,8 @@ def written_run(folder, request=None, plan=None):
     write_json_atomic(folder / "request.json", (request or Request()).to_json())
     write_json_atomic(folder / "plan.json", (plan or made_plan()).to_json())
     write_json_atomic(folder / "profile.json", {"units": []})
+    write_json_atomic(folder / "architecture.json", {})
+    Manifest.of(folder)
     return folder
 
 
@@ -242,12 +245,14 @@ def test_resuming_what_is_no_run(tmp_path):
 def test_resuming_a_damaged_run(tmp_path, name, text):
     written_run(tmp_path)
     (tmp_path / name).write_text(text)
+    Manifest.of(tmp_path)
     with pytest.raises(CheckpointError, match=f"{name}.*damaged|damaged.*{name}"):
         resume(tmp_path)
 
 
 def test_resuming_a_finished_run(tmp_path):
     (written_run(tmp_path) / "record.json").write_text("{}")
+    Manifest.of(tmp_path)
     with pytest.raises(UsageError, match="finished"):
         resume(tmp_path)
 

@@ -15,6 +15,7 @@ from torch import nn
 import snugfit
 from snugfit.api.pictures import draw_report, make_pictures
 from snugfit.api.picturing import first_of_each
+from snugfit.core.manifest import Manifest
 from snugfit.errors import DataError, UnknownNameError, UsageError
 from snugfit.local.spectra import spectrum
 
@@ -128,7 +129,7 @@ def test_data_of_ones_own_is_asked_for(runs, tmp_path):
     request = json.loads((run / "request.json").read_text())
     request["data"]["data"] = "python"
     (run / "request.json").write_text(json.dumps(request))
-    (run / "manifest.json").unlink()  # a folder without one is read unchecked
+    Manifest.of(run)
     assert "data of your own" in make_pictures(run, model=make).missing["heat_maps"]
     assert make_pictures(run, data="digits", model=make).missing == {}
 

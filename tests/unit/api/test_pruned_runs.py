@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import snugfit
 from snugfit.chain import Chain
+from snugfit.core.manifest import Manifest
 from snugfit.errors import CheckpointError
 from snugfit.surgery import find_groups, prune
 
@@ -37,7 +38,6 @@ def run(tmp_path, monkeypatch):
     small.get_parameter("6.weight").data[:, 16:32] = 0
     prune(small, find_groups(small, SHAPE))
     save_file(small.state_dict(), tmp_path / "run" / "model.safetensors")
-    (tmp_path / "run" / "manifest.json").unlink()  # a folder without one is read unchecked
     say(tmp_path / "run", "prunetrain")
     return tmp_path / "run", small.eval()
 
@@ -47,6 +47,7 @@ def say(folder, scheme):
     record = json.loads(path.read_text())
     record["settings"]["scheme"] = scheme
     path.write_text(json.dumps(record))
+    Manifest.of(folder)
 
 
 def test_it_is_loaded_with_its_widths(run):
@@ -68,6 +69,7 @@ def test_widths_that_do_not_fit_each_other(run):
     folder, _ = run
     state = load_file(folder / "model.safetensors")
     save_file({**state, "6.weight": torch.zeros(2, 48)}, folder / "model.safetensors")
+    Manifest.of(folder)
     with pytest.raises(CheckpointError, match="do not fit each other"):
         snugfit.load(folder, make_net)
 
@@ -77,5 +79,5 @@ def test_a_pipe_in_place_of_weights_is_refused(run):
     folder, _ = run
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="it is no regular file"):
+    with pytest.raises(CheckpointError, match="is no regular file"):
         snugfit.load(folder, make_net)

@@ -9,6 +9,7 @@ import torch
 
 import snugfit
 from snugfit.api.loading import Architecture
+from snugfit.core.manifest import Manifest
 from snugfit.errors import CheckpointError, ModelError
 
 
@@ -150,8 +151,8 @@ def test_a_folder_that_is_no_run(tmp_path):
 
 
 def test_an_unfinished_run(damaged):
-    for name in ("record.json", "manifest.json"):
-        (damaged / name).unlink()
+    (damaged / "record.json").unlink()
+    Manifest.of(damaged)
     with pytest.raises(CheckpointError, match="not finished; continue it with snugfit train --resume"):
         snugfit.load(damaged, make_net)
 
@@ -190,7 +191,7 @@ def test_another_model_than_was_trained(damaged):
 
 def test_the_architecture_survives_its_folder(tmp_path):
     made = Architecture("vgg8", ("a", "b"), (3, 32, 32), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "digits")
-    made.write(tmp_path)
+    made.write(tmp_path, Manifest(tmp_path))
     assert Architecture.read(tmp_path) == made
     assert set(json.loads((tmp_path / "architecture.json").read_text())) >= {"model", "class_names", "input_shape"}
     assert all(parameter.is_meta for parameter in made.build().parameters())

@@ -8,6 +8,7 @@ import math
 import random
 from pathlib import Path
 
+from snugfit.core.manifest import Manifest
 from snugfit.core.profile import ProbeLine, ProbePoint
 from snugfit.core.record import ExitRecord, PhaseRecord, Record
 from snugfit.core.serial import to_data
@@ -125,7 +126,7 @@ def metrics(record: Record, epochs: int = 8, steps: int = 40) -> list[dict[str, 
 
 
 def write_run(run_dir: Path, record: Record, rows: list[dict[str, object]] | None) -> Path:
-    """Write ``record.json`` and, where there are rows, ``metrics.csv``."""
+    """Write ``record.json`` and, where there are rows, ``metrics.csv``; and the manifest of what is there."""
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "record.json").write_text(json.dumps(record.to_json()))
     if rows is not None:
@@ -133,4 +134,5 @@ def write_run(run_dir: Path, record: Record, rows: list[dict[str, object]] | Non
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
+    Manifest.of(run_dir)
     return run_dir

@@ -14,6 +14,7 @@ import fake_runs
 import pytest
 from html_page import Page
 
+from snugfit.core.manifest import Manifest
 from snugfit.core.record import ExitRecord, Record
 from snugfit.errors import CheckpointError
 from snugfit.report.page import render, verdict, write_report
@@ -172,6 +173,9 @@ def test_verdict():
 
 
 def test_missing_record_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match=r"not a run folder, or incomplete: it has no manifest\.json"):
+        write_report(tmp_path)
+    Manifest.of(tmp_path)
     with pytest.raises(CheckpointError, match=r"no record\.json"):
         write_report(tmp_path)
 
@@ -179,6 +183,7 @@ def test_missing_record_is_an_error(tmp_path):
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"strategy": "backprop"}', "\xff"])
 def test_damaged_record_is_an_error(tmp_path, content):
     (tmp_path / "record.json").write_bytes(content.encode("latin-1"))
+    Manifest.of(tmp_path)
     with pytest.raises(CheckpointError, match="damaged"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()

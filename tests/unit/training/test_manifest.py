@@ -173,11 +173,24 @@ def test_a_log_may_have_grown_but_not_changed(tmp_path):
     assert metrics.written() == {metrics.path: digest}
 
 
-def test_a_folder_without_a_manifest_is_taken_as_it_is(tmp_path):
+def test_a_folder_whose_manifest_is_lost_is_refused_and_left_alone(tmp_path):
     (tmp_path / "request.json").write_text("{}")
+    for use in (lambda: check_files(tmp_path, "request.json"), lambda: Manifest.read(tmp_path),
+                lambda: Manifest.take_up(tmp_path)):  # fmt: skip
+        with pytest.raises(CheckpointError, match=r"not a run folder, or incomplete: it has no manifest\.json"):
+            use()
+    assert [path.name for path in tmp_path.iterdir()] == ["request.json"]
+
+
+def test_an_empty_folder_is_begun_with_an_empty_manifest(tmp_path):
+    (tmp_path / "manifest.json.tmp").write_text("{")  # its process was killed while it wrote the first
+    assert Manifest.take_up(tmp_path / "new").names == Manifest.take_up(tmp_path).names == ()
+
+
+def test_files_are_listed_as_they_are(tmp_path):
+    (tmp_path / "request.json").write_text("{}")
+    assert Manifest.of(tmp_path).names == ("request.json",)
     check_files(tmp_path, "request.json")
-    assert Manifest.read(tmp_path) is None
-    assert Manifest.take_up(tmp_path).names == ("request.json",)
     (tmp_path / "request.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"request\.json is damaged or was changed"):
         check_files(tmp_path, "request.json")
