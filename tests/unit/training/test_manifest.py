@@ -88,6 +88,7 @@ def test_whenever_it_is_killed_every_file_is_sound_and_the_work_can_go_on(tmp_pa
         for _ in range(2):  # whoever takes it up
             manifest = Manifest.take_up(folder, cache)
             assert not list(manifest.flaws()), made[-3:]
+            assert not [draft for place in (folder, cache) for draft in place.rglob("*.tmp")], made[-3:]
             manifest.settle()
         if moment % 5:
             moment += 1
