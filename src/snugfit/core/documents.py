@@ -11,6 +11,7 @@ import json
 import math
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -93,13 +94,13 @@ def read_as(
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON whose numbers are finite and below 2^64 and whose lists and objects are not too deep.
+    """Parse JSON: numbers finite and below 2^64, lists and objects not too deep, no key twice in an object.
 
     Raises:
         DocumentError: it is none, or not such.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
     except RecursionError:
         raise DocumentError(f"it is nested more than {DEEPEST} deep") from None
     except ValueError as error:
@@ -138,6 +139,8 @@ def check_plain(value: Any) -> None:
                 raise DocumentError(f"it is nested more than {DEEPEST} deep")
             else:
                 inside.extend(item.values() if isinstance(item, dict) else item)
+                for key in item if isinstance(item, dict) else ():
+                    _check_scalar(key)
         level, depth = inside, depth + 1
 
 
@@ -189,6 +192,14 @@ def _read(path: str | Path, most: int) -> bytes:
     if len(content) > most:
         raise ValueError(f"it is larger than {format_bytes(most)}, the most that such a file may have")
     return bytes(content)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise DocumentError(f"{twice!r:.80} stands twice in an object")
+    return found
 
 
 def _refuse_constant(name: str) -> NoReturn:

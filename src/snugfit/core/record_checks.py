@@ -56,6 +56,9 @@ class _Measured:
     missed_phases: tuple[str, ...] = ()
 
 
+_TEXTS = tuple(each.name for each in dataclasses.fields(_Measured))
+
+
 @dataclass(frozen=True)
 class _Workload:
     """What is drawn of a workload."""
@@ -75,9 +78,10 @@ def read_record(path: Path) -> Record:
 
 def _checked(data: Any) -> Record:
     record = from_data(Record, data)
-    for name in ("budget", "predicted", "measured", "accuracy", "parameters", "overhead_seconds"):
+    for name in ("budget", "predicted", "accuracy", "parameters", "overhead_seconds"):
         _check_numbers(name, getattr(record, name), 1 if name == "accuracy" else MOST)
     from_data(_Measured, record.measured, "measured")
+    _check_numbers("measured", {key: value for key, value in record.measured.items() if key not in _TEXTS}, MOST)
     for kind in ("phases", "exits", "intervals"):
         for number, entry in enumerate(getattr(record, kind)):
             _check_entry(f"{kind}[{number}]", entry)
@@ -89,9 +93,8 @@ def _checked(data: Any) -> Record:
 
 
 def _check_numbers(where: str, given: Mapping[str, Any], most: int) -> None:
-    texts = {each.name for each in dataclasses.fields(_Measured)}
     for name, value in given.items():
-        if name not in texts and value is not None:
+        if value is not None:
             _check_number(f"{where}.{name}", value, most)
 
 

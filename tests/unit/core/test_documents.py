@@ -49,6 +49,9 @@ class Outer:
         (b'{"a": 1' + b"0" * 30 + b"}", "64 bits"),
         (b'{"a": 1' + b"0" * 5000 + b"}", "digits"),
         (b'["\\ud800"]', "half a character"),
+        (b'{"a": [{"\\ud800": 1}]}', "half a character"),
+        (b'{"a": 1, "b": {"seed": 1, "x": 2, "seed": 1}}', "'seed' stands twice"),
+        (b'{"": 1, "": 2}', "'' stands twice"),
     ],
 )
 def test_json_is_refused_with_the_reason(tmp_path, content, says):
@@ -132,6 +135,8 @@ def bomb(levels: int, fan: int) -> str:
         ("a: 1\nb: 2\na: 3", "'a' stands twice, again in line 3"), ("!!python/object/apply:os.getcwd []", "python"),
         ("a: !!binary aGk=", "bytes"), ("a: !!set {x, y}", "set"), ("a: b: c", "mapping values"),
         ("a: " + "9" * 30, "64 bits"), ("a: " + "9" * 5000, "digits"), ("? [a]\n: 1", "unhashable"),
+        ("a: {.nan: 1}", "no finite number"), ("9" * 30 + ": 1", "64 bits"), ("!!binary aGk=: 1", "bytes"),
+        ('"\\udc00": 1', "half a character"),
         ("a: !!timestamp 1", "groupdict"), ("a: !!bool x", "'x'"), ('a: "\\udc00"', "half a character"),
     ],
     ids=lambda value: value[:12],

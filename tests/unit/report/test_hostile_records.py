@@ -58,6 +58,8 @@ def read(folder: Path, data: Any) -> Any:
         (("exits", 0, "index"), 10**15, r"'exits\[0\].index' must be a number from 0 to 100000"),
         (("exits", 0, "val_accuracy"), "0.5", r"'exits\[0\].val_accuracy' must be a number"),
         (("phases", 1, "batch_size"), 2**40, r"'phases\[1\].batch_size' must be a number"),
+        (("predicted", "peak_metric"), "RssAnon", "'predicted.peak_metric' must be a number from 0"),
+        (("accuracy", "missed_phases"), ["x"], "'accuracy.missed_phases' must be a number"),
         (("exit", "of"), None, "'exit.of' must be an integer"),
         (("confusion", 0), [1], "'confusion' must be a square"),
         (("profile", "lines"), [1], "'profile.lines' must be an object"),
