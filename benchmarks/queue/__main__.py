@@ -58,8 +58,13 @@ class Folders:
 
     @property
     def lock(self) -> Path:
-        """File that a queue holds locked while it runs; its process number stands there."""
+        """File that a queue holds locked while it runs, and its run until it has ended."""
         return self.runs / "queue.lock"
+
+    @property
+    def owner(self) -> Path:
+        """File that the queue's own process alone holds locked; its number stands there."""
+        return self.runs / "queue.pid"
 
     @property
     def running(self) -> Path:
@@ -102,7 +107,7 @@ def start(
     """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0)) if core is None else core})
     os.nice(nice)
-    with _locked(folders.lock) as lock:
+    with _locked(folders) as lock:
         given = {} if weights is None else {"mobilenet_v2": weights.resolve()}
         runner = Runner(Place(folders.runs.resolve(), data_dir, given, lock))
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -162,7 +167,8 @@ def pause(*, folders: Folders = DEFAULTS) -> int:
         if _free(file.fileno()):
             note("no queue is running")
             return 1
-        os.kill(int(folders.lock.read_text()), signal.SIGTERM)
+        if not _ask_to_end(folders.owner):
+            note("the queue was killed; its run saves a checkpoint")
         fcntl.flock(file, fcntl.LOCK_EX)
     note("paused; python -m benchmarks.queue start continues")
     return 0
@@ -228,17 +234,30 @@ def _free(descriptor: int) -> bool:
     return True
 
 
+def _ask_to_end(owner: Path) -> bool:
+    """Send SIGTERM to the queue, if it lives: of one that was killed, the number may be another process's by now."""
+    with owner.open("a+") as file:
+        if _free(file.fileno()):
+            return False
+        file.seek(0)
+        os.kill(int(file.read()), signal.SIGTERM)
+    return True
+
+
 @contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Hold a lock file with this process's number in it; a run that a killed queue left may take a while to end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
+def _locked(folders: Folders) -> Iterator[int]:
+    """Hold the queue's locks; a run that a killed queue left may take a while to end."""
+    folders.runs.mkdir(parents=True, exist_ok=True)
+    with folders.lock.open("a+") as file, folders.owner.open("a+") as own:
         deadline = time.monotonic() + 60
         while not _free(file.fileno()):
             if time.monotonic() > deadline:
-                raise SystemExit(f"another queue works in {path.parent}; `pause` ends it.")
+                raise SystemExit(f"another queue works in {folders.runs}; `pause` ends it.")
             time.sleep(1)
-        path.write_text(str(os.getpid()))
+        fcntl.flock(own, fcntl.LOCK_EX)
+        own.truncate(0)
+        own.write(str(os.getpid()))
+        own.flush()
         yield file.fileno()
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -409,19 +412,47 @@ def test_the_page_shows_the_rate_that_was_chosen_and_what_could_not_run() -> Non
 
 def test_pause_ends_the_queue_and_says_when_there_is_none(folders: program.Folders) -> None:
     assert program.pause(folders=folders) == 1
-    script = (
-        "import fcntl, os, sys, time\n"
-        "file = open(sys.argv[1], 'a+')\n"
-        "fcntl.flock(file, fcntl.LOCK_EX)\n"
-        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        "print('held', flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    queue = subprocess.Popen([sys.executable, "-S", "-c", script, str(folders.lock)], stdout=subprocess.PIPE)
-    assert queue.stdout is not None and queue.stdout.readline() == b"held\n"
-    assert program.pause(folders=folders) == 0
-    assert queue.wait() == -signal.SIGTERM
-    queue.stdout.close()
+    with queue_of(folders) as queue:
+        assert program.pause(folders=folders) == 0
+        assert queue.wait() == -signal.SIGTERM
+
+
+def test_pause_after_the_queue_was_killed_signals_nobody(
+    folders: program.Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that outlives its queue holds the lock; the queue's number may be another process's by then."""
+    signalled: list[int] = []
+    with queue_of(folders, run_seconds=0.5) as queue:
+        assert program._busy(folders)
+        queue.kill()
+        queue.wait()
+        assert program._busy(folders), "the run goes on"
+        monkeypatch.setattr(os, "kill", lambda number, _: signalled.append(number))
+        assert program.pause(folders=folders) == 0
+        assert not signalled and not program._busy(folders)
+    assert "the queue was killed; its run saves a checkpoint" in capsys.readouterr().err
+
+
+QUEUE = """
+import pathlib, subprocess, sys, time
+from benchmarks.queue.__main__ import Folders, _locked
+with _locked(Folders(runs=pathlib.Path(sys.argv[1]))) as lock:
+    subprocess.Popen(["sleep", sys.argv[2]], pass_fds=(lock,))
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def queue_of(folders: program.Folders, run_seconds: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
+    """A queue in a process of its own, with a run that ends by itself."""
+    command = [sys.executable, "-c", QUEUE, str(folders.runs), str(run_seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as queue:
+        assert queue.stdout is not None and queue.stdout.readline() == b"held\n"
+        try:
+            yield queue
+        finally:
+            queue.kill()
 
 
 def test_status_names_the_next_runs(folders: program.Folders, capsys: pytest.CaptureFixture[str]) -> None:
