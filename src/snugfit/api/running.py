@@ -136,7 +136,7 @@ def _resume(
     if plan.choice is None:
         raise infeasible_error(plan)
     if (folder / "record.json").exists():
-        raise UsageError(f"the run in {folder} is finished; see {folder / 'report.html'} or start a new one.")
+        raise UsageError(f"the run in {folder} is finished; `snugfit report {folder}` draws its page.")
     if request.model.model == OWN and model is None:
         raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
     if request.data.data == OWN and data is None:
@@ -179,32 +179,33 @@ def _fit(
     except DocumentError as error:
         raise CheckpointError(f"{folder / 'plan.json'} holds settings that no strategy has: {error}.") from error
     options = assembly.request.strategy
-    with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit, stop or StopFlag() as flag:
-        run = Run(
-            folder,
-            workload=plan.workload,
-            budget=plan.budget,
-            predicted=choice.predicted,
-            profile=profile,
-            meter=make_meter(resting, device),
-            device=device,
-            hardware=plan.hardware,
-            limit=limit,
-            subscribers=(*subscribers, *tensorboard_subscribers()),
-            stop=flag,
-            cache_dir=run_cache_folder(options.cache_dir, folder),
-            commands=commands_of_run(),
-        )
-        resumed = run.resume()
-        if not resumed:
-            with run.manifest.rewriting("weights"):
-                assembly.store_first_weights(run.weights)
-        run.emit(_started(run, plan, choice.strategy, resumed=resumed))
-        record = strategy.fit(assembly.chain, assembly.training_data(), run)
-    run.manifest.announce(run.metrics.written(grows=False))
-    write_json_atomic(folder / "record.json", record.to_json(), run.manifest)
-    run.manifest.settle()
-    keep_run(assembly.request.machine, record, plan)
+    with stop or StopFlag() as flag:  # until the record is written: a signal that comes after training ends nothing
+        with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit:
+            run = Run(
+                folder,
+                workload=plan.workload,
+                budget=plan.budget,
+                predicted=choice.predicted,
+                profile=profile,
+                meter=make_meter(resting, device),
+                device=device,
+                hardware=plan.hardware,
+                limit=limit,
+                subscribers=(*subscribers, *tensorboard_subscribers()),
+                stop=flag,
+                cache_dir=run_cache_folder(options.cache_dir, folder),
+                commands=commands_of_run(),
+            )
+            resumed = run.resume()
+            if not resumed:
+                with run.manifest.rewriting("weights"):
+                    assembly.store_first_weights(run.weights)
+            run.emit(_started(run, plan, choice.strategy, resumed=resumed))
+            record = strategy.fit(assembly.chain, assembly.training_data(), run)
+        run.manifest.announce(run.metrics.written(grows=False))
+        write_json_atomic(folder / "record.json", record.to_json(), run.manifest)
+        run.manifest.settle()
+        keep_run(assembly.request.machine, record, plan)
     _verify(record.measured["peak_bytes"], plan)
     return TrainedRecord(record, assembly.module)
 

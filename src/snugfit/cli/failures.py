@@ -35,6 +35,14 @@ class FailedError(SnugfitError):
         return cls(str(data["type"]), str(data["message"]), int(data["code"]))
 
 
+def unreported(run_dir: str) -> InterruptedRunError:
+    """The interruption of a run that is finished."""
+    return InterruptedRunError(
+        f"interrupted; the run in {run_dir} is finished, and only its report is missing.\n"
+        f"`snugfit report {run_dir}` draws it."
+    )
+
+
 def explain(error: BaseException) -> FailedError:
     """Turn any exception into the error that the user sees.
 

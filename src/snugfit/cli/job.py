@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from snugfit.cli.failures import FailedError
+from snugfit.cli.failures import FailedError, unreported
 from snugfit.cli.kills import memory_kills
 from snugfit.cli.options import OutputOptions
 from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, WorkerLostError
@@ -53,11 +54,21 @@ def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = No
             else:
                 said.update(message)
         code = child.wait()
-    if "error" in said:
-        raise FailedError.from_json(said["error"])
-    if "result" not in said:
-        raise death_error(code, job, said["run_dir"], of_memory=_grown(kills, memory_kills()))
-    return dict(said["result"])
+    if "error" not in said and "result" in said:
+        return dict(said["result"])
+    failed = (
+        FailedError.from_json(said["error"])
+        if "error" in said
+        else death_error(code, job, said["run_dir"], of_memory=_grown(kills, memory_kills()))
+    )
+    if failed.exit_code == InterruptedRunError.exit_code and is_finished(said["run_dir"]):
+        raise unreported(said["run_dir"])
+    raise failed
+
+
+def is_finished(run_dir: str | None) -> bool:
+    """Whether a run has written its record."""
+    return run_dir is not None and (Path(run_dir) / "record.json").is_file()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from snugfit.cli.failures import explain
+from snugfit.cli.failures import explain, unreported
 from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, note, print_json
@@ -62,9 +62,15 @@ def report(
 
 
 def draw(run_dir: str) -> str | None:
-    """Draw the page after training; a failure is said and does not spoil the run."""
+    """Draw the page after training; a failure is said and does not spoil the run.
+
+    Raises:
+        InterruptedRunError: a signal came meanwhile.
+    """
     try:
         return _write(run_dir)
+    except KeyboardInterrupt as error:
+        raise unreported(run_dir) from error
     except Exception as error:
         note(f"warning: the report was not drawn, {explain(error)}\n`snugfit report {run_dir}` tries again.")
         return None

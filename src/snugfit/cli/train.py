@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from snugfit.cli.apart import settled
 from snugfit.cli.failures import FailedError
-from snugfit.cli.job import make_job, run_job
+from snugfit.cli.job import is_finished, make_job, run_job
 from snugfit.cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
 from snugfit.cli.output import note, print_json
 from snugfit.cli.plan import planned
@@ -43,7 +43,7 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
     Raises:
         UsageError: other options stand beside `--resume`.
     """
-    record = run_job(_resumed(resume, flags, output)) if resume else _started(_new_request(flags), output)
+    record = _resumed(resume, flags, output) if resume else _started(_new_request(flags), output)
     if "run_dir" not in record:  # a process that has served another one's run
         return
     page = draw(record["run_dir"])
@@ -85,7 +85,22 @@ def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
 def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:
     if flags.changed():
         raise UsageError(f"--resume continues a run as it was started; leave out {', '.join(flags.changed())}.")
-    return make_job("train", output, threads_of(run_dir), request=None, resume=run_dir)
+    job = make_job("train", output, threads_of(run_dir), request=None, resume=run_dir)
+    return _unreported(run_dir) or run_job(job)
+
+
+def _unreported(run_dir: str) -> dict[str, Any] | None:
+    """The record of a run that was interrupted once it was finished, and of which only the report is missing."""
+    if not is_finished(run_dir) or (Path(run_dir) / "report.html").exists() or "WORLD_SIZE" in os.environ:
+        return None
+    from snugfit.report.page import read_record
+
+    record = read_record(Path(run_dir))
+    budget = record.budget.get("memory_bytes")
+    if budget is not None and (record.measured.get("peak_bytes") or 0) > budget:
+        return None  # it ended with exit code 5
+    note(f"the run in {run_dir} is finished; only its report was missing")
+    return {**record.to_json(), "run_dir": run_dir}
 
 
 def threads_of(run_dir: str) -> int | None:

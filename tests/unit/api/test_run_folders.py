@@ -3,14 +3,16 @@
 import copy
 import json
 import shutil
+import signal
 
 import pytest
 import torch
 
 import snugfit
+from snugfit.api import running
 from snugfit.api.loading import Architecture
 from snugfit.core.manifest import Manifest
-from snugfit.errors import CheckpointError, ModelError
+from snugfit.errors import CheckpointError, ModelError, UsageError
 
 
 def make_net():
@@ -155,6 +157,27 @@ def test_an_unfinished_run(damaged):
     Manifest.of(damaged)
     with pytest.raises(CheckpointError, match="not finished; continue it with snugfit train --resume"):
         snugfit.load(damaged, make_net)
+
+
+def test_a_signal_that_comes_once_training_is_done_ends_nothing(tmp_path, monkeypatch):
+    """It ended the process before the record was written, or said to resume a run that was finished."""
+    ended, real = [], running.write_json_atomic
+    monkeypatch.chdir(tmp_path)
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.append("the process"))
+
+    def written(path, *more):
+        if path.name == "record.json":
+            signal.raise_signal(signal.SIGTERM)
+        return real(path, *more)
+
+    monkeypatch.setattr(running, "write_json_atomic", written)
+    plan = snugfit.plan(make_net(), make_data(), strategy="backprop", epochs=1, batch_size=8, augment=False)
+    try:
+        assert plan.run((), out="run").run_dir == "run" and not ended
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(UsageError, match="is finished; `snugfit report run` draws its page"):
+        snugfit.resume("run", model=make_net, data=make_data())
 
 
 @pytest.mark.parametrize("name", ["record.json", "architecture.json"])
