@@ -112,7 +112,8 @@ def summary(cell: Cell) -> str:
     if "record" in cell:
         measured, predicted = cell["record"].get("measured", {}), cell["record"].get("predicted", {})
         peaks = f"{mb(measured.get('peak_bytes'))} of {mb(predicted.get('peak_bytes'))} MB predicted"
-        return f"{cell['seconds']:.1f} s, {peaks}, accuracy {percent(accuracy(cell))}"
+        trained = f", accuracy {percent(accuracy(cell))}" if "accuracy" in cell["record"] else ""  # a plan has none
+        return f"{cell['seconds']:.1f} s, {peaks}{trained}"
     if "error" in cell:
         return f"exit {cell['exit_code']}: {cell['error']['message'].splitlines()[0]}"
     if "exit_code" in cell:

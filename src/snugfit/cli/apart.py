@@ -13,6 +13,7 @@ from typing import Any
 from snugfit.cli.answers import Answer
 from snugfit.cli.failures import explain
 from snugfit.cli.output import note
+from snugfit.cli.smallest import smallest_that_fits
 from snugfit.core.explanation import explanation_of
 from snugfit.core.plan import Plan
 from snugfit.core.ranking import ranked
@@ -21,8 +22,6 @@ from snugfit.errors import InfeasibleBudgetError
 from snugfit.quantities import format_bytes, parse_bytes
 
 MB = 10**6
-STEPS = (1.0, 1.3, 1.7)
-"""Budgets in which the leanest ways are measured, over those that they are expected to need."""
 HOPELESS = 2
 """A strategy whose expected need is more than this many times the budget is not asked alone. The largest ratio seen of
 a strategy that then fitted was 1.65: memory left by earlier measurements is part of what it is expected to need."""
@@ -105,7 +104,7 @@ def _named(
 def _smallest(refused: Sequence[tuple[Request, dict[str, Any]]], least: int, measure: Ask) -> dict[str, Any] | None:
     """The smallest budget, and the strategy that fits it; None where no way fits any that was tried."""
     best: dict[str, Any] | None = None
-    most = MOST_OF_MACHINE * refused[0][1]["plan"]["hardware"]["memory_bytes"]
+    most = int(MOST_OF_MACHINE * refused[0][1]["plan"]["hardware"]["memory_bytes"])
     guesses = sorted(
         (
             (guess, number, asked)
@@ -117,7 +116,7 @@ def _smallest(refused: Sequence[tuple[Request, dict[str, Any]]], least: int, mea
     for guess, _, asked in guesses:
         if best is not None and guess >= best["bytes"]:
             break
-        found = _fitting(asked, guess, least, most, measure)
+        found = _fitting(asked, guess, least, most, measure, best)
         if found is not None and (best is None or found["bytes"] < best["bytes"]):
             best = found
     return best
@@ -129,17 +128,23 @@ def _guess(found: dict[str, Any], strategy: str) -> int:
     return min((each["smallest_bytes"] for each in asked if each["smallest_bytes"]), default=0)
 
 
-def _fitting(asked: Request, guess: int, least: int, most: float, measure: Ask) -> dict[str, Any] | None:
-    for step in STEPS:
-        budget = max(int(guess * step), least)
-        if budget > most:
+def _fitting(
+    asked: Request, guess: int, least: int, most: int, measure: Ask, best: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    strategy = asked.strategy.strategy
+
+    def ask(size: int) -> int | None:
+        nonlocal strategy
+        note(f"measuring {asked.strategy.strategy} in {size}.0 MB, to tell what would do")
+        found = measure(replace(asked, budget=replace(asked.budget, memory=f"{size}MB")))
+        if not found.get("smallest"):
             return None
-        note(f"measuring {asked.strategy.strategy} in {format_bytes(budget)}, to tell what would do")
-        found = measure(replace(asked, budget=replace(asked.budget, memory=f"{-(-budget // MB)}MB")))
-        if found.get("smallest"):
-            choice = found["plan"]["candidates"][found["plan"]["chosen"]]
-            return {"bytes": max(found["smallest"], least), "strategy": choice["strategy"]}
-    return None
+        strategy = found["plan"]["candidates"][found["plan"]["chosen"]]["strategy"]
+        return int(found["smallest"] // MB)
+
+    enough = None if best is None else best["bytes"] // MB
+    size = smallest_that_fits(ask, -(-guess // MB), least // MB - 1, most // MB, enough)
+    return None if size is None else {"bytes": size * MB, "strategy": strategy}
 
 
 def _refusal(request: Request, first: dict[str, Any], strategy: str, smallest: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import sys
 
 from benchmarks import budget_truth
 from benchmarks.budget_truth import drawn, verdict
+from benchmarks.store import summary
 
 MB = 10**6
 
@@ -72,3 +73,9 @@ def test_memory_of_planning_is_told_apart_from_that_of_training(monkeypatch, tmp
     observer = budget_truth._Observer(os.getpid(), plan)
     observer.run()
     assert observer.highest(10 * MB, planned=False) == 80 * MB and observer.highest(10 * MB, planned=True) == 50 * MB
+
+
+def test_a_plan_that_fits_where_it_should_not_is_told_in_a_line():
+    """Three MB less than what was named is planned, not trained, and such an answer has no accuracy."""
+    cell = {"exit_code": 0, "seconds": 2.0, "record": {"budget": {"memory_bytes": 105 * MB}, "candidates": []}}
+    assert summary(cell) == "2.0 s, - of - MB predicted" and verdict("less", cell)

@@ -5,12 +5,14 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategy_samples import workload
+from strategy_samples import HARDWARE, MB, profile, workload
 
 from snugfit.core.cost import Phase
+from snugfit.core.profile import ProbeLine, ProbePoint
 from snugfit.local.partition import Block
+from snugfit.strategies.blockwise import Blockwise
 from snugfit.strategies.blockwise.blocks import Residency, UnitNeeds, block_name, estimate_blocks, make_blocks
-from snugfit.strategies.prediction import SAFETY_BYTES
+from snugfit.strategies.prediction import SAFETY_BYTES, with_safety
 
 
 def need(kept, fixed, sample, elements=0, output=0, smallest=1, name="u", **more):
@@ -39,6 +41,34 @@ def test_a_blocks_bytes_by_hand():
     made = residency(PAIR)
     assert made.bytes_of(Block(0, 1, 7)) == 140 + max(50 + 70, 20 + 140 + 4 * 7)
     assert made.bytes_of(Block(0, 1, 1)) == 140 + 60
+
+
+def test_kernels_of_earlier_blocks_are_still_in_memory():
+    """New batch sizes leave 7, 3 and 2 bytes of kernels for good; the own ones are part of a unit's 20, 30 and 40."""
+    needs = [need(0, 20, 10, shape_bytes=7), need(0, 30, 10, shape_bytes=3), need(0, 40, 10, shape_bytes=2)]
+    made = residency(needs)
+    assert [made.bytes_of(Block(i, i, 2)) for i in range(3)] == [40, 50 + 7, 60 + 10]
+    assert made.bytes_of(Block(1, 2, 2)) == max(30 + 20 - 3, 40 + 20 - 2) + 12, "kernels of both units stay"
+    assert residency(needs, room=70).largest_batches(9) == [5, 3, 2]
+
+
+def test_lines_say_what_a_trained_unit_leaves_behind():
+    """A unit of which one batch size was measured is taken to leave as much as the middle one of the others."""
+    lines = {
+        f"unit:{name}": ProbeLine(f"unit:{name}", 10 * MB, MB, 0.0, 0.0, 0.1, points, 1, shape)
+        for name, points, shape in (
+            ("a", (ProbePoint(2, 12 * MB, 0.1), ProbePoint(8, 18 * MB, 0.1)), 3.0 * MB),
+            ("b", (ProbePoint(2, 12 * MB, 0.1),), 0.0),
+            ("c", (ProbePoint(2, 12 * MB, 0.1), ProbePoint(8, 18 * MB, 0.1)), 1.0 * MB),
+        )
+    }  # fmt: skip
+    made = profile(lines, units=("a", "b", "c", "head"), kept=dict.fromkeys(lines, 0))
+    needs = Blockwise()._needs(workload(), made)
+    assert [each.shape_bytes for each in needs] == [3 * MB, 2 * MB, MB]
+    assert [each.fixed_bytes for each in needs] == [13 * MB, 12 * MB, 11 * MB]
+    filled = Blockwise(blocks=((0, 0, 2), (1, 1, 2), (2, 2, 2)))
+    peaks = [phase.peak_bytes for phase in filled.estimate(workload(), made, HARDWARE).phases]
+    assert peaks[:3] == [with_safety(0, step * MB) for step in (15, 14 + 3, 13 + 5)]
 
 
 def test_classic_local_learning_keeps_every_unit():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, ClassVar, Literal
 
 from snugfit.chain import Chain
@@ -34,7 +35,7 @@ from snugfit.training.split import TrainingData
 from snugfit.training.task import needs_classes
 
 LEFT_BY_BLOCKS = 2_000_000
-"""What trained blocks leave behind for the final test: kernels of their shapes, file buffers; 1-3 MB were seen."""
+"""What trained blocks leave behind for the final test, at least: kernels of their shapes, file buffers."""
 
 
 LEAN_LOSS = "lls-mxm"
@@ -109,14 +110,17 @@ class Blockwise:
     def _needs(self, workload: Workload, profile: Profile) -> tuple[UnitNeeds, ...]:
         """What each unit needs; a unit that does not fit at one sample needs infinitely much."""
         shape, needs = tuple(workload.input_shape), []
+        known = [line.shape_bytes for line in profile.lines.values() if len(line.points) > 1]
+        unknown = median(known) if known else 0.0
         for facts in profile.units[:-1]:
             probe = unit_probe_name(facts.name)
             line, outputs = profile.lines.get(probe), tuple(facts.output_shape)
+            new = 0.0 if line is None else line.shape_bytes if len(line.points) > 1 else unknown
             needs.append(
                 UnitNeeds(
                     name=facts.name,
                     kept_bytes=profile.kept[probe],
-                    fixed_bytes=line.fixed_bytes + line.residual_bytes + line.shape_bytes if line else math.inf,
+                    fixed_bytes=line.fixed_bytes + line.residual_bytes + new if line else math.inf,
                     sample_bytes=line.sample_bytes if line else math.inf,
                     input_elements=math.prod(shape),
                     input_bytes=RowFormat(shape, self.cache_dtype).row_bytes,
@@ -124,6 +128,7 @@ class Blockwise:
                     smallest_batch=line.smallest_batch if line else 1,
                     weight_bytes=facts.weight_bytes,
                     saved_bytes=facts.saved_bytes + facts.output_bytes,
+                    shape_bytes=new,
                 )
             )
             shape = outputs
@@ -150,7 +155,7 @@ class Blockwise:
         if blocks:
             found = tuple((block.first, block.last, block.batch_size) for block in blocks)
             largest = max(residency.bytes_of(block) for block in blocks)
-            room = min(largest, room_for_step(budget, profile.base_bytes + LEFT_BY_BLOCKS))
+            room = min(largest, room_for_step(budget, profile.base_bytes + _left(residency)))
             yield replace(self, blocks=found, test_batch=_test_batch(profile, room, limit, hardware))
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
@@ -162,19 +167,20 @@ class Blockwise:
         """Cost from the measured lines; one phase per block and one for the final test."""
         blocks = [Block(*block) for block in self.blocks]
         seconds = [[self._seconds(profile, i, block.batch_size) for i in block.units] for block in blocks]
-        final = self._final_phase(workload, profile, hardware, sum(map(sum, seconds)))
-        return estimate_blocks(
-            self._residency(workload, profile, Budget()), blocks, seconds, workload, self.views, final
-        )
+        residency = self._residency(workload, profile, Budget())
+        final = self._final_phase(workload, profile, hardware, sum(map(sum, seconds)), _left(residency))
+        return estimate_blocks(residency, blocks, seconds, workload, self.views, final)
 
     def _seconds(self, profile: Profile, index: int, batch: int) -> float:
         line = profile.lines[unit_probe_name(profile.units[index].name)]
         return line.seconds_at(batch) / batch
 
-    def _final_phase(self, workload: Workload, profile: Profile, hardware: Hardware, seconds: float) -> Phase:
+    def _final_phase(
+        self, workload: Workload, profile: Profile, hardware: Hardware, seconds: float, left: float
+    ) -> Phase:
         """Test of the exit model, at most the whole network."""
         weights, sample = _tested_weights(profile, hardware), _tested_sample(profile)
-        peak = with_safety(profile.base_bytes + LEFT_BY_BLOCKS, weights + sample * self.test_batch)
+        peak = with_safety(profile.base_bytes + left, weights + sample * self.test_batch)
         images = workload.test_count + workload.val_count
         return Phase("exit", peak, EVALUATION_SHARE * seconds * images, self.test_batch)
 
@@ -192,6 +198,11 @@ class Blockwise:
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train block after block."""
         return Controller(self, Layout.of(chain, self.local_loss, run.workload.classes), data, run).fit()
+
+
+def _left(residency: Residency) -> float:
+    """Bytes that trained blocks leave in memory for the final test."""
+    return max(LEFT_BY_BLOCKS, residency.left_bytes(len(residency.needs)))
 
 
 def _test_batch(profile: Profile, room_bytes: float, limit: int, hardware: Hardware) -> int:

@@ -1,0 +1,59 @@
+"""The smallest budget that is named was asked for itself, and three MB less was too."""
+
+from snugfit.cli.smallest import LESS, smallest_that_fits
+
+
+class Machine:
+    """Fresh processes. What is measured in a budget tells what another one would take, off by ``told(size)``."""
+
+    def __init__(self, fits, told):
+        self.fits, self.told, self.asked = fits, told, []
+
+    def __call__(self, size):
+        self.asked.append(size)
+        return self.told(size) if self.fits(size) else None
+
+
+def test_a_budget_that_is_refused_when_asked_for_is_not_named():
+    """VGG-8 in bfloat16: 91 MB told of 81, and 81 and 83 MB were refused."""
+    machine = Machine(lambda size: size >= 84, lambda size: {91: 81}.get(size, size))
+    assert smallest_that_fits(machine, 91, 69, 1000) == 84
+    assert machine.asked == [91, 81, 84]
+
+
+def test_a_budget_is_not_named_where_three_less_fits():
+    """ResNet-18: 108 MB were named, and 105 fitted."""
+    machine = Machine(lambda size: size >= 103, lambda size: size)
+    found = smallest_that_fits(machine, 115, 51, 1000)
+    assert 103 <= found < 103 + LESS and found in machine.asked and found - LESS in machine.asked
+
+
+def test_what_is_named_fits_and_three_less_does_not_wherever_the_need_lies_and_whatever_is_told():
+    for need in range(52, 95):
+        for off in (-30, -7, -2, 0, 1, 5, 40):
+            machine = Machine(lambda size, need=need: size >= need, lambda size, told=need + off: min(told, size + 1))
+            found = smallest_that_fits(machine, 60, 51, 1000)
+            assert need <= found <= max(need + LESS, 52), (need, off)
+            assert len(machine.asked) < 20
+
+
+def test_where_a_smaller_budget_fits_and_a_larger_does_not_both_are_asked_for():
+    """A smaller budget measures other batch sizes, which may leave less in memory."""
+    fitting = {70, 74, 75, 76, *range(78, 100)}
+    machine = Machine(lambda size: size in fitting, lambda size: size)
+    found = smallest_that_fits(machine, 90, 51, 1000)
+    assert found in fitting and found - LESS not in fitting
+
+
+def test_budgets_that_may_not_be_tried_are_not_asked_for():
+    machine = Machine(lambda size: size >= 170, lambda size: size)
+    assert smallest_that_fits(machine, 100, 51, 120) is None and machine.asked == [100]
+    machine = Machine(lambda size: False, lambda size: size)
+    assert smallest_that_fits(machine, 100, 51, 1000) is None and machine.asked == [100, 130, 170]
+    machine = Machine(lambda size: True, lambda size: 52)
+    assert smallest_that_fits(machine, 40, 51, 1000) == 52 and machine.asked == [52]
+
+
+def test_what_needs_more_than_something_else_is_not_searched_further():
+    machine = Machine(lambda size: size >= 80, lambda size: 79)
+    assert smallest_that_fits(machine, 90, 51, 1000, enough=70) == 79 and machine.asked == [90]
