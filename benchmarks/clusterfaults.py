@@ -18,6 +18,9 @@ from benchmarks.common import DEFAULTS, Cell, Options, program
 from benchmarks.hostfaults import draw, run_trial
 from benchmarks.store import ResultFile, finish, markdown, note, number
 
+_INTERRUPTED = 130
+"""How a launch ends that this script interrupts."""
+
 app = program("clusterfaults")
 
 
@@ -25,7 +28,7 @@ app = program("clusterfaults")
 def main(
     options: Options = DEFAULTS, *, trials: int = 50, seed: int = 0, limit: float = 30.0, silence: str = "10s"
 ) -> int:
-    """Run trials, those that the result file lacks; the exit code is 1 where training did not go on in time.
+    """Run trials, those that the result file lacks; the exit code is 1 where one failed.
 
     Args:
         options: where results go.
@@ -38,7 +41,7 @@ def main(
     if reason:
         note(reason)
         return 2
-    results = ResultFile("clusterfaults", options)
+    results = ResultFile("clusterfaults", options, failed=lambda cell: not good(cell))
     cells = []
     for each in range(seed, seed + trials):
         trial = draw(each)
@@ -62,8 +65,8 @@ def _run(trial, limit, silence):  # type: ignore[no-untyped-def]
 
 
 def good(cell: Cell) -> bool:
-    """Whether training went on in time, and nothing was left behind."""
-    return bool(cell["within_limit"] and not cell["leftovers"])
+    """Whether training went on in time, the launch ended as interrupted ones do, and nothing was left behind."""
+    return bool(cell["within_limit"] and cell["launch_code"] == _INTERRUPTED and not cell["leftovers"])
 
 
 def render(cells: list[Cell]) -> str:

@@ -58,6 +58,8 @@ def main(
 ) -> int:
     """Disturb runs until the time is over; exits with 1 where something should not have been.
 
+    A trial that failed is run again where the command is repeated at another commit.
+
     For example: python -m benchmarks.soak --minutes 60 --seed 3 --data mnist
 
     Args:
@@ -69,7 +71,7 @@ def main(
         growth: first train every strategy for 300 epochs, and see that its memory does not grow.
         options: what every benchmark takes; the batch size is not used.
     """
-    results = ResultFile("soak", options)
+    results = ResultFile("soak", options, failed)
     data = {"data": options.data if options.data != DEFAULTS.data else "digits"}
     deadline = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(dir=options.work, prefix="soak-") as name:
@@ -84,7 +86,12 @@ def main(
             label = f"{recipe}, {fault}, {data['data']}, seed {seed}, trial {number}"
             results.once(label, lambda a=recipe, b=fault, n=number: soak.trial(a, b, n), fault=fault)  # type: ignore[misc]
     finish(results, render)
-    return int(any(cell["failures"] for cell in results.cells))
+    return int(any(failed(cell) for cell in results.cells))
+
+
+def failed(cell: Cell) -> bool:
+    """Whether something was in a trial that should not have been."""
+    return bool(cell["failures"])
 
 
 class Soak:

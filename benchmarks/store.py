@@ -27,10 +27,15 @@ class ResultFile:
 
     A cell is found again by its ``command`` and ``repeat``; what failed, other than by an infeasible budget or a model
     that a strategy cannot serve, is run again. Several processes may fill one file at the same time.
+
+    Args:
+        claim: what the file is about.
+        options: where it is, and what is run again.
+        failed: whether a cell shows a defect. It is run again at another commit, which may have mended it.
     """
 
-    def __init__(self, claim: str, options: Options) -> None:
-        self.options, machine = options, describe_machine(options.device)
+    def __init__(self, claim: str, options: Options, failed: Callable[[Cell], bool] = lambda _: False) -> None:
+        self.options, self._failed, machine = options, failed, describe_machine(options.device)
         name = f"{claim}_{slug(machine)}_{time.strftime('%Y-%m-%d')}.json"
         self.path = options.results or RESULTS / name
         self.data: dict[str, Any] = {"claim": claim, "machine": machine, "commands": [], "cells": []}
@@ -59,7 +64,11 @@ class ResultFile:
         if found is not None and self._final(found) and not self._again(command, repeat):
             return found
         note(f"{time.strftime('%H:%M:%S')} {command}")
-        cell = {**labels, "command": command, "repeat": repeat, "commit": commit(), **work()}
+        return self.put(command, {**labels, **work()}, repeat)
+
+    def put(self, command: str, found: Cell, repeat: int = 0) -> Cell:
+        """Store what a command found, in place of what is stored of it; the commit is the present one by default."""
+        cell = {"command": command, "repeat": repeat, "commit": commit(), **found}
         self._keep(cell)
         note(f"         {summary(cell)}")
         return cell
@@ -83,6 +92,8 @@ class ResultFile:
 
     def _final(self, cell: Cell) -> bool:
         """Whether a cell needs no other try; one that timed out gets it with a longer time limit only."""
+        if self._failed(cell) and cell["commit"] != commit():
+            return False
         if "exit_code" in cell and cell["exit_code"] is None:
             return bool(self.options.timeout <= cell["seconds"])
         unserved = cell.get("error", {}).get("type") == "ModelError"

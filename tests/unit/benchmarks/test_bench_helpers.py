@@ -90,6 +90,23 @@ class TestResultFile:
             results.once("x", lambda: calls.append(1) or {"exit_code": 0, "seconds": 1.0})
         assert calls == [1]
 
+    def test_a_defect_is_tried_again_at_another_commit_only(
+        self, options: common.Options, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls, found = [], iter((["lost"], ["lost"], [], []))
+        for commit, runs in (("a", 1), ("a", 1), ("b", 2), ("c", 3), ("d", 3)):
+            monkeypatch.setattr(store, "commit", lambda commit=commit: commit)
+            results = store.ResultFile("soak", options, failed=lambda cell: bool(cell["failures"]))
+            results.once("x", lambda: calls.append(1) or {"failures": next(found)})
+            assert len(calls) == runs, commit
+        assert [(cell["commit"], cell["failures"]) for cell in results.cells] == [("c", [])]
+
+    def test_what_is_put_replaces_what_was_there(self, options: common.Options) -> None:
+        results = store.ResultFile("mutants", options)
+        for count in (1, 2):
+            results.put("tiling: a.py", {"commit": "e52e8d7", "noticed": count})
+        assert [(cell["commit"], cell["noticed"]) for cell in results.cells] == [("e52e8d7", 2)]
+
     def test_the_file_names_machine_and_command_but_no_folders(self, options: common.Options) -> None:
         store.ResultFile("budgets", options).once("x", lambda: {"exit_code": 0, "seconds": 1.0})
         text = options.results.read_text()

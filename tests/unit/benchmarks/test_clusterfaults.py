@@ -18,17 +18,27 @@ def test_a_seed_is_a_fault():
 
 
 @pytest.mark.parametrize(
-    ("within", "left", "passed"), [(True, [], True), (False, [], False), (True, ["python -m snugfit"], False)]
+    ("within", "left", "code", "passed"),
+    [
+        (True, [], 130, True),
+        (False, [], 130, False),
+        (True, ["python -m snugfit"], 130, False),
+        (True, [], 0, False),  # it was interrupted, and says that it was done
+        (True, [], 8, False),
+        (True, [], -9, False),  # it did not end, and was killed
+        (True, [], None, False),
+    ],
 )
-def test_a_trial_passes_that_goes_on_in_time_and_leaves_nothing(within, left, passed):
-    cell = {"within_limit": within, "leftovers": left, "went_on_seconds": 12.0, "faults": "cut", "load": 2.5}
+def test_a_trial_passes_that_goes_on_in_time_ends_as_interrupted_and_leaves_nothing(within, left, code, passed):
+    cell = {"within_limit": within, "leftovers": left, "launch_code": code, "went_on_seconds": 12.0, "faults": "cut",
+            "load": 2.5}  # fmt: skip
     assert good(cell) is passed
     assert f"| cut | 1 | 1 | {int(passed)} | 12.0 | 12.0 | 2.5 |" in render([cell])
 
 
 def test_two_at_once_are_one_row():
     cells = [
-        {"within_limit": True, "leftovers": [], "went_on_seconds": seconds, "faults": faults, "load": 1.0}
+        {"within_limit": True, "leftovers": [], "launch_code": 130, "went_on_seconds": seconds, "faults": faults, "load": 1.0}
         for seconds, faults in ((10.0, "cut, slow"), (None, "kill host, slow"), (4.0, "cut"))
     ]
     assert "| two hosts at once | 2 | 1 | 2 | 10.0 | 10.0 | 1.0 |" in render(cells) and "| all | 3 |" in render(cells)
