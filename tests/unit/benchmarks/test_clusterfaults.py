@@ -38,7 +38,14 @@ def test_a_trial_passes_that_goes_on_in_time_ends_as_interrupted_and_leaves_noth
 
 def test_two_at_once_are_one_row():
     cells = [
-        {"within_limit": True, "leftovers": [], "launch_code": 130, "went_on_seconds": seconds, "faults": faults, "load": 1.0}
+        {
+            "within_limit": True,
+            "leftovers": [],
+            "launch_code": 130,
+            "went_on_seconds": seconds,
+            "faults": faults,
+            "load": 1.0,
+        }
         for seconds, faults in ((10.0, "cut, slow"), (None, "kill host, slow"), (4.0, "cut"))
     ]
     assert "| two hosts at once | 2 | 1 | 2 | 10.0 | 10.0 | 1.0 |" in render(cells) and "| all | 3 |" in render(cells)
