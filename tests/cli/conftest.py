@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 
 from snugfit.cli import app, job
+from snugfit.core import known
 
 FAKES = Path(__file__).parent / "fakes"
-LAUNCH = "import snugfit.cli.job as job; job.WORKER_MODULE = 'fake_worker'; from snugfit.cli import main; main()"
+LAUNCH = (
+    "import snugfit.cli.job as job, snugfit.core.known as known; job.WORKER_MODULE = 'fake_worker'; "
+    "known.check_names = lambda request: None; from snugfit.cli import main; main()"
+)
 
 
 @dataclass
@@ -39,6 +43,7 @@ class Outcome:
 def fakes(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
     monkeypatch.setattr(job, "WORKER_MODULE", "fake_worker")
+    monkeypatch.setattr(known, "check_names", lambda request: None)  # the fakes' models are named by what they do
 
 
 @pytest.fixture

@@ -52,6 +52,10 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
         "forward_groups": "0-4 | 4-11",
         "backward_groups": "one",
         "device": "cpu",
+        "model": "vgg8",
+        "data": "mnist",
+        "retrain_data": "pets",
+        "local_loss": "lls:basis=cosine",
     }.get(field.name, value)
     flag = "--" + ("no-" if value is False else "") + field.name.replace("_", "-")
     request = request_of("train", flag, *([] if isinstance(value, bool) else [str(value)]))

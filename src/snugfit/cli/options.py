@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from snugfit.core import known
 from snugfit.core.options import Count
 from snugfit.core.request import (
     BudgetOptions,
@@ -40,8 +41,14 @@ class RequestFlags:
     machine: Annotated[MachineOptions, _panel("Machine", 6)] = field(default_factory=MachineOptions)
 
     def request(self) -> Request:
-        """The request that they make."""
-        return Request(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        """The request that they make.
+
+        Raises:
+            UsageError: no model, data set or local loss has a name that is given.
+        """
+        request = Request(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        known.check_names(request)
+        return request
 
     def changed(self) -> list[str]:
         """Flags whose values differ from the defaults, like ``["--epochs"]``."""

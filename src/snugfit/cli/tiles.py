@@ -8,6 +8,7 @@ from cyclopts import Group, Parameter
 
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import note, print_json
+from snugfit.core import known
 from snugfit.core.options import Count, Workers
 from snugfit.core.request import Pixels, TileOptions
 from snugfit.quantities import format_bytes, format_seconds
@@ -64,6 +65,7 @@ def plan_cluster(
     Raises:
         UsageError: the file cannot be used, or options contradict each other.
     """
+    known.check_model(model)
     from snugfit.api.tiles import TileWishes, plan_tiles
 
     found = plan_tiles(TileWishes(model, image_size, batch_size, classes, cluster, processes, tiles))

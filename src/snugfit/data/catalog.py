@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from snugfit.core.known import FOLDER, check_data_set
 from snugfit.core.places import data_root
 from snugfit.data import cifar, cub, digits, dogs, flowers, folder, idx, imagenet, pets, vww
 from snugfit.data.download import ARCHIVES, can_download, download
@@ -13,7 +14,7 @@ from snugfit.data.files import opening
 from snugfit.data.locate import find, image_folder
 from snugfit.data.sets import Bordered, ImageSet, Parts, Splits
 from snugfit.data.split import assemble
-from snugfit.errors import DataError, UnknownNameError, UsageError
+from snugfit.errors import DataError, UsageError
 
 Statistics = tuple[float, ...]
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -112,7 +113,7 @@ _FOLDER = Source(folder.read, 224, *_IMAGENET, True)
 
 def names() -> list[str]:
     """Names that :func:`load` knows, ``folder:PATH`` last."""
-    return [*SOURCES, "folder:PATH"]
+    return [*SOURCES, FOLDER]
 
 
 def load(
@@ -236,14 +237,9 @@ def _fetch(name: str, root: Path) -> str:
 
 def _locate(name: str, data_dir: str | Path | None) -> tuple[Source, Path]:
     kind, _, path = name.partition(":")
+    check_data_set(name, SOURCES)
     if kind == "folder":
-        if not path:
-            raise UsageError("'folder' needs a path: folder:PATH, with one sub-folder of images per class.")
         return _FOLDER, image_folder(path, data_dir)
-    if name.lower() not in SOURCES:
-        if Path(name).is_dir():
-            raise UsageError(f"'{name}' is a folder; to train on its images write folder:{name}.")
-        raise UnknownNameError("data set", name, names())
     key = name.lower()
     return SOURCES[key], Path() if key == "digits" else ensure(key, data_dir)
 

@@ -1,4 +1,4 @@
-"""The local losses by name. A new local loss is one class and one line here."""
+"""The local losses by name. A new local loss is one class, one line here, and its name in `core/known.py`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from snugfit.core import known
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local.auxiliary import adaptive_auxiliary, classic_auxiliary
 from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
@@ -33,9 +34,8 @@ def build_local_loss(text: str, unit: UnitShape, network: NetworkFacts) -> Local
         UnknownNameError: there is no local loss of that name, or it has no such option.
         UsageError: an option cannot be read, or has a value that it cannot have.
     """
+    known.check_local_loss(text, LOCAL_LOSSES)
     name, _, rest = text.partition(":")
-    if name not in LOCAL_LOSSES:
-        raise UnknownNameError("local loss", name, LOCAL_LOSSES)
     make = LOCAL_LOSSES[name]
     defaults = _options(make)
     options = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from snugfit.errors import UnknownNameError
+from snugfit.core.known import unknown_model
 from snugfit.models import external, recognition
 from snugfit.models.lls import smallconv, smallconvl, vgg8
 from snugfit.models.mobilenet import mobilenet_v2
@@ -81,4 +81,4 @@ def build(name: str, classes: int, image_size: int, channels: int = 3) -> nn.Mod
         return external.from_callable(source, rest, classes)
     if external.torchvision_knows(name):
         return external.from_torchvision(name, classes, channels)
-    raise UnknownNameError("model", name, [*names(), "torchvision:NAME", "timm:NAME", "package.module:function"])
+    raise unknown_model(name, names())
