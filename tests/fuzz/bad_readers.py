@@ -11,6 +11,11 @@ def hangs(root: Path) -> None:
     time.sleep(1000)
 
 
+def spins(root: Path) -> None:
+    while True:
+        pass
+
+
 def crashes(root: Path) -> None:
     ctypes.string_at(0)
 
@@ -39,4 +44,5 @@ def reads(root: Path) -> None:
     print("what a reader prints is no answer")
 
 
-READERS = {read.__name__: read for read in (hangs, crashes, grows, raises, says_nothing, exits, refuses, reads)}
+BAD = (hangs, spins, crashes, grows, raises, says_nothing, exits, refuses, reads)
+READERS = {read.__name__: read for read in BAD}

@@ -41,7 +41,7 @@ def test_damaged_files_are_read_or_refused() -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    for name in ("hangs", "crashes", "grows", "raises", "says_nothing", "exits", "refuses", "reads"):
+    for name in ("hangs", "spins", "crashes", "grows", "raises", "says_nothing", "exits", "refuses", "reads"):
         (tmp_path / name / "good").mkdir(parents=True)
         (tmp_path / name / "good" / "file.txt").write_text("text")
     return tmp_path
@@ -49,12 +49,12 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_defects_are_found(corpus: Path) -> None:
     """Each in a process that goes on, or a new one."""
-    names = ["reads", "raises", "crashes", "grows", "says_nothing", "hangs", "exits", "refuses", "reads"]
+    names = ["reads", "raises", "crashes", "grows", "says_nothing", "hangs", "exits", "refuses", "spins", "reads"]
     found = list(hunt([Trial(name, 0) for name in names], 8, corpus, "tests.fuzz.bad_readers"))
     reasons = ["" if failure is None else failure.reason for failure in found]
-    assert [bool(reason) for reason in reasons] == [False, True, True, True, True, True, True, False, False]
+    assert [bool(reason) for reason in reasons] == [False, True, True, True, True, True, True, False, True, False]
     for place, part in ((1, "KeyError: 'field'"), (2, "Segmentation fault"), (3, "MemoryError"), (4, "no message"),
-                        (5, "hangs"), (6, "SystemExit")):  # fmt: skip
+                        (5, "hangs"), (6, "SystemExit"), (8, "hangs")):  # fmt: skip
         assert part in reasons[place], reasons[place]
 
 
