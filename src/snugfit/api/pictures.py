@@ -11,7 +11,7 @@ from torch import nn
 from snugfit.api.picturing import heat_maps, projection, spectra
 from snugfit.api.source import Source
 from snugfit.errors import UnusableInputError, UsageError
-from snugfit.report.page import write_report
+from snugfit.report.page import require_page, write_report
 from snugfit.report.pictures import Pictures
 
 
@@ -47,8 +47,9 @@ def draw_report(
 
     Raises:
         CheckpointError: the folder holds no finished run.
-        UsageError: there is no such unit, class or number of images.
+        UsageError: there is no such unit, class or number of images, or the page cannot be written.
     """
+    require_page(Path(run))  # before pictures are made, which takes a while
     if not pictures:
         return {"report": str(write_report(Path(run)))}
     made = make_pictures(run, data, data_dir, model, unit, classes, images)

@@ -37,8 +37,7 @@ def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
         UsageError, OutOfStorageError: the page cannot be written.
     """
     run_dir = Path(run_dir)
-    record = read_record(run_dir)
-    require_file(run_dir / "report.html", "Make the run folder writable.")
+    record = require_page(run_dir)
     page = render(record, read_metrics(run_dir / "metrics.csv"), pictures)
     path, draft = run_dir / "report.html", run_dir / "report.html.tmp"
     with listing(run_dir) as manifest:
@@ -47,6 +46,18 @@ def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
             manifest.announce({path: FileDigest.of(draft)})
         draft.replace(path)
     return path
+
+
+def require_page(run_dir: Path) -> Record:
+    """The record of a finished run, in whose folder the page can be written.
+
+    Raises:
+        CheckpointError: ``record.json`` is missing or damaged.
+        UsageError, OutOfStorageError: the page cannot be written.
+    """
+    record = read_record(run_dir)
+    require_file(run_dir / "report.html", "Make the run folder writable.")
+    return record
 
 
 def read_record(run_dir: Path) -> Record:
