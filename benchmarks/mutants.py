@@ -62,7 +62,7 @@ GROUPS = {
     "lls": Group(
         ("local/lls.py", "local/linear.py", "local/latents.py"),
         ("local/test_lls.py", "local/test_linear.py", "local/test_latents.py", "local/test_local_losses.py",
-         "local/test_ending.py"),
+         "local/test_ending.py", "local/test_signal.py", "local/test_spectra.py"),
     ),
     "partition": Group(("local/partition.py",), ("local/test_partition.py",)),
     "memory": Group(("memory/model.py",), ("memory/test_line_fit.py",)),

@@ -1,16 +1,23 @@
 """Weights of units on disk: round trips, damage, mismatches, a full disk, and memory."""
 
 import errno
+import json
 import os
+import shutil
 import sys
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from chain_zoo import SHAPE, ZOO
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from snugfit.chain import Chain, UnitStore, load_into, release
+from snugfit.chain import store as store_module
+from snugfit.core.digests import FileDigest
+from snugfit.core.manifest import Manifest
 from snugfit.errors import CheckpointError, OutOfStorageError
 from snugfit.memory import read_status
 
@@ -96,8 +103,79 @@ def test_truncated_or_corrupt_file(store, damage):
     path = store.save(0, {"w": torch.randn(64)})
     path.write_bytes(damage(path.read_bytes()))
     for read in (store.load, store.map):
-        with pytest.raises(CheckpointError, match="damaged"):
+        with pytest.raises(CheckpointError, match=r"unit_000\.safetensors is damaged"):
             read(0)
+
+
+def test_the_folder_is_made_and_taken_as_it_is(tmp_path):
+    UnitStore(tmp_path / "a" / "b").save(0, {"w": torch.zeros(2)})
+    assert UnitStore(tmp_path / "a" / "b").has(0)
+
+
+def test_characters_of_a_name_that_no_file_name_should_have(chain, store):
+    path = store.save(0, replace(chain.units[0], name="Block/1 ä.B-2_c"))
+    assert path.name == "unit_000_Block_1__.B-2_c.safetensors"
+
+
+def test_what_is_saved_is_listed_in_the_manifest(tmp_path):
+    path = UnitStore(tmp_path / "weights", Manifest(tmp_path)).save(3, {"w": torch.arange(5.0)})
+    listed = Manifest.read(tmp_path)
+    assert listed.names == ("weights/unit_003.safetensors",)
+    assert listed.listed(listed.names[0]) == FileDigest.of(path)
+    assert torch.equal(load_file(path)["w"], torch.arange(5.0))
+
+
+def with_header(path, **changes):
+    """A file of three numbers, whose header says something else."""
+    text = json.dumps({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12], **changes}}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(12))
+    return 8 + len(text)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"shape": [2]}, {"data_offsets": [0, 8]}, {"data_offsets": [-4, 8]}, {"shape": [-1, -3]}]
+)
+def test_sizes_that_disagree_are_refused(store, changes):
+    with_header(store.save(0, {"w": torch.zeros(3)}), **changes)
+    with pytest.raises(CheckpointError, match=r"\(sizes in its header disagree\)"):
+        store.map(0)
+
+
+def test_headers_of_any_length_are_not_read(store, monkeypatch):
+    length = with_header(store.save(0, {"w": torch.ones(3)}))
+    monkeypatch.setattr(store_module, "MOST_BYTES", length)
+    assert torch.equal(store.map(0)["w"], torch.zeros(3))
+    monkeypatch.setattr(store_module, "MOST_BYTES", length - 1)
+    with pytest.raises(CheckpointError, match=r"\(its header is longer than any may be\)"):
+        store.map(0)
+
+
+def test_metadata_of_another_writer_is_no_tensor(store):
+    path = store.save(0, {"w": torch.zeros(3)})
+    save_file({"w": torch.ones(3)}, path, metadata={"format": "pt"})
+    assert store.map(0).keys() == store.load(0).keys() == {"w"}
+
+
+def test_maps_give_no_warning_that_they_cannot_be_written(store):
+    store.save(0, {"w": torch.zeros(3)})
+    torch.set_warn_always(True)  # torch gives it once otherwise
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            store.map(0)
+    finally:
+        torch.set_warn_always(False)
+
+
+def test_tensors_of_all_sizes_lie_where_their_type_may(store):
+    state = {"a": torch.zeros(3, dtype=torch.uint8), "b": torch.zeros(1, dtype=torch.float64)}
+    state |= {"c": torch.zeros(3, dtype=torch.int16), "d": torch.zeros(1), "e": torch.zeros((), dtype=torch.int64)}
+    for name in ("odd", "odder", "oddest", "even", "longer than that", *"stuvwxyz"):  # of headers of many lengths
+        content = store.save(0, {**state, name: torch.zeros(1)}).read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        assert length % 8 == 0
+        for key, entry in json.loads(content[8 : 8 + length]).items():
+            assert entry["data_offsets"][0] % state.get(key, torch.zeros(1)).itemsize == 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -132,7 +210,7 @@ def test_weights_of_another_unit(chain, change, message):
     state = {name: torch.ones_like(tensor) for name, tensor in unit.module.state_dict().items()}
     change(state)
     before = {name: tensor.clone() for name, tensor in unit.module.state_dict().items()}
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=f"unit {unit.name}.*{message}"):
         load_into(unit, state)
     assert all(torch.equal(unit.module.state_dict()[name], tensor) for name, tensor in before.items())
 
@@ -176,9 +254,17 @@ def test_other_write_errors_and_released_units(chain, store, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", denied)
-    with pytest.raises(CheckpointError, match="Input/output error"):
+    with pytest.raises(CheckpointError, match=r"cannot write .*unit_001_layer1\.0\.safetensors: Input/output error\.$"):
         store.save(1, chain.units[1])
     assert list(store.folder.iterdir()) == []
+
+
+def test_a_folder_that_became_a_file(store, tmp_path):
+    """Nothing can be written there, nor removed."""
+    shutil.rmtree(store.folder)
+    store.folder.write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot write .*a\.safetensors: Not a directory\.$"):
+        store_module.write_tensors(store.folder / "a.safetensors", {})
 
 
 def test_release_frees_the_users_model_too(chain):

@@ -130,10 +130,12 @@ def test_it_reads_the_map_before_the_pool():
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("lls:mode=papper", UsageError, "paper or published"),
-        ("lls:basis=sine", UsageError, "cosine or square or random"),
+        ("lls:mode=papper", UsageError, "^mode of a local loss is paper or published"),
+        ("lls:basis=sine", UsageError, "^basis of a local loss is cosine or square or random"),
         ("lls:limit=many", UsageError, "limit=2048"),
+        ("lls:frequencies=many", UsageError, "^frequencies of a local loss is spread or published"),
         ("lls:limit=0", UsageError, "at least 1"),
+        ("lls:window=0", UsageError, "at least 1"),
         ("lls:stored=maybe", UsageError, "stored=true"),
         ("lls:seed=99999999999999999999", UsageError, "2\\^63"),
         ("lls:basis=cosine,basis=square", UsageError, "twice"),
@@ -146,6 +148,27 @@ def test_unusable_options_are_refused_before_there_is_a_network(text, error, wor
     with pytest.raises(error, match=words) as caught:
         check_local_loss(text)
     assert isinstance(caught.value, SnugfitError)
+
+
+@pytest.mark.parametrize("options", ["limit=1", "window=1"])
+def test_limit_and_window_may_be_one(options):
+    assert build_local_loss(f"lls:{options}", UnitShape((4, 2, 2)), NETWORK).latents.length == (
+        4 if "limit" in options else 16
+    )
+
+
+def test_a_generated_basis_is_kept_in_evaluation_only():
+    loss = build_local_loss("lls:stored=false", UnitShape((9,)), NETWORK)
+    assert loss.basis() is not loss.basis()
+    assert loss.eval().basis() is loss.basis() is not None
+    kept = loss.basis()
+    assert loss.train().training and loss.basis() is not kept
+    assert not loss.eval().training and loss.basis() is not kept, "training forgets it"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_projections_have_the_type_of_the_maps(dtype):
+    assert build_local_loss("lls", UnitShape((9,)), NETWORK).project(torch.ones(2, 9, dtype=dtype)).dtype == dtype
 
 
 def test_options_may_be_written_with_blanks_and_capitals():
