@@ -23,6 +23,7 @@ from benchmarks import (
     overhead,
     peers_tables,
     planner_tables,
+    resumes,
     sidenet_tables,
     soak,
     speed_tables,
@@ -53,6 +54,7 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
 }
 RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {
     "soak": soak.render,
+    "resumes": resumes.render,
     "clusterfaults": clusterfaults.render,
     "budget_truth": budget_truth.render,
     "fuzz": tally.render,
