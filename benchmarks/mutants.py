@@ -51,9 +51,8 @@ GROUPS = {
          "tiling/test_tally.py"),
     ),
     "solver": Group(("selection/solver.py", "selection/quantise.py"), ("selection/test_solver.py",)),
-    "selection": Group(
-        ("selection/choice.py", "selection/pareto.py"), ("selection/test_choice.py", "selection/test_pareto.py")
-    ),
+    "choice": Group(("selection/choice.py",), ("selection/test_choice.py",)),
+    "pareto": Group(("selection/pareto.py",), ("selection/test_pareto.py",)),
     "local": Group(
         ("local/bases.py", "local/feedback.py", "local/exits.py", "local/auxiliary.py"),
         ("local/test_bases.py", "local/test_feedback.py", "local/test_exits.py", "local/test_exit_model.py",
@@ -66,9 +65,10 @@ GROUPS = {
     ),
     "partition": Group(("local/partition.py",), ("local/test_partition.py",)),
     "memory": Group(("memory/model.py",), ("memory/test_line_fit.py",)),
-    "storage": Group(
-        ("training/rows.py", "training/tensorfile.py", "chain/store.py"),
-        ("chain/test_unit_store.py", "training/test_rows.py", "training/test_tensorfile.py", "training/test_cache.py",
+    "store": Group(("chain/store.py",), ("chain/test_unit_store.py",)),
+    "rows": Group(
+        ("training/rows.py", "training/tensorfile.py"),
+        ("training/test_rows.py", "training/test_tensorfile.py", "training/test_cache.py",
          "training/test_checkpoint.py"),
     ),
 }  # fmt: skip
@@ -90,7 +90,7 @@ def main(
     For example: python -m benchmarks.mutants tiling solver --work /var/tmp/mutants
 
     Args:
-        groups: tiling, solver, selection, local, lls, partition, memory, storage; all by default.
+        groups: tiling, solver, choice, pareto, local, lls, partition, memory, store, rows; all by default.
         minutes: time for each group.
         jobs: mutants that are tried at the same time.
         sample: mutants of each file that are tried, drawn at random but always the same; all by default.
