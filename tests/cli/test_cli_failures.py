@@ -88,7 +88,8 @@ def test_debug_shows_the_childs_traceback_once(snugfit):
 
 @pytest.mark.parametrize(
     ("model", "code", "name"),
-    [("sigkill", 8, "SIGKILL"), ("sigabrt", 5, "SIGABRT"), ("sigsegv", 1, "SIGSEGV"), ("exit", 1, "code 9"),
+    [("sigkill", 8, "SIGKILL"), ("sigabrt", 5, "SIGABRT"), ("sigsegv", 1, "SIGSEGV"),
+     ("sigbus", 4, "a file that it had mapped was cut short"), ("exit", 1, "code 9"),
      ("sysexit", 1, "code 4")],
 )  # fmt: skip
 def test_a_child_that_dies_is_explained_in_two_lines(model, code, name, snugfit):

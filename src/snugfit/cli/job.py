@@ -15,7 +15,7 @@ from typing import Any
 from snugfit.cli.failures import FailedError, unreported
 from snugfit.cli.kills import memory_kills
 from snugfit.cli.options import OutputOptions
-from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, WorkerLostError
+from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, UnusableInputError, WorkerLostError
 
 WORKER_MODULE = "snugfit.cli.worker"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -148,6 +148,11 @@ def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: 
         return _kill_error(what, hint, of_memory)
     if number == signal.SIGABRT and capped:
         return BudgetExceededError(f"{what}, most likely because memory ran out.{hint}")
+    if number == signal.SIGBUS:
+        return UnusableInputError(
+            f"{what}: a file that it had mapped was cut short, or its disk failed. `snugfit verify RUN` checks those "
+            f"of a run folder.{hint}"
+        )
     return SnugfitError(f"{what}, which is a fault in native code.{hint}")
 
 

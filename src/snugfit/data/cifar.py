@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, binary version: fixed-size records, memory-mapped (https://www.cs.toronto.edu/~kriz/cifar.html)."""
+"""CIFAR-10 and CIFAR-100, binary version: records of fixed size (https://www.cs.toronto.edu/~kriz/cifar.html)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from snugfit.data.files import lines
+from snugfit.data.records import Records
 from snugfit.data.sets import MOST_RECORDS, Parts, check_labels, resized
 from snugfit.errors import DataError
 
@@ -32,13 +33,13 @@ CIFAR100 = Layout(("train.bin",), "test.bin", "fine_label_names.txt", 2, 100)
 
 
 class RecordImages:
-    """Images in binary record files; only the rows of a batch are copied into memory."""
+    """Images in binary record files; only the rows of a batch are in memory."""
 
     def __init__(self, files: list[Path], label_bytes: int, classes: int, image_size: int) -> None:
         self._label_bytes, self._size = label_bytes, image_size
-        self._maps = [_map_records(path, label_bytes) for path in files]
-        self._starts = np.cumsum([0] + [len(records) for records in self._maps])
-        labels = [np.array(records[:, label_bytes - 1], dtype=np.int64) for records in self._maps]
+        self._files = [_open_records(path, label_bytes) for path in files]
+        self._starts = np.cumsum([0] + [len(records) for records in self._files])
+        labels = [each.columns(label_bytes - 1, label_bytes)[:, 0].astype(np.int64) for each in self._files]
         for path, part in zip(files, labels, strict=True):
             check_labels(part, classes, path)
         self.labels = np.concatenate(labels)
@@ -52,7 +53,7 @@ class RecordImages:
         owner = np.searchsorted(self._starts, indices, side="right") - 1
         for file in np.unique(owner):
             rows = owner == file
-            pixels[rows] = self._maps[file][indices[rows] - self._starts[file], self._label_bytes :]
+            pixels[rows] = self._files[file].rows(indices[rows] - self._starts[file])[:, self._label_bytes :]
         return resized(torch.from_numpy(pixels).view(-1, 3, 32, 32), self._size)
 
 
@@ -75,7 +76,7 @@ def super_classes(folder: Path) -> tuple[str, ...]:
         DataError: the test file is missing or truncated, lacks a class, or puts one into two super-classes.
     """
     path = folder / CIFAR100.test
-    coarse, fine = np.array(_map_records(path, CIFAR100.label_bytes)[:, : CIFAR100.label_bytes], dtype=np.int64).T
+    coarse, fine = _open_records(path, CIFAR100.label_bytes).columns(0, CIFAR100.label_bytes).astype(np.int64).T
     check_labels(coarse, _SUPER_CLASSES, path)
     check_labels(fine, CIFAR100.classes, path)
     table = np.full(CIFAR100.classes, -1)
@@ -86,7 +87,7 @@ def super_classes(folder: Path) -> tuple[str, ...]:
     return tuple(names[label] for label in table)
 
 
-def _map_records(path: Path, label_bytes: int) -> np.ndarray:
+def _open_records(path: Path, label_bytes: int) -> Records:
     record = label_bytes + _PIXELS
     if not path.is_file():
         raise DataError(f"{path} is missing. Unpack the whole of the original binary archive.")
@@ -97,7 +98,7 @@ def _map_records(path: Path, label_bytes: int) -> np.ndarray:
         )
     if size // record > MOST_RECORDS:
         raise DataError(f"{path} is no CIFAR file: it has {size // record:,} records. Get it anew.")
-    return np.memmap(path, dtype=np.uint8, mode="r", shape=(size // record, record))
+    return Records(path, 0, (size // record, record))
 
 
 def _class_names(path: Path, classes: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST in IDX files (http://yann.lecun.com/exdb/mnist/), compressed or not, memory-mapped."""
+"""MNIST and Fashion-MNIST in IDX files (http://yann.lecun.com/exdb/mnist/), compressed or not."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from snugfit.core.places import cache_dir
+from snugfit.data.records import Records
 from snugfit.data.sets import MOST_RECORDS, Parts, check_labels, resized
 from snugfit.errors import DataError, OutOfStorageError, is_out_of_storage
 
@@ -30,12 +31,12 @@ _LARGEST_SIDE, _LARGEST = 1 << 12, 1 << 31
 
 
 class IdxImages:
-    """Grey images in a memory-mapped (N, h, w) array; only a batch's rows are copied into memory.
+    """Grey images in records of (h, w) bytes; only a batch's rows are in memory.
 
     28 x 28 images are padded with 2 black pixels on each side to 32 x 32, and resized to any other size.
     """
 
-    def __init__(self, pixels: np.ndarray, labels: np.ndarray, image_size: int) -> None:
+    def __init__(self, pixels: Records, labels: np.ndarray, image_size: int) -> None:
         self._pixels, self.labels, self._size = pixels, labels, image_size
 
     def __len__(self) -> int:
@@ -43,7 +44,7 @@ class IdxImages:
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, 1, H, W)."""
-        batch = torch.from_numpy(np.asarray(self._pixels[indices])).unsqueeze(1)
+        batch = torch.from_numpy(self._pixels.rows(indices)).unsqueeze(1)
         if batch.shape[-1] == 28 and self._size == 32:
             return F.pad(batch, (_BORDER,) * 4)
         return resized(batch, self._size)
@@ -61,7 +62,7 @@ def read(folder: Path, class_names: tuple[str, ...], image_size: int) -> Parts:
 
 def _read_part(folder: Path, prefix: str, classes: int, image_size: int) -> IdxImages:
     pixels_path, labels_path = (_existing(folder, f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
-    pixels, labels = open_idx(pixels_path, 3), open_idx(labels_path, 1).astype(np.int64)
+    pixels, labels = open_idx(pixels_path, 3), open_idx(labels_path, 1).columns(0, 1)[:, 0].astype(np.int64)
     if len(pixels) != len(labels):
         raise DataError(f"{pixels_path} has {len(pixels)} images but {labels_path.name} {len(labels)} labels.")
     check_labels(labels, classes, labels_path)
@@ -75,8 +76,8 @@ def _existing(folder: Path, name: str) -> Path:
     raise DataError(f"{folder / name}[.gz] is missing. Put all four original files into one folder.")
 
 
-def open_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Memory-map an IDX file of unsigned bytes; a compressed one is unpacked once into the cache folder.
+def open_idx(path: Path, dimensions: int) -> Records:
+    """Open an IDX file of unsigned bytes; a compressed one is unpacked once into the cache folder.
 
     Raises:
         DataError: the file is corrupt, truncated or has another number of dimensions.
@@ -87,7 +88,7 @@ def open_idx(path: Path, dimensions: int) -> np.ndarray:
     raw = _unpacked(path, start + math.prod(shape)) if packed else path
     if raw.stat().st_size != start + math.prod(shape):
         raise DataError(f"{path} is truncated or too long: its header promises {shape} bytes. Get it anew.")
-    return np.memmap(raw, dtype=np.uint8, mode="r", offset=start, shape=shape)
+    return Records(raw, start, shape)
 
 
 def _shape(path: Path, dimensions: int, opened: Callable[..., Any]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ MOST_RECORDS = 10**7
 
 
 class ImageSet(Protocol):
-    """Labelled images on disk, memory-mapped, or owned by the caller; never a float copy of a data set.
+    """Labelled images on disk, or owned by the caller; never a float copy of a data set.
 
     Attributes:
         labels: class of each image, (N,) int64.

@@ -200,6 +200,7 @@ BEHAVIOURS = {
     "stop": _save_and_stop,
     "sigkill": _die(signal.SIGKILL),
     "sigsegv": _die(signal.SIGSEGV),
+    "sigbus": _die(signal.SIGBUS),
     "sigabrt": _die(signal.SIGABRT),
     "exit": lambda request: os._exit(9),
     "diverged": _fail(errors.DivergedError("the loss became NaN; lower --lr.")),
