@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import resource
@@ -144,6 +145,11 @@ def resume(place: Place, settings: Settings, run: Path) -> Command:
 def weights_of(run: Path) -> str:
     """Digest of a finished run's weights."""
     return hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
+
+
+def batches_of(run: Path) -> list[int]:
+    """Batch size of each phase of a finished run."""
+    return [phase["batch_size"] for phase in json.loads((run / "record.json").read_text())["phases"]]
 
 
 def names_in(run: Path) -> set[str]:

@@ -130,3 +130,27 @@ def test_streams_are_three_descriptors_whatever_was_closed(shell, tmp_path: Path
     line += "f = open('later', 'w'); os.write(1, b'x'); print(f.fileno() > 2, file=f)"
     found = shell(f"{shlex.quote(sys.executable)} -c {shlex.quote(line)} <&- >&- 2>&-")
     assert found.returncode == 0 and (tmp_path / "later").read_text() == "True\n"
+
+
+ENDING = """
+import os, signal, sys
+from snugfit.cli import worker
+reading, writing = os.pipe()
+sys.argv = ["worker", str(writing), str(os.getppid())]
+worker.die_with_parent = lambda: None
+worker._work = {work}
+code = worker.main()
+for number in worker.FORWARDED:
+    os.kill(os.getpid(), number)
+print(code, os.read(reading, 1000).decode())
+"""
+
+
+@pytest.mark.parametrize(("work", "said"), [("lambda job, send: 7", '0 {"result": 7}'), ("None", "1 {")])
+def test_a_worker_that_is_done_ends_in_silence_whatever_signals_come(work: str, said: str) -> None:
+    """A signal while the interpreter ends would show a traceback of whatever module is being torn down."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING.format(work=work)], input='{"debug": false}', capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(said)

@@ -57,6 +57,21 @@ def test_other_weights_are_noticed(trial: Trial) -> None:
     assert trial.failures == ["the weights differ from those of the uninterrupted run"]
 
 
+@pytest.mark.parametrize(("refused", "batch", "failures"), [(True, 8, 0), (True, 16, 1), (False, 8, 1)])
+def test_a_smaller_batch_excuses_other_weights_where_memory_was_refused(
+    trial: Trial, tmp_path: Path, refused: bool, batch: int, failures: int
+) -> None:
+    trial.run = tmp_path / "other"
+    for folder, size in ((trial.reference.run, 16), (trial.run, batch)):
+        folder.mkdir(exist_ok=True)
+        (folder / "record.json").write_text(json.dumps({"phases": [{"batch_size": size}]}))
+        (folder / "model.safetensors").write_bytes(b"weights at %d, %s" % (size, folder.name.encode()))
+    trial.refused = refused
+    trial.finish()
+    assert len(trial.failures) == failures, trial.failures
+    assert bool(trial.did) is not bool(failures)
+
+
 def test_files_too_many_and_too_few_are_noticed(trial: Trial) -> None:
     expected = trial.reference.names
     assert leftovers(trial.place, trial.run, expected) == []

@@ -55,12 +55,21 @@ def _attempt(job: dict[str, Any], send: Send) -> FailedError | None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # modules that are being imported may swallow an exception
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        send(result=_work(job, send))
+        result = _work(job, send)
+        _ignore_signals()
+        send(result=result)
     except (Exception, KeyboardInterrupt) as error:
+        _ignore_signals()
         if job["debug"]:
             traceback.print_exc()
         return explain(error)
     return None
+
+
+def _ignore_signals() -> None:
+    """From here on nothing is left to interrupt but the end of the interpreter, which would show a traceback."""
+    for number in FORWARDED:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _work(job: dict[str, Any], send: Send) -> Any:
