@@ -92,6 +92,7 @@ main()
         ("snugfit.cli.app", True, signal.SIGINT),
         ("cyclopts", False, signal.SIGTERM),
         ("snugfit.cli.start", False, signal.SIGINT),
+        ("snugfit.cli.start", True, signal.SIGTERM),
     ],
 )
 def test_a_signal_while_the_command_loads(module, as_json, number, fakes, tmp_path):

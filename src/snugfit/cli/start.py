@@ -1,4 +1,4 @@
-"""How a process of the command line begins: with streams that exist, and signals that end it while it imports."""
+"""How a process of the command line begins: with streams that exist, and signals that raise once it has loaded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import io
 import os
 import signal
 import sys
-from typing import Any, NoReturn
-
-INTERRUPTED = 130
+from typing import Any
 
 
 class ReaderGoneError(Exception):
@@ -71,23 +69,7 @@ def drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def end_at_signals() -> None:
-    """End at once, with code 130 and one line, at SIGINT and SIGTERM: there is nothing to tidy while modules load."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end)
-
-
 def raise_at_signals() -> None:
     """Raise KeyboardInterrupt at SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-
-
-def _end(number: int, frame: Any) -> NoReturn:
-    with contextlib.suppress(OSError):
-        os.write(2, b"error: interrupted.\n")
-    if "--json" in sys.argv:
-        said = b'{"schema": 1, "error": {"code": 130, "type": "InterruptedRunError", "message": "interrupted."}}\n'
-        with contextlib.suppress(OSError):
-            os.write(1, said)
-    os._exit(INTERRUPTED)
