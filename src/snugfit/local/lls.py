@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
@@ -112,7 +113,7 @@ class LLS(LocalLoss):
     def project(self, features: Tensor) -> Tensor:
         """``h b^T``: a unit's map, (B, C, H, W) or (B, D), to (B, K)."""
         latents = self.read(features)
-        return latents @ self.basis().to(latents).T
+        return _product(latents, self.basis().to(latents.device).T)
 
     def modulate(self, projection: Tensor) -> Tensor:
         """Turn the projection onto b, (B, K), into that onto the basis in use, (B, K): the same here."""
@@ -147,4 +148,15 @@ class LLSMxM(LLS):
 
     def modulate(self, projection: Tensor) -> Tensor:
         """``h d^T = (h b^T) M^T``."""
-        return projection @ self.mixing.T
+        return _product(projection, self.mixing.T)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Matrix product, in float32 under autocast too.
+
+    In bfloat16 oneDNN keeps 1 MB of code for each batch size, forward and backward.
+    """
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    lowers = torch.amp.is_autocast_available(left.device.type)  # not on the meta device
+    with torch.autocast(left.device.type, enabled=False) if lowers else nullcontext():
+        return left.to(dtype) @ right.to(dtype)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit.chain import Chain, load_into, release
 from snugfit.core.budget import Budget
@@ -26,6 +25,7 @@ from snugfit.strategies.prediction import (
     fill_made_up,
     images_passed,
     made_up_batch,
+    require_images,
     room_for_step,
     smallest_budget,
     with_safety,
@@ -78,13 +78,12 @@ def whole_probes(
         accumulate: whether the strategy may accumulate.
     """
     holds = [False, True] if accumulate else [False]
-    return [whole_probe(name, chain, workload, device, make_trainer, hold=hold, single=False) for hold in holds]
+    return [whole_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in holds]
 
 
 def whole_probe(
     name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool,
     network: str = "", needed: Callable[[Mapping[str, ProbeLine | None], float], bool] | None = None,
-    single: bool = True,
 ) -> Probe:  # fmt: skip
     """The probe of one training step of the whole network.
 
@@ -94,8 +93,6 @@ def whole_probe(
         hold: whether gradients are held, and applied after a second micro-batch.
         network: what it is a way of running; see :class:`snugfit.profiling.Probe`.
         needed: whether it is worth measuring; see :class:`snugfit.profiling.Probe`.
-        single: whether batch norms may train on one image of several: torch refuses that on 1x1 maps alone, but the few
-            values of small maps normalise away what tells classes apart, and training diverged after three steps.
     """
 
     def made_up(batch: int, where: str) -> tuple[Tensor, Tensor]:
@@ -119,8 +116,8 @@ def whole_probe(
 
     def floor(batch: int) -> int:
         trainer = make("meta")
-        if batch == 1 < limit and not single and _uses_batch_statistics(trainer.module):
-            raise ValueError("batch norms need more than one image")
+        trainer.train_mode()
+        require_images(batch, limit, trainer.module)
         peak = tensor_peak_bytes(lambda: step(trainer, batch, "meta"), trainer.modules, repeats=2)
         return max(
             peak, sum(unit.weight_bytes for unit in chain.all_units)
@@ -131,11 +128,6 @@ def whole_probe(
     layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())
     name = held(name) if hold else name
     return Probe(name, build, floor, limit, sizes=sizes, layers=layers, network=network, needed=needed)
-
-
-def _uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether a batch norm normalises by the batch that it trains on."""
-    return any(isinstance(layer, _BatchNorm) and layer.training for layer in module.modules())
 
 
 def largest_batch(profile: Profile, probe: str, budget: Budget, limit: int) -> int:

@@ -7,6 +7,7 @@ from torch import nn
 from snugfit.core.workload import Workload
 from snugfit.errors import ModelError, UnknownNameError
 from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkFacts, UnitShape, build_local_loss
+from snugfit.local.lls import PUBLISHED_TEMPERATURE
 from snugfit.strategies.blockwise.worker import LocalUnit
 
 NETWORK = NetworkFacts(narrowest=8, widest=16, classes=4)
@@ -72,3 +73,16 @@ def test_unknown_name_offers_the_nearest():
 def test_unusable_shapes_are_refused(shape):
     with pytest.raises((ModelError, ValueError)):
         UnitShape(shape)
+
+
+@pytest.mark.parametrize("name", ["lls", "lls-m", "lls-mxm"])
+def test_projections_are_not_rounded_to_bfloat16(name):
+    """oneDNN would keep 1 MB of code for each batch size; 256 latents and M are read in float32."""
+    loss_module = build_local_loss(name, UnitShape((64, 8, 8)), NETWORK)
+    features = torch.randn(5, 64, 8, 8).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = loss_module.predict(features)
+        latents = loss_module.read(features)
+    assert found.dtype == torch.float32
+    expected = latents.float() @ loss_module.basis_in_use().T / PUBLISHED_TEMPERATURE
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategy_samples import HARDWARE, MB, line, profile, workload
-from torch import nn
 
-from snugfit.chain import Chain
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Shortfall
-from snugfit.profiling import smallest_floor
 from snugfit.strategies.backprop import Backprop
 from snugfit.strategies.prediction import (
     DRIFT_BYTES,
@@ -176,14 +173,3 @@ def test_backprop_proposes_what_the_settings_say():
         "1.12 + 5.5 + 1 + 2 MB, rounded up"
     )
     assert list(kind().propose(workload(), profile({}, floors={probe: MB}), HARDWARE, budget)) == []
-
-
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_batch_norms_train_on_one_image_only_where_it_is_the_whole_batch(norm, batch_size):
-    """A single image of several has too few values per channel; a batch size of 1 is what the user asked for."""
-    layers = nn.Sequential(nn.Conv2d(3, 4, 3), norm(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
-    chain = Chain.from_module(layers.to("meta"), (3, 8, 8))
-    work = workload(batch_size=batch_size)
-    fewest = [smallest_floor(probe.floor)[0] for probe in Backprop().probes(work, chain, HARDWARE)]
-    assert fewest == ([2, 2] if norm is nn.BatchNorm2d and batch_size == 4 else [1, 1])

@@ -13,7 +13,7 @@ from snugfit.local.layout import Layout
 from snugfit.profiling import Probe, describe
 from snugfit.strategies.blockwise.units import clone_unit, kept_bytes
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
-from snugfit.strategies.prediction import fill_made_up, random_batch, step_floor, stored_batches
+from snugfit.strategies.prediction import fill_made_up, random_batch, require_images, step_floor, stored_batches
 
 
 def unit_probe_name(unit_name: str) -> str:
@@ -48,7 +48,9 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
         return step
 
     def floor(batch: int) -> int:
-        return step_floor(make("meta"), lambda: random_batch(unit.input_shape, workload.classes, batch, "meta"))
+        trainer = make("meta")
+        require_images(batch, limit, *trainer.modules)
+        return step_floor(trainer, lambda: random_batch(unit.input_shape, workload.classes, batch, "meta"))
 
     limit = min(workload.batch_limit, workload.train_count)
     name, kept = unit_probe_name(unit.name), kept_bytes(layout, index, workload)

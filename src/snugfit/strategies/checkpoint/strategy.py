@@ -62,7 +62,7 @@ class Checkpoint:
         ways = ways_of(chain, unit_facts(chain), workload)
         probes = {
             (way, hold): whole_probe(
-                way.key, chain, workload, hardware.device, trainer_by(way.schedule), hold=hold, single=False
+                way.key, chain, workload, hardware.device, trainer_by(way.schedule), hold=hold
             )
             for way in ways
             for hold in ((False, True) if self.accumulate else (False,))
