@@ -120,6 +120,18 @@ def stored_batches(shape: tuple[int, ...], batch: int, dtype: CacheDtype) -> Ten
     return torch.ones((2, batch, RowFormat(shape, dtype).row_bytes), dtype=torch.uint8)
 
 
+def place_made_up(module: nn.Module, device: str) -> None:
+    """Put a module on a device with made-up weights, as they lie in a real run.
+
+    On the meta device that is the layout alone. Autograd copies a gradient whose layout is not its weight's, so that
+    floors of networks with wide convolutions on small maps had a gradient twice: VGG-11 at 32 px 132.8 MB for 123.4.
+    """
+    if device == "meta":
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    else:
+        fill_made_up(module.to_empty(device=device))
+
+
 def fill_made_up(module: nn.Module) -> None:
     """Give made-up weights to a module, in channels_last, so that steps on it neither diverge nor hit denormals.
 

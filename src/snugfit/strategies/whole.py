@@ -22,9 +22,9 @@ from snugfit.core.workload import Workload
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_facts
 from snugfit.strategies.prediction import (
-    fill_made_up,
     images_passed,
     made_up_batch,
+    place_made_up,
     require_images,
     room_for_step,
     smallest_budget,
@@ -101,8 +101,7 @@ def whole_probe(
     def make(where: str) -> NetworkTrainer:
         clone = copy.deepcopy(chain)
         module = clone.to_module()
-        if where != "meta":
-            fill_made_up(module.to_empty(device=where))
+        place_made_up(module, where)
         return make_trainer(clone, module, workload, 2 if hold else 1)
 
     def step(trainer: NetworkTrainer, batch: int, where: str) -> None:

@@ -13,7 +13,7 @@ from snugfit.local.layout import Layout
 from snugfit.profiling import Probe, describe
 from snugfit.strategies.blockwise.units import clone_unit, kept_bytes
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
-from snugfit.strategies.prediction import fill_made_up, random_batch, require_images, step_floor, stored_batches
+from snugfit.strategies.prediction import place_made_up, random_batch, require_images, step_floor, stored_batches
 
 
 def unit_probe_name(unit_name: str) -> str:
@@ -31,9 +31,8 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
 
     def make(where: str) -> BlockTrainer:
         modules: list[nn.Module] = list(clone_unit(layout, index))
-        if where != "meta":
-            for module in modules:
-                fill_made_up(module.to_empty(device=where))
+        for module in modules:
+            place_made_up(module, where)
         return BlockTrainer([LocalUnit(modules[0], modules[1], workload)])  # type: ignore[arg-type]
 
     def build() -> Callable[[int], object]:

@@ -22,7 +22,7 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, TensorProbe, WholeStep
 from snugfit.selection.importance import Update, importance, scratch_bytes
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
-from snugfit.strategies.prediction import fill_made_up, random_batch, step_floor
+from snugfit.strategies.prediction import fill_made_up, place_made_up, random_batch, step_floor
 from snugfit.training.optimizers import ParameterOptimizers
 from snugfit.training.step import precision_context
 
@@ -64,8 +64,7 @@ class ElasticProbes:
         """The network with made-up weights, and what trains it."""
         clone = copy.deepcopy(self.chain)
         module = clone.to_module()
-        if where != "meta":
-            fill_made_up(module.to_empty(device=where))
+        place_made_up(module, where)
         trainer = TensorTrainer(module, clone.forward, self.workload, lean=self.lean)
         trainer.select(self._names(trainer, which))
         return trainer
