@@ -207,7 +207,10 @@ def verdict(kind: str, cell: Cell) -> list[str]:
     if kind == "less":
         return [] if code == INFEASIBLE else [f"less than the smallest budget does: exit {code}"]
     if code == INFEASIBLE:
-        return ["the budget named is refused"] if kind == "named" else []
+        lacks_memory = (
+            cell.get("error", {}).get("type") != "InfeasibleTimeError"
+        )  # elastic may find no update that helps
+        return ["the budget named is refused"] if kind == "named" and lacks_memory else []
     if code != 0:
         return [f"exit {code}"]
     return _excesses(cell)

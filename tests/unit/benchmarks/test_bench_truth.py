@@ -79,3 +79,9 @@ def test_a_plan_that_fits_where_it_should_not_is_told_in_a_line():
     """Three MB less than what was named is planned, not trained, and such an answer has no accuracy."""
     cell = {"exit_code": 0, "seconds": 2.0, "record": {"budget": {"memory_bytes": 105 * MB}, "candidates": []}}
     assert summary(cell) == "2.0 s, - of - MB predicted" and verdict("less", cell)
+
+
+def test_elastic_that_finds_no_update_in_the_budget_named_does_not_lack_memory():
+    error = {"type": "InfeasibleTimeError", "message": "no update of a tensor beside the classifier lowers the loss."}
+    assert verdict("named", {"exit_code": 3, "error": error}) == []
+    assert verdict("named", {"exit_code": 3, "error": {**error, "type": "InfeasibleBudgetError"}})
