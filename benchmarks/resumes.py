@@ -88,7 +88,7 @@ class Trial:
                 shutil.copytree(whole, killed)
                 seconds = self._goes_on(whole)
                 for _ in range(self.draw.randint(2, _MOST_KILLS)):
-                    self._killed(killed, self.draw.uniform(0.3, 1.0) * seconds)
+                    self._killed(killed, self.draw.uniform(0.15, 0.6) * seconds)
                 if not (killed / "record.json").is_file():
                     self._goes_on(killed)
                 ends = [json.loads((run / "record.json").read_text()) for run in (whole, killed)]
@@ -118,17 +118,26 @@ class Trial:
         code = command.ends()
         if hit:
             self.kills.append(f"epoch {epochs_done(run)}")
-        if code not in ({LOST, -signal.SIGKILL} if hit else {0}):
-            self.failures.append(f"exit code {code}: {command.said.strip()[-300:]}")
+        if code not in (allowed_codes(to_worker) if hit else {0}):
+            self._complain(command, code)
+
+    def _complain(self, command: Command, code: int) -> None:
+        said = command.said.strip().replace(str(self.place.folder), "WORK")
+        self.failures.append(f"exit code {code}: {said[-300:]}")
 
     def _goes_on(self, run: Path) -> float:
         """Resume to the end; seconds that it takes."""
         started = time.monotonic()
         command = resume(self.place, self.settings, run)
-        if command.ends() != 0:
-            self.failures.append(f"exit code {command.process.returncode}: {command.said.strip()[-300:]}")
+        if (code := command.ends()) != 0:
+            self._complain(command, code)
             raise Hung("a resumed run did not come to its end")
         return time.monotonic() - started
+
+
+def allowed_codes(to_worker: bool) -> set[int]:
+    """Exit codes of a command that is killed, or whose trainer is; 0 where that had done its work by then."""
+    return {0, LOST if to_worker else -signal.SIGKILL}
 
 
 @contextmanager
@@ -197,8 +206,11 @@ def render(cells: list[Cell]) -> str:
               "drift found, whole and killed", "weights")  # fmt: skip
     rows = [row(cell) for cell in cells]
     equal, apart = (sum(each[-1] == verdict for each in rows) for verdict in ("equal", "drift in one only"))
-    kills = sum(len(cell["kills"]) for cell in cells)
-    summary = f"{len(cells)} trials, {kills} kills: {equal} ended with equal weights, {sum(map(failed, cells))} failed"
+    kills, twice = sum(len(cell["kills"]) for cell in cells), sum(len(cell["kills"]) > 1 for cell in cells)
+    summary = (
+        f"{len(cells)} trials, {kills} kills; the copy was killed too, before it ended, in {twice}. "
+        f"{equal} ended with equal weights, {sum(map(failed, cells))} failed"
+    )
     return f"{markdown(header, rows)}\n\n{summary}, {apart} found drift in one of the two runs only."
 
 

@@ -56,9 +56,15 @@ def test_the_table_tells_equal_runs_from_failed_ones_and_from_those_of_other_mea
     assert "| 0 | 2 | epoch 1, epoch 3 | 2, 2 | 4.0 | 0, 0 | equal |" in text
     assert "| 1 | 2 | epoch 1, epoch 3 | 2, 2 | 4.0 | 0, 1 | drift in one only |" in text
     assert "| 0, 0 | failed |" in text and "| 3 | 2 | epoch 1, epoch 3 | - | - | - | failed |" in text
-    assert text.endswith(
-        "4 trials, 8 kills: 1 ended with equal weights, 2 failed, 1 found drift in one of the two runs only."
-    )
+    last = "4 trials, 8 kills; the copy was killed too, before it ended, in 4. "
+    last += "1 ended with equal weights, 2 failed, 1 found drift in one of the two runs only."
+    assert text.endswith(last)
+
+
+@pytest.mark.parametrize(("to_worker", "wrong"), [(True, -9), (False, 8)])
+def test_a_kill_may_come_when_all_is_done(to_worker: bool, wrong: int) -> None:
+    codes = resumes.allowed_codes(to_worker)
+    assert 0 in codes and len(codes) == 2 and wrong not in codes
 
 
 def test_epochs_of_a_run_folder(tmp_path: Path) -> None:
