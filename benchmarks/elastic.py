@@ -21,7 +21,7 @@ from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run_fo
 from benchmarks.elastic_steps import Bench, alternating, bench, drawn_importances, random_masks
 from benchmarks.elastic_tables import render
 from benchmarks.store import ResultFile, finish
-from snugfit.selection.choice import Room, choose
+from snugfit.selection.choice import Headroom, choose
 from snugfit.selection.solver import solve
 
 MODELS = ("resnet50", "mobilenet_v2", "vgg16_imagenet", "vit_b_16")
@@ -113,7 +113,7 @@ def ratio(
             if rho < made.times.smallest_ratio:
                 found.append({"rho": rho, "smallest": made.times.smallest_ratio})
                 continue
-            mask = choose(made.times, made.network, value, Room(rho))
+            mask = choose(made.times, made.network, value, Headroom(rho))
             seconds = _against_full(made, mask, repeats)
             found.append({"rho": rho, "predicted": made.times.ratio(mask), "tensors": int(mask.sum()), **seconds})
         return {"profile_seconds": made.profile.seconds, "ratios": found}
@@ -156,7 +156,7 @@ def solver(*, models: tuple[str, ...] = ("resnet50",), repeats: int = 5, options
             one.append(time.perf_counter() - started)
             for share in (0.1, 0.3, 0.5):
                 started = time.perf_counter()
-                choose(made.times, network, value, Room(0.5, int(share * most)))
+                choose(made.times, network, value, Headroom(0.5, int(share * most)))
                 two.append(time.perf_counter() - started)
         step = made.times.full * 0.5
         return {"one_budget": one, "two_budgets": two, "step_seconds": step, "solved": found.solved,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.common import Settings
 from snugfit import models
-from snugfit.api.assembling import assemble
+from snugfit.api.builder import assemble
 from snugfit.api.process import baseline, choose_device
 from snugfit.chain import Chain, UnitStore, load_into
 from snugfit.core.request import DataOptions, ModelOptions, Request, TrainingOptions
@@ -27,9 +27,9 @@ from snugfit.memory.scratch import ScratchFile
 from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
-from snugfit.strategies.elastic.probing import ElasticProbes, trial_updates
+from snugfit.strategies.elastic.probes import ElasticProbes, trial_updates
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
-from snugfit.strategies.prediction import fill_made_up, random_batch
+from snugfit.strategies.memory_estimates import fill_made_up, random_batch
 
 IMAGE_SIZE = 224
 CLASSES = 200
@@ -152,8 +152,8 @@ def drawn_importances(
         for size in sizes:
             for draw in range(draws):
                 images, labels = next(data.train.epoch(1000 * size + draw, size))
-                room = scratch_bytes(units, [unit.input_shape for unit in made.chain.all_units], size)
-                with ScratchFile(Path(folder) / "scratch", room) as scratch:
+                headroom = scratch_bytes(units, [unit.input_shape for unit in made.chain.all_units], size)
+                with ScratchFile(Path(folder) / "scratch", headroom) as scratch:
                     scores = importance(
                         "contribution", units, images, labels, chunk=min(size, 8), scratch=scratch,
                         update=trial_updates(made.workload.optimizer),

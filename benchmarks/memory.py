@@ -17,11 +17,11 @@ from snugfit import models
 from snugfit.api.process import baseline, choose_device
 from snugfit.chain import Chain
 from snugfit.core.workload import OptimizerSettings, Workload
-from snugfit.local.layout import Layout
+from snugfit.local.assignment import Layout
 from snugfit.memory import make_meter, release_memory
 from snugfit.strategies.blockwise.units import initialise_loss, own_loss
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
-from snugfit.strategies.prediction import random_batch
+from snugfit.strategies.memory_estimates import random_batch
 from snugfit.training.loop import Trainable
 from snugfit.training.network import NetworkTrainer
 

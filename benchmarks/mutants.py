@@ -64,10 +64,10 @@ GROUPS = {
          "local/test_ending.py", "local/test_signal.py", "local/test_spectra.py"),
     ),
     "partition": Group(("local/partition.py",), ("local/test_partition.py",)),
-    "memory": Group(("memory/model.py",), ("memory/test_line_fit.py",)),
+    "memory": Group(("memory/line_fit.py",), ("memory/test_line_fit.py",)),
     "store": Group(("chain/store.py",), ("chain/test_unit_store.py",)),
     "rows": Group(
-        ("training/rows.py", "training/tensorfile.py"),
+        ("training/row_format.py", "training/tensorfile.py"),
         ("training/test_rows.py", "training/test_tensorfile.py", "training/test_cache.py",
          "training/test_checkpoint.py"),
     ),

@@ -121,7 +121,7 @@ def train(job: Job, micro: int, meter: PeakMeter, limit: MemoryLimit) -> dict[st
     group = max(1, min(job.batch_size, len(job.splits.train)) // micro)
     meter.restart()
     network = _build(job)
-    with limit.room_for_kernels():
+    with limit.allow_kernels():
         _warm_up(job, network, micro)
     if limit.budget_bytes is not None and meter.mark() > limit.budget_bytes:
         raise MemoryError(f"micro-batch {micro} needs more than the budget")

@@ -15,7 +15,7 @@ from benchmarks.peer import accuracy
 from snugfit import models
 from snugfit.data import Batches, Splits, Transform
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
-from snugfit.memory.kernels import KERNEL_BYTES, RoomForKernels
+from snugfit.memory.kernels import KERNEL_BYTES, KernelAllowance
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
@@ -62,7 +62,7 @@ class Race:
         return self.seconds - (time.perf_counter() - self.started)
 
     def network(self, guarded: bool = True) -> nn.Module:
-        """The network with fresh weights; guarded, it makes room for kernels on new shapes."""
+        """The network with fresh weights; guarded, it allows kernels of new shapes."""
         torch.manual_seed(self.seed)
         shape = self.splits.image_shape
         network = models.build(self.model, len(self.splits.class_names), shape[-1], shape[0])
@@ -132,7 +132,7 @@ class Race:
         return Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip)
 
 
-class Room(RoomForKernels):  # type: ignore[no-untyped-call]
+class Headroom(KernelAllowance):  # type: ignore[no-untyped-call]
     """Refuses memory by the words of torch's allocator, which the peers' batch finders know."""
 
     def _require(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -143,12 +143,12 @@ class Room(RoomForKernels):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def kernel_room(limit: MemoryLimit) -> Iterator[None]:
-    """Context for passes on new shapes, as :meth:`MemoryLimit.room_for_kernels`."""
+def kernel_allowance(limit: MemoryLimit) -> Iterator[None]:
+    """Context for passes on new shapes, as :meth:`MemoryLimit.allow_kernels`."""
     limit.spare_bytes += KERNEL_BYTES
     limit.refresh()
     try:
-        with Room(limit):
+        with Headroom(limit):
             yield
     finally:
         limit.spare_bytes -= KERNEL_BYTES
@@ -156,23 +156,23 @@ def kernel_room(limit: MemoryLimit) -> Iterator[None]:
 
 
 def guard(network: nn.Module, limit: MemoryLimit, meter: PeakMeter) -> nn.Module:
-    """Keep the limit from refusing a peer what is only reserved: set it anew at every pass, with room for new kernels.
+    """Keep the limit from refusing a peer what is only reserved: set it anew at every pass, with address space for new kernels.
 
     From its first pass on a new shape to the next pass, what generates kernels gets address space for them.
     """
     seen: set[tuple[bool, torch.Size]] = set()
-    rooms: list[AbstractContextManager[None]] = []
+    allowances: list[AbstractContextManager[None]] = []
 
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if rooms:
-            rooms.pop().__exit__(None, None, None)
+        if allowances:
+            allowances.pop().__exit__(None, None, None)
         meter.mark()
         limit.refresh()
         key = (module.training, inputs[0].shape)
         if key not in seen:
             seen.add(key)
-            rooms.append(kernel_room(limit))
-            rooms[-1].__enter__()
+            allowances.append(kernel_allowance(limit))
+            allowances[-1].__enter__()
 
     network.register_forward_pre_hook(before)
     return network

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import program
-from snugfit.api.assembling import assemble, make_strategies
+from snugfit.api.builder import assemble, make_strategies
 from snugfit.api.process import choose_device, describe_hardware
 from snugfit.core.request import BudgetOptions, DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, make_meter, prepare_process
@@ -92,7 +92,7 @@ def attempt(request: Request, limit: MemoryLimit, meter: PeakMeter) -> dict[str,
         trial = smallest_trial(request, limit)
         tried = {"tried": trial.probe.name, "batch": trial.batch, "floor_bytes": trial.floor_bytes}
         meter.restart()
-        with limit.room_for_kernels():
+        with limit.allow_kernels():
             step = trial.probe.build()
             step(trial.batch)
         step(trial.batch)  # with optimizer state

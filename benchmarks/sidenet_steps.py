@@ -16,7 +16,7 @@ from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.lean import overwrite_maps, use_lean
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
-from snugfit.strategies.prediction import fill_made_up, random_batch
+from snugfit.strategies.memory_estimates import fill_made_up, random_batch
 from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.network import make_trainer, trained_names, with_side_network

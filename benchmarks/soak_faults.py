@@ -136,7 +136,7 @@ def _signalled(trial: Trial, number: int, *, to_worker: bool, codes: set[int]) -
 
 
 def small_disk(trial: Trial) -> None:
-    """The run folder on a file system with too little room; then with enough. Files limited instead without root."""
+    """The run folder on a file system with too little space; then with enough. Files limited instead without root."""
     share = trial.draw.uniform(0.02, 1.5)
     needed = sum(path.stat().st_size for path in trial.reference.run.rglob("*") if path.is_file())
     with _disk(trial.run, int(share * needed)) as grow:

@@ -18,7 +18,7 @@ from snugfit.tiling.grouping import CostModel, Direction, Prices, cheapest
 from snugfit.tiling.layers import Tiling
 from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.profile import Profile, every_cut, one_group
-from snugfit.tiling.tally import FLOAT
+from snugfit.tiling.step_cost import FLOAT
 
 GRID = (3, 3)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -8,7 +8,8 @@ from typing import Any
 from benchmarks.netns import _bits
 from benchmarks.tiled_rank import network
 from snugfit.core.cluster import Link, Rank, made_up
-from snugfit.tiling.counting import tally
+from snugfit.tiling.candidates import meeting_points, thinned, ways_on_one_device
+from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.distributed import schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.grouping import CostModel
@@ -16,9 +17,8 @@ from snugfit.tiling.layers import Tiling
 from snugfit.tiling.pricing import Prediction, prices_of
 from snugfit.tiling.profile import Profile, one_group
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.stem import stem_of
-from snugfit.tiling.tally import Pass
-from snugfit.tiling.ways import meeting_points, thinned, ways_on_one_device
+from snugfit.tiling.step_cost import Pass
+from snugfit.tiling.tileable_prefix import stem_of
 
 MACS_PER_SECOND = 30e9
 """Of one thread here, about."""

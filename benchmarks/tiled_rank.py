@@ -32,7 +32,7 @@ from snugfit.tiling.layers import Tiling
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import TiledForward
-from snugfit.tiling.stem import stem_of
+from snugfit.tiling.tileable_prefix import stem_of
 from snugfit.tiling.transport import Processes
 
 MODEL, LAYERS = "yolov2_16", 16

@@ -15,15 +15,15 @@ from benchmarks.store import ResultFile, finish, markdown
 from benchmarks.yolo_tiles import layers, schedule
 from snugfit.core.cluster import Cluster, Link, Rank, made_up
 from snugfit.core.request import WeightUpdate
-from snugfit.tiling.counting import tally
+from snugfit.tiling.candidates import squarest
+from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.grouping import CostModel
 from snugfit.tiling.layers import Layers
 from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.tally import Tally
-from snugfit.tiling.ways import squarest
+from snugfit.tiling.step_cost import Tally
 
 STEP_MACS = 38.68e9
 """Of a training step of one image on one tile: forward, gradients of maps but the image's, gradients of weights."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import snugfit
-from snugfit.api.keeping import _runs_file, past_runs
+from snugfit.api.history import _runs_file, past_runs
 from snugfit.api.loading import Architecture, read_data
 from snugfit.chain.store import UnitStore
 from snugfit.cli.config import read_config
@@ -26,7 +26,7 @@ from snugfit.core.profile import Profile
 from snugfit.core.request import MachineOptions, Request
 from snugfit.core.serial import to_data
 from snugfit.errors import SnugfitError
-from snugfit.profiling.kept import Measurement
+from snugfit.profiling.measurement_cache import Measurement
 from snugfit.report.metrics import read_metrics
 from snugfit.report.page import read_record, render
 from snugfit.training.cache import ActivationCache

@@ -21,7 +21,7 @@ SHARED = ("snugfit.models", "snugfit.data.batches", "snugfit.data.split", "snugf
 NEUTRAL = ("snugfit.api", "snugfit.cli", "snugfit.detection", "snugfit.errors", "snugfit.memory", "snugfit.planner",
            "snugfit.profiling", "snugfit.quantities", "snugfit.report", "snugfit.training.launch")  # fmt: skip
 
-FIRST = ("snugfit.api.assembling", "snugfit.api.weights")
+FIRST = ("snugfit.api.builder", "snugfit.api.weights")
 """Without what they import: they belong to a neutral package, but make the weights that training begins with."""
 
 

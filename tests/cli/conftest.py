@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from snugfit.cli import app, job
+from snugfit.cli import app, child_process
 from snugfit.core import known
 
 FAKES = Path(__file__).parent / "fakes"
 LAUNCH = (
-    "import snugfit.cli.job as job, snugfit.core.known as known; job.WORKER_MODULE = 'fake_worker'; "
+    "import snugfit.cli.child_process as job, snugfit.core.known as known; job.WORKER_MODULE = 'fake_worker'; "
     "known.check_names = lambda request: None; from snugfit.cli import main; main()"
 )
 
@@ -42,7 +42,7 @@ class Outcome:
 @pytest.fixture
 def fakes(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
-    monkeypatch.setattr(job, "WORKER_MODULE", "fake_worker")
+    monkeypatch.setattr(child_process, "WORKER_MODULE", "fake_worker")
     monkeypatch.setattr(known, "check_names", lambda request: None)  # the fakes' models are named by what they do
 
 

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from snugfit.cli import answers
-from snugfit.cli.answers import Answer
+from snugfit.cli import plan_cache
+from snugfit.cli.plan_cache import Answer
 from snugfit.core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request
 
 ASKED = ("plan", "--memory", "1MB", "--model", "m")
@@ -99,7 +99,7 @@ def test_data_that_changed_are_other_data(data):
 
 def test_too_many_files_are_not_looked_at(data, monkeypatch):
     assert key(data=DataOptions(data="folder:photos")) is not None
-    monkeypatch.setattr(answers, "MOST_FILES", 3)
+    monkeypatch.setattr(plan_cache, "MOST_FILES", 3)
     assert key(data=DataOptions(data="folder:photos")) is None
 
 
@@ -121,10 +121,10 @@ def test_weights_runs_and_versions_matter(data, tmp_path_factory, monkeypatch):
     (folder / "runs-1.jsonl").write_text("{}\n")
     seen.append(key(machine=machine))
     for change in (
-        lambda: monkeypatch.setattr(answers, "version", lambda package: "9.9"),
-        lambda: monkeypatch.setattr(answers, "code", lambda: "another"),
+        lambda: monkeypatch.setattr(plan_cache, "version", lambda package: "9.9"),
+        lambda: monkeypatch.setattr(plan_cache, "code", lambda: "another"),
         lambda: monkeypatch.setenv("OMP_NUM_THREADS", "7"),
-        lambda: monkeypatch.setattr(answers, "_machine", lambda: ["another"]),
+        lambda: monkeypatch.setattr(plan_cache, "_machine", lambda: ["another"]),
         lambda: monkeypatch.chdir(data),
     ):
         change()

@@ -5,8 +5,8 @@ from importlib import import_module
 
 import pytest
 
-from snugfit.cli.apart import settled
 from snugfit.cli.failures import FailedError
+from snugfit.cli.fresh_processes import settled
 from snugfit.cli.options import SHOW_ALL
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Cost

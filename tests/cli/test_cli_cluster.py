@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from snugfit.cli import app, hosts, launching, rounds
+from snugfit.cli import app, hosts, launch_commands, launcher
 from snugfit.core.cluster import Cluster
 
 HOSTS = """
@@ -46,7 +46,7 @@ def test_processes_of_this_machine_listen_on_loopback(snug):
         "launch", "--processes", "3", "--timeout", "4s", "--dry-run", "--", "train", "--json", "--epochs", "2"
     )
     words = shlex.split(out)
-    assert code == 0 and words[:2] == [f"GLOO_SOCKET_IFNAME={launching.LOOPBACK}", "SNUGFIT_TIMEOUT=4s"]
+    assert code == 0 and words[:2] == [f"GLOO_SOCKET_IFNAME={launch_commands.LOOPBACK}", "SNUGFIT_TIMEOUT=4s"]
     assert words[2:6] == ["SNUGFIT_JOIN_TIMEOUT=60s", sys.executable, "-m", "snugfit.cli.agent"]
     assert words[words.index("--nproc-per-node") + 1] == "3" and words[words.index("--serve") + 1] == "127.0.0.1:0"
     assert words[words.index("--max-restarts") + 1] == "3"
@@ -119,7 +119,7 @@ def test_public_addresses_take_a_flag(snug, tmp_path):
 
 
 def test_exit_codes_of_several_hosts():
-    verdict = rounds.exit_code
+    verdict = launcher.exit_code
     assert verdict([8, 4]) == 4 and verdict([255, 0]) == 8 and verdict([-9, 130]) == 8 and verdict([130]) == 130
     assert verdict([]) == verdict([127]) == 8, "a host that could not be started"
 

@@ -18,7 +18,7 @@ from snugfit.core.request import Request
 
 @pytest.fixture(autouse=True)
 def drawings(monkeypatch):
-    """Note what the report room is asked to draw."""
+    """Note what the report package is asked to draw."""
     drawn: list[str] = []
     page, table = types.ModuleType("snugfit.report.page"), types.ModuleType("snugfit.report.table")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from snugfit.cli.launcher import Terms, run_all
 from snugfit.cli.member import AGENT, Member, Start
-from snugfit.cli.rounds import Terms, run_all
 from snugfit.errors import UsageError
 
 FAKE = str(Path(__file__).parent / "fakes" / "agent.py")

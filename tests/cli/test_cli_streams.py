@@ -91,8 +91,8 @@ main()
     [
         ("snugfit.cli.app", True, signal.SIGINT),
         ("cyclopts", False, signal.SIGTERM),
-        ("snugfit.cli.start", False, signal.SIGINT),
-        ("snugfit.cli.start", True, signal.SIGTERM),
+        ("snugfit.cli.startup", False, signal.SIGINT),
+        ("snugfit.cli.startup", True, signal.SIGTERM),
     ],
 )
 def test_a_signal_while_the_command_loads(module, as_json, number, fakes, tmp_path):
@@ -127,7 +127,7 @@ def test_a_signal_while_the_worker_loads_what_swallows_exceptions(number, start,
 
 def test_streams_are_three_descriptors_whatever_was_closed(shell, tmp_path: Path):
     """No file that is opened later may take the number of a stream that is missing."""
-    line = "import os, sys; from snugfit.cli.start import prepare_streams; prepare_streams(); "
+    line = "import os, sys; from snugfit.cli.startup import prepare_streams; prepare_streams(); "
     line += "f = open('later', 'w'); os.write(1, b'x'); print(f.fileno() > 2, file=f)"
     found = shell(f"{shlex.quote(sys.executable)} -c {shlex.quote(line)} <&- >&- 2>&-")
     assert found.returncode == 0 and (tmp_path / "later").read_text() == "True\n"

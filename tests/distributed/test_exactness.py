@@ -16,7 +16,7 @@ from snugfit.tiling.layers import Tiling
 from snugfit.tiling.profile import Profile, every_cut
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import rest_of
-from snugfit.tiling.stem import stem_of
+from snugfit.tiling.tileable_prefix import stem_of
 from snugfit.tiling.transport import Processes
 
 FEW = settings(

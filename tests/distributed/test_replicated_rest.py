@@ -10,12 +10,12 @@ from torch import nn
 
 from snugfit.chain import Chain
 from snugfit.core.workload import OptimizerSettings, Workload
-from snugfit.strategies.tiled.running import follow
+from snugfit.strategies.tiled.runner import follow
 from snugfit.strategies.tiled.trainer import GatewayTrainer
-from snugfit.tiling.counting import tally
+from snugfit.tiling.coordinator import drawing_from
+from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.messages import receive_tensors, send_tensors
 from snugfit.tiling.plan import TilePlan, Tiles
-from snugfit.tiling.service import drawing_from
 from snugfit.tiling.transport import GATEWAY, Processes
 from snugfit.training.network import NetworkTrainer
 

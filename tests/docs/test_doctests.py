@@ -12,7 +12,7 @@ from snugfit import errors
 
 SOURCE = Path(snugfit.__file__).parent
 RUNNER = Path(__file__).with_name("run_doctests.py")
-ROOMS = ("memory", "lean", "local", "selection", "surgery", "tiling")
+PACKAGES = ("memory", "lean", "local", "selection", "surgery", "tiling")
 
 
 def module_name(path: Path) -> str:
@@ -49,9 +49,9 @@ def test_every_public_name_has_an_example(name):
     assert any(">>> " in (getattr(part, "__doc__", None) or "") for part in own)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_room_for_loops_of_ones_own_has_an_example(room):
-    assert f"snugfit.{room}" in MODULES
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_for_loops_of_ones_own_has_an_example(package):
+    assert f"snugfit.{package}" in MODULES
 
 
 def test_errors_have_an_example():

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import snugfit
-from snugfit.api.assembling import make_strategies
+from snugfit.api.builder import make_strategies
 from snugfit.core.request import BudgetOptions, Request, StrategyOptions
 from snugfit.errors import (
     CheckpointError,

@@ -137,7 +137,7 @@ def reported(run: Path) -> Any:
 
 def looked_at(run: Path) -> Any:
     """A unit's weights and its exit, as pictures read them."""
-    from snugfit.api.source import Source
+    from snugfit.api.finished_run import Source
 
     return [Source(run).stored(kind, 0) for kind in ("weights", "exits")]
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from snugfit.cli import job
+from snugfit.cli import child_process
 from snugfit.cli.worker import main
 
 START = """
@@ -39,9 +39,9 @@ def test_a_worker_is_told_its_parent(monkeypatch) -> None:
             seen.append(command)
             raise OSError("enough")
 
-    monkeypatch.setattr(job.subprocess, "Popen", Started)
+    monkeypatch.setattr(child_process.subprocess, "Popen", Started)
     with contextlib.suppress(OSError):
-        job.run_job({})
+        child_process.run_job({})
     assert seen[0][-1] == str(os.getpid())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit.api.assembling import make_strategies
+from snugfit.api.builder import make_strategies
 from snugfit.core.request import BudgetOptions, ModelOptions, Request, StrategyOptions, prune_ratio
 from snugfit.errors import DataError, InfeasibleBudgetError, ModelError, SnugfitError, UnknownNameError, UsageError
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import snugfit
 from snugfit.errors import InterruptedRunError
-from snugfit.strategies.elastic import drift, intervals
+from snugfit.strategies.elastic import drift, runner
 from snugfit.training.events import EpochDone, Event, PhaseDone, StepDone, TensorsSelected
 
 OPTIONS = {"max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "strategy": "elastic"}
@@ -167,7 +167,7 @@ def test_selections_in_the_run_folder_are_never_made_anew(
         ranked.append(run.position.epoch)
         return dict(record.intervals[2].importance)
 
-    monkeypatch.setattr(intervals, "rank_tensors", rank)
+    monkeypatch.setattr(runner, "rank_tensors", rank)
     resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
     assert ranked == [2], "only the third selection was left to make"
     assert_same_selections(record, resumed)
@@ -179,8 +179,8 @@ def test_an_interval_that_drift_cut_short_stays_short_on_resume(
 ) -> None:
     """Stopped right at the end of the epoch whose steps had drifted."""
     options = {"epochs": 3, "interval": 3, "time_ratio": 0.8}
-    monkeypatch.setattr(intervals, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
-    monkeypatch.setattr(intervals, "drifted", lambda *_: True)
+    monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    monkeypatch.setattr(runner, "drifted", lambda *_: True)
     weights, record = train(tmp_path / "whole", with_dropout, **options)
     assert [(interval.epochs, interval.profiled) for interval in record.intervals] == [(1, False), (2, True)]
     plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
@@ -218,7 +218,7 @@ def test_a_run_taken_up_on_a_busy_machine_ends_with_the_same_weights(
 
     monkeypatch.setattr(drift, "dry_ratio", noted)
     monkeypatch.setattr(drift, "timed", timed)
-    monkeypatch.setattr(intervals, "suspicious", lambda interval: True)
+    monkeypatch.setattr(runner, "suspicious", lambda interval: True)
     resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
     assert judged, "it was judged"
     assert not any(interval.drifted or interval.profiled for interval in resumed.intervals)
@@ -231,17 +231,17 @@ def test_operators_measured_anew_are_not_measured_again_after_an_interruption(
 ) -> None:
     """Stopped between the measurement and the selection that follows from it."""
     options = {"epochs": 2, "interval": 1, "time_ratio": 0.8}
-    monkeypatch.setattr(intervals, "suspicious", lambda interval: interval.first_epoch == 0)
-    monkeypatch.setattr(intervals, "drifted", lambda *_: True)
+    monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0)
+    monkeypatch.setattr(runner, "drifted", lambda *_: True)
     measure, measured = drift.profile_anew, list[int]()
 
     def counted(*arguments: Any) -> Any:
         measured.append(1)
         return measure(*arguments)
 
-    monkeypatch.setattr(intervals, "profile_anew", counted)
+    monkeypatch.setattr(runner, "profile_anew", counted)
     plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
-    rank = intervals.rank_tensors
+    rank = runner.rank_tensors
 
     def killed(*arguments: Any) -> Any:
         if measured:
@@ -249,7 +249,7 @@ def test_operators_measured_anew_are_not_measured_again_after_an_interruption(
         return rank(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(intervals, "rank_tensors", killed)
+        patch.setattr(runner, "rank_tensors", killed)
         plan.run((), out=tmp_path / "stopped")
     resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
     assert len(measured) == 1
@@ -259,15 +259,15 @@ def test_operators_measured_anew_are_not_measured_again_after_an_interruption(
 def test_operators_measured_anew_are_kept_for_the_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They steer selections: the third is made from them, by a process that does not measure."""
     options = {"epochs": 3, "interval": 1, "time_ratio": 0.8}
-    monkeypatch.setattr(intervals, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
-    monkeypatch.setattr(intervals, "drifted", lambda *_: True)
+    monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    monkeypatch.setattr(runner, "drifted", lambda *_: True)
     plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
     slower = drift.profile_anew
 
     def tripled(*arguments: Any) -> Any:
         return slow(slower(*arguments))
 
-    monkeypatch.setattr(intervals, "profile_anew", tripled)
+    monkeypatch.setattr(runner, "profile_anew", tripled)
     with pytest.raises(InterruptedRunError):
         plan.run((at(StepDone, 4),), out=tmp_path / "stopped")
     resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from snugfit.chain import Chain
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.memory import Baseline, MemoryLimit
-from snugfit.strategies.elastic.probing import ElasticProbes
+from snugfit.strategies.elastic.probes import ElasticProbes
 
 CLASSES = 10
 NO_LIMIT = MemoryLimit(None, Baseline(0, 0), torch.device("cpu"))

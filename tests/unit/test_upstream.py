@@ -10,7 +10,7 @@ from torch import nn
 from snugfit.memory import tensor_peak_bytes
 from snugfit.upstream import GROUP_NORM_MENDED
 
-ROOMS = ("chain", "lean", "local", "memory", "profiling", "selection", "surgery", "tiling")
+PACKAGES = ("chain", "lean", "local", "memory", "profiling", "selection", "surgery", "tiling")
 CRASH = """
 import torch
 images = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)
@@ -37,9 +37,9 @@ def test_the_versions_of_torch_that_crash_are_the_ones_that_are_named():
     assert run(CRASH).returncode == (-11 if crashes else 0)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_package_that_runs_networks_mends_group_norm(room):
-    done = run(f"import snugfit.{room}\n{CRASH}")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_that_runs_networks_mends_group_norm(package):
+    done = run(f"import snugfit.{package}\n{CRASH}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 

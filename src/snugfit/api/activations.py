@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit.api.assembling import Assembly
+from snugfit.api.builder import Assembly
 from snugfit.api.process import choose_device
 from snugfit.chain import classifier_names
 from snugfit.chain.blocks import SIDE_NETWORK
@@ -26,7 +26,7 @@ from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, release_memo
 from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
-from snugfit.strategies.prediction import TENSOR_TO_PROCESS, fill_made_up, random_batch
+from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_made_up, random_batch
 from snugfit.strategies.sidenet.network import trained_names
 from snugfit.surgery.sidenet import attach_side_network
 from snugfit.training.optimizers import ParameterOptimizers
@@ -133,7 +133,7 @@ def _measured(
     module: nn.Module, names: Collection[str], workload: Workload, device: torch.device, true: ActivationMemory,
     limit: MemoryLimit,
 ) -> int | None:  # fmt: skip
-    """Peak tensor bytes of the second of two steps; None where there is no room for them."""
+    """Peak tensor bytes of the second of two steps; None if they do not fit."""
     if device.type == "cpu" and true.total_bytes * TENSOR_TO_PROCESS > psutil.virtual_memory().available:
         return None
     try:

@@ -22,7 +22,7 @@ from snugfit.core.request import OWN
 from snugfit.core.serial import to_data
 from snugfit.core.workload import TaskName
 from snugfit.errors import CheckpointError, ModelError
-from snugfit.local.layout import Layout
+from snugfit.local.assignment import Layout
 from snugfit.memory.limit import is_out_of_memory
 from snugfit.surgery import adopt_widths, attach_side_network
 from snugfit.training.artifact import MODEL_FILE

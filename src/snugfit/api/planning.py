@@ -10,14 +10,14 @@ from typing import Any
 from torch import nn
 
 from snugfit.api.activations import activation_table
-from snugfit.api.assembling import Assembly, Considered, assemble, make_strategies, own_splits
-from snugfit.api.keeping import measurements, past_runs
+from snugfit.api.builder import Assembly, Considered, assemble, make_strategies, own_splits
+from snugfit.api.distributed import commands_of_run
+from snugfit.api.history import measurements, past_runs
+from snugfit.api.learning_signal import signal_table
 from snugfit.api.process import baseline, choose_device, describe_hardware
 from snugfit.api.result import TrainedRecord
 from snugfit.api.running import execute
-from snugfit.api.signal import signal_table
-from snugfit.api.timing import tensor_table
-from snugfit.api.together import commands_of_run
+from snugfit.api.tensor_timing import tensor_table
 from snugfit.api.trials import compare
 from snugfit.api.weights import check_weights
 from snugfit.core.budget import Budget
@@ -264,8 +264,8 @@ def profile_request(
     Args:
         request: the options.
         subscribers: told of every measured probe.
-        learning_signal: add what each method's learning signal costs (:func:`snugfit.api.signal.signal_table`).
-        tensors: add what training each tensor takes (:func:`snugfit.api.timing.tensor_rows`).
+        learning_signal: add each method's learning signal (:func:`snugfit.api.learning_signal.signal_table`).
+        tensors: add what training each tensor takes (:func:`snugfit.api.tensor_timing.tensor_rows`).
         activation_memory: add the activation memory of every block (:func:`snugfit.api.activations.activation_table`).
         trained: what trains in it; a side network where the model can have one, else everything.
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from snugfit.api.exporting import export
 from snugfit.api.loading import load
-from snugfit.api.pictures import draw_report
+from snugfit.api.run_page import draw_report
 from snugfit.core.record import Record
 from snugfit.training.artifact import MODEL_FILE
 

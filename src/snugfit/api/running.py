@@ -11,18 +11,18 @@ from typing import Any
 
 from torch import nn
 
-from snugfit.api.assembling import Assembly, assemble, own_splits
-from snugfit.api.keeping import keep_run
+from snugfit.api.builder import Assembly, assemble, own_splits
+from snugfit.api.distributed import commands_of_run
+from snugfit.api.history import keep_run
 from snugfit.api.loading import read_data
 from snugfit.api.process import baseline, choose_device
 from snugfit.api.result import TrainedRecord
 from snugfit.api.tasks import rules_of
-from snugfit.api.together import commands_of_run
 from snugfit.core.documents import DocumentError, made
 from snugfit.core.lock import run_lock
 from snugfit.core.manifest import Manifest
 from snugfit.core.outputs import require_folder, require_run_folder
-from snugfit.core.places import run_cache_folder
+from snugfit.core.paths import run_cache_folder
 from snugfit.core.plan import Plan
 from snugfit.core.profile import Profile
 from snugfit.core.registry import strategy_class

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from snugfit.api.assembling import Assembly, assemble, load_splits
+from snugfit.api.builder import Assembly, assemble, load_splits
 from snugfit.api.loading import read_data
 from snugfit.api.running import execute, write_run
 from snugfit.core.plan import Candidate, Plan

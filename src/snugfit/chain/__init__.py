@@ -6,7 +6,7 @@ from snugfit.chain.classifier import classifier_names
 from snugfit.chain.initialise import initialise_by_reset, spill_module
 from snugfit.chain.norms import tracking_norms
 from snugfit.chain.store import UnitStore, load_into, release
-from snugfit.chain.tails import split_tail
+from snugfit.chain.tail_split import split_tail
 from snugfit.chain.unit import ConvFact, Unit
 from snugfit.upstream import mend_group_norm
 

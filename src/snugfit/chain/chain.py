@@ -12,7 +12,7 @@ from torch import fx, nn
 from snugfit.chain.batch_size import localise_batch_size
 from snugfit.chain.cuts import Stretch, cut
 from snugfit.chain.hooks import bypassed_hooks, refuse_lost_hooks
-from snugfit.chain.owners import owners_of, share_holders
+from snugfit.chain.parameter_owners import owners_of, share_holders
 from snugfit.chain.propagation import node_shapes
 from snugfit.chain.tracing import Traced, assemble, attributes_of, trace
 from snugfit.chain.unit import Unit, does_not_run, make_unit

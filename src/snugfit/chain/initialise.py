@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from snugfit.chain.chain import Chain
-from snugfit.chain.owners import reset_through
+from snugfit.chain.parameter_owners import reset_through
 from snugfit.chain.store import UnitStore, release, replace_stored
 from snugfit.chain.unit import Unit
 from snugfit.errors import ModelError

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from snugfit.chain.propagation import run_on_meta
-from snugfit.chain.tails import split_tail
+from snugfit.chain.tail_split import split_tail
 from snugfit.chain.tracing import is_torch_class
 from snugfit.errors import ModelError
 

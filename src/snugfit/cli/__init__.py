@@ -15,7 +15,7 @@ def main() -> None:
         _end_at_signals()
     except KeyboardInterrupt:
         _end(2, None)
-    from snugfit.cli.start import prepare_streams
+    from snugfit.cli.startup import prepare_streams
 
     prepare_streams()
     from snugfit.cli.app import main as run_and_exit

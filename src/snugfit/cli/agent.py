@@ -7,7 +7,7 @@ import os
 import sys
 
 from snugfit.cli.failures import show_error
-from snugfit.cli.start import prepare_streams
+from snugfit.cli.startup import prepare_streams
 from snugfit.errors import SnugfitError
 
 

@@ -22,7 +22,7 @@ from snugfit.cli.plan import plan
 from snugfit.cli.predict import predict
 from snugfit.cli.profile import profile
 from snugfit.cli.report import report
-from snugfit.cli.start import ReaderGoneError, raise_at_signals
+from snugfit.cli.startup import ReaderGoneError, raise_at_signals
 from snugfit.cli.train import train
 from snugfit.cli.verify import verify
 from snugfit.errors import SnugfitError, UsageError

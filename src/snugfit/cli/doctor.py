@@ -8,10 +8,10 @@ import sys
 from snugfit.cli.examine import MARK
 from snugfit.cli.failures import FailedError
 from snugfit.cli.launch import HERE, ClusterOptions, wanted_of
-from snugfit.cli.launching import starts
+from snugfit.cli.launch_commands import starts
+from snugfit.cli.launcher import run_all
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, note, print_json
-from snugfit.cli.rounds import run_all
 from snugfit.core.cluster import Cluster
 from snugfit.core.outputs import require_file, whole_file
 from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from snugfit.cli.job import make_job, run_job
+from snugfit.cli.child_process import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, print_json
 from snugfit.core.options import Workers

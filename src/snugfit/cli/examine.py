@@ -7,7 +7,7 @@ import sys
 
 from snugfit.cli.failures import show_error
 from snugfit.cli.parent import die_with_agent
-from snugfit.cli.start import prepare_streams
+from snugfit.cli.startup import prepare_streams
 from snugfit.errors import SnugfitError, UsageError
 
 MARK = "snugfit-cluster "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snugfit.cli.job import make_job, run_job
+from snugfit.cli.child_process import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, note, print_json
 from snugfit.core.options import Workers

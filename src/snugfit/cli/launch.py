@@ -8,8 +8,8 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from snugfit.cli.hosts import read_hosts
-from snugfit.cli.launching import Wanted, starts
-from snugfit.cli.rounds import run_all
+from snugfit.cli.launch_commands import Wanted, starts
+from snugfit.cli.launcher import run_all
 from snugfit.core.options import Range, Seconds, Workers
 from snugfit.errors import UsageError
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from snugfit.cli.answers import Answer
-from snugfit.cli.apart import settled
+from snugfit.cli.child_process import make_job, run_job
 from snugfit.cli.failures import FailedError, show_error
-from snugfit.cli.job import make_job, run_job
+from snugfit.cli.fresh_processes import settled
 from snugfit.cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
 from snugfit.cli.output import note, print_json
+from snugfit.cli.plan_cache import Answer
 from snugfit.core.outputs import require_places
 from snugfit.core.plan import Plan
 from snugfit.core.request import Request

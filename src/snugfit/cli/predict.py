@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from snugfit.cli.child_process import make_job, run_job
 from snugfit.cli.failures import FailedError
-from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, print_json
 from snugfit.core.options import Count, Workers

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from snugfit.cli.job import make_job, run_job
+from snugfit.cli.child_process import make_job, run_job
 from snugfit.cli.options import NO_FLAGS, SHOW_ALL, UNITS_ALONE, OutputOptions, ProfileOptions, RequestFlags
 from snugfit.cli.output import note, print_json
 from snugfit.core.outputs import require_file, require_folder

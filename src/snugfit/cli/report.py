@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from snugfit.cli.child_process import make_job, run_job
 from snugfit.cli.failures import explain, unreported
-from snugfit.cli.job import make_job, run_job
 from snugfit.cli.options import SHOW_ALL, OutputOptions
 from snugfit.cli.output import SCHEMA, note, print_json
 from snugfit.core.options import Workers

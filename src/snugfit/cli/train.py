@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from snugfit.cli.apart import settled
+from snugfit.cli.child_process import is_finished, make_job, run_job
 from snugfit.cli.failures import FailedError
-from snugfit.cli.job import is_finished, make_job, run_job
+from snugfit.cli.fresh_processes import settled
 from snugfit.cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
 from snugfit.cli.output import note, print_json
 from snugfit.cli.plan import planned

@@ -11,10 +11,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from snugfit.cli.child_process import FORWARDED
 from snugfit.cli.failures import FailedError, explain
-from snugfit.cli.job import FORWARDED
 from snugfit.cli.parent import die_with_parent
-from snugfit.cli.start import prepare_streams
+from snugfit.cli.startup import prepare_streams
 from snugfit.core.request import Request
 from snugfit.errors import InterruptedRunError
 from snugfit.report.console import ConsoleProgress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snugfit.core.documents import read_data
 from snugfit.core.manifest import Manifest
-from snugfit.core.places import run_cache_folder
+from snugfit.core.paths import run_cache_folder
 from snugfit.core.request import Request
 from snugfit.errors import CheckpointError
 

@@ -1,4 +1,4 @@
-"""Room: data. Data sets by name or folder, their splits, and batches of them."""
+"""Data sets by name or folder, their splits, and batches of them."""
 
 from snugfit.data.batches import Batches
 from snugfit.data.boxed import BoxedBatches, box_sizes, boxed_path, load_boxed

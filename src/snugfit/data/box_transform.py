@@ -67,7 +67,7 @@ class BoxTransform:
                 chunk = cropped(chunk, targets[rows], draws[:, 0:4])
             if self.plain.flip:
                 chunk = mirrored(chunk, targets[rows], draws[:, 4] < 0.5)
-            strip = max(1, _CHUNK_VALUES // chunk[:, :, 0].numel())  # large images in parts: colours need much room
+            strip = max(1, _CHUNK_VALUES // chunk[:, :, 0].numel())  # large images in parts, to save memory
             for top in range(0, chunk.shape[2], strip):
                 part = recoloured(chunk[:, :, top : top + strip].float() / 255, draws[:, 5:10])
                 output[rows, :, top : top + strip] = normalize(part, mean, std)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from snugfit.core.places import data_root, expanded
+from snugfit.core.paths import data_root, expanded
 from snugfit.data import coco_boxes, yolo
 from snugfit.data.batches import Batches
 from snugfit.data.box_checks import BoxChecks

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snugfit.core.known import FOLDER, check_data_set
-from snugfit.core.places import data_root
+from snugfit.core.paths import data_root
 from snugfit.data import cifar, cub, digits, dogs, flowers, folder, idx, imagenet, pets, vww
 from snugfit.data.download import ARCHIVES, can_download, download
 from snugfit.data.files import opening

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from snugfit.core.places import cache_dir
+from snugfit.core.paths import cache_dir
 from snugfit.data.records import Records
 from snugfit.data.sets import MOST_RECORDS, Parts, check_labels, resized
 from snugfit.errors import DataError, OutOfStorageError, is_out_of_storage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snugfit.core.places import data_root, expanded
+from snugfit.core.paths import data_root, expanded
 from snugfit.errors import DataError
 
 

@@ -39,7 +39,7 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
 
     The year is 2014, or 2017 where one of the two files of 2014 is missing. The half GB of annotations is read anew
     each time: that takes some 20 seconds and, as it is read entry by entry, some 50 MB of memory, of which 30 MB are
-    kept. A memory budget must leave room for them.
+    kept. A memory budget must have headroom for them.
 
     Raises:
         DataError: a file, folder or image is missing, a file is damaged or not in COCO's format, or the list of test

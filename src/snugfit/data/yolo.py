@@ -14,7 +14,7 @@ import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from snugfit.core.places import expanded
+from snugfit.core.paths import expanded
 from snugfit.data.box_checks import BoxChecks, Row
 from snugfit.data.boxes import BoxedImages, BoxTable
 from snugfit.data.data_yaml import SPLITS, read_settings

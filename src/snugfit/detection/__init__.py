@@ -1,4 +1,4 @@
-"""Room: detection. Boxes, YOLOv2's loss, its anchors, and mAP: pure functions of tensors and arrays.
+"""Boxes, YOLOv2's loss, its anchors, and mAP: pure functions of tensors and arrays.
 
 Boxes are (centre x, centre y, width, height) as fractions of the image's sides, unless a name says corners. Targets of
 a batch are (B, M, 5), float: class, box; rows of class -1 pad images with fewer than M boxes. Outputs of a network are

@@ -17,15 +17,15 @@
 from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
 from snugfit.lean.batchnorm import LeanBatchNorm1d, LeanBatchNorm2d, LeanBatchNorm3d
 from snugfit.lean.convolution import LeanConv2d
-from snugfit.lean.ending import PooledEnding
-from snugfit.lean.images import empty_images, keep_images
+from snugfit.lean.fused_frozen_conv import keep_maps, overwrite_maps
+from snugfit.lean.fused_norm_act import NormActivation
+from snugfit.lean.fused_pool_norm_act import PooledEnding
+from snugfit.lean.int8_weights import FloatState, restore_float, store_int8
 from snugfit.lean.maxpool import LeanMaxPool2d
-from snugfit.lean.normalised import NormActivation
-from snugfit.lean.overwriting import keep_maps, overwrite_maps
+from snugfit.lean.per_sample import run_by_sample
 from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, average_pool
-from snugfit.lean.samples import run_by_sample
-from snugfit.lean.standardised import StandardisedConv2d
-from snugfit.lean.stored import FloatState, restore_float, store_int8
+from snugfit.lean.release_input import empty_images, keep_images
+from snugfit.lean.standardised_conv import StandardisedConv2d
 from snugfit.lean.swap import use_lean, use_lean_convolutions, use_stock
 from snugfit.upstream import mend_group_norm
 

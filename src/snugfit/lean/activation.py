@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from snugfit.lean.bits import LEAKY_RELU, RELU, RELU6, Tests, masked, pack
-from snugfit.lean.leave import leave_of, told
-from snugfit.lean.saving import Layout, memory_order, needs_gradient
+from snugfit.lean.inplace_permissions import leave_of, told
+from snugfit.lean.saved_tensors import Layout, memory_order, needs_gradient
 
 Forward = Callable[[Tensor, bool], Tensor]
 """The activation, of a map, in place or not."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from snugfit.lean.leave import Leave, leave_of, told
-from snugfit.lean.saving import memory_order, needs_gradient
+from snugfit.lean.inplace_permissions import Leave, leave_of, told
+from snugfit.lean.saved_tensors import memory_order, needs_gradient
 
 
 class _FrozenBatchNorm(torch.autograd.Function):

@@ -35,7 +35,7 @@ def _chunks(values: Tensor) -> Iterator[tuple[slice, slice]]:
         yield slice(start, stop), slice(start // 8, (stop + 7) // 8)
 
 
-def _room(values: Tensor, copies: int, dtype: torch.dtype) -> Tensor:
+def _scratch(values: Tensor, copies: int, dtype: torch.dtype) -> Tensor:
     """(copies, 8 planes of the longest chunk)."""
     longest = min(values.numel(), CHUNK.get(values.device.type, LARGE_CHUNK))
     return torch.empty(copies, (longest + 7) // 8 * 8, dtype=dtype, device=values.device)
@@ -67,22 +67,22 @@ def pack(values: Tensor, tests: Tests) -> Tensor:
     """
     library = _library(values)
     packed = torch.empty((values.numel() + 7) // 8, dtype=torch.uint8, device=values.device)
-    room, bits = _room(values, len(tests), torch.bool), _array(_bits(values.device), library)
-    target, passed = _array(packed, library), _array(room, library)
+    scratch, bits = _scratch(values, len(tests), torch.bool), _array(_bits(values.device), library)
+    target, passed = _array(packed, library), _array(scratch, library)
     for part, place in _chunks(values):
         chunk, width = values[part], place.stop - place.start
         if library is np and chunk.dtype in (torch.bfloat16, torch.float16):
             chunk = chunk.float()
         passed[0, chunk.numel() : 8 * width] = False
         _test(_array(chunk, library), tests, passed[:, : chunk.numel()], library)
-        planes = _array(room[0, : 8 * width].view(torch.uint8).view(8, width), library)
+        planes = _array(scratch[0, : 8 * width].view(torch.uint8).view(8, width), library)
         library.multiply(planes, bits, out=planes)
         library.sum(planes, 0, dtype=target.dtype, out=target[place])
     return packed
 
 
 def _test(values: Any, tests: Tests, passed: Any, library: Any) -> None:
-    """Write to ``passed[0]`` whether all tests hold; the other rows are room."""
+    """Write to ``passed[0]`` whether all tests hold; the other rows are scratch."""
     for (name, bound), row in zip(tests, passed, strict=True):
         getattr(library, name)(values, bound, out=row)
     for row in passed[1:]:
@@ -100,15 +100,15 @@ def masked(gradient: Tensor, packed: Tensor, slope: float, out: Tensor) -> None:
         slope: factor where the bit is not set.
     """
     library = _library(packed)
-    (room,) = _room(gradient, 1, torch.uint8)
-    bits, source, planes = (_array(each, library) for each in (_bits(packed.device), packed, room))
+    (scratch,) = _scratch(gradient, 1, torch.uint8)
+    bits, source, planes = (_array(each, library) for each in (_bits(packed.device), packed, scratch))
     for part, place in _chunks(gradient):
         chunk, width = gradient[part], place.stop - place.start
         library.bitwise_and(source[place], bits, out=planes[: 8 * width].reshape(8, width))
-        if out is not gradient:  # vectorised kernels are there for floats only; what is to be overwritten has room
-            _pass(chunk, out[part].copy_(room[: chunk.numel()]), slope, out[part])
+        if out is not gradient:  # vectorised kernels exist for floats only
+            _pass(chunk, out[part].copy_(scratch[: chunk.numel()]), slope, out[part])
             continue
-        for plane, own in zip(torch.split(room[: chunk.numel()], width), torch.split(chunk, width), strict=True):
+        for plane, own in zip(torch.split(scratch[: chunk.numel()], width), torch.split(chunk, width), strict=True):
             _pass(own, plane.to(own.dtype), slope, own)
 
 

@@ -1,7 +1,7 @@
 """Convolution that keeps its input only for a weight that trains, and its weight only for an input that does.
 
 Torch's own keeps both whatever is frozen, so that freezing saves no memory. Where everything trains there is nothing
-to save, and it is torch's own but for the weight gradient on small maps (:mod:`snugfit.lean.taps`).
+to save, and it is torch's own but for the weight gradient on small maps (:mod:`snugfit.lean.conv_weight_grad`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from snugfit.lean.conv_weight_grad import SMALL_MAP, Pair, tapped_weight_gradient
 from snugfit.lean.padding import Frame, pad
-from snugfit.lean.saving import Layout, needs_gradient
-from snugfit.lean.taps import SMALL_MAP, Pair, tapped_weight_gradient
+from snugfit.lean.saved_tensors import Layout, needs_gradient
 
 
 class Geometry(NamedTuple):

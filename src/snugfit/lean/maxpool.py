@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from snugfit.lean.saving import Layout, memory_order, needs_gradient
+from snugfit.lean.saved_tensors import Layout, memory_order, needs_gradient
 
 CHUNK = {"cpu": 1 << 17}
 LARGE_CHUNK = 1 << 26
@@ -55,7 +55,7 @@ class _Places:
         torch.index_select(self.taps, 0, _row(places.sub_(self.first)), out=_row(out))
 
     def to_places(self, taps: Tensor, indices: Tensor, out: Tensor) -> Tensor:
-        """The inverse of :meth:`to_taps`; ``indices`` is room for 32-bit copies of the taps, which a look-up needs."""
+        """The inverse of :meth:`to_taps`; ``indices`` is scratch for the taps as 32-bit integers."""
         torch.index_select(self.offsets, 0, _row(indices.copy_(taps)), out=_row(out))
         return out.add_(self.first)
 
@@ -86,10 +86,10 @@ class _LeanMaxPool(torch.autograd.Function):
         pooled = _pooled(inputs, window).empty()
         places = _Places(window, inputs.shape[3], pooled.shape, inputs.device)
         taps = torch.empty_like(pooled, dtype=places.dtype)
-        room: Tensor | None = None
+        scratch: Tensor | None = None
         for part in _parts(inputs.shape, inputs.device):
-            room = torch.empty_like(pooled[part], dtype=torch.int64) if room is None else room
-            found = room[: len(pooled[part])]
+            scratch = torch.empty_like(pooled[part], dtype=torch.int64) if scratch is None else scratch
+            found = scratch[: len(pooled[part])]
             torch.ops.aten.max_pool2d_with_indices.out(inputs[part], *window, out=pooled[part], indices=found)
             places.to_taps(found, taps[part])
         ctx.save_for_backward(taps)
@@ -101,11 +101,11 @@ class _LeanMaxPool(torch.autograd.Function):
         (taps,), window = ctx.saved_tensors, ctx.window
         passed = ctx.layout.empty()
         places = _Places(window, passed.shape[3], taps.shape, taps.device)
-        room: list[Tensor] = []
+        scratch: list[Tensor] = []
         for part in _parts(passed.shape, passed.device):
             into, count = passed[part], part.stop - part.start
-            room = room or [torch.empty_like(taps[part], dtype=kind) for kind in (torch.int32, torch.int64)]
-            found = places.to_places(taps[part], room[0][:count], room[1][:count])
+            scratch = scratch or [torch.empty_like(taps[part], dtype=kind) for kind in (torch.int32, torch.int64)]
+            found = places.to_places(taps[part], scratch[0][:count], scratch[1][:count])
             torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
                 gradient[part], into, *window, found, grad_input=into
             )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from snugfit.lean.saving import Layout, needs_gradient
+from snugfit.lean.saved_tensors import Layout, needs_gradient
 
 
 class _EvenPool(torch.autograd.Function):

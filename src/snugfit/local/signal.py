@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from snugfit.local.layout import Layout
+from snugfit.local.assignment import Layout
 from snugfit.local.macs import input_gradient_macs
 from snugfit.local.registry import LOCAL_LOSSES
 

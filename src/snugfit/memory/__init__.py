@@ -16,8 +16,8 @@ True True
 
 from snugfit.memory.baseline import Baseline, prepare_process
 from snugfit.memory.limit import MemoryLimit, is_out_of_memory
+from snugfit.memory.line_fit import fit_line
 from snugfit.memory.meter import PeakMeter, make_meter
-from snugfit.memory.model import fit_line
 from snugfit.memory.status import MemoryStatus, read_status
 from snugfit.memory.tensors import saved_bytes, tensor_peak_bytes
 from snugfit.memory.trim import release_memory, trim_heap

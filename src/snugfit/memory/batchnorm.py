@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from snugfit.memory.limit import MemoryLimit
 
 
-def give_batch_norm_room(limit: MemoryLimit) -> RemovableHandle:
+def allow_batch_norm_backward(limit: MemoryLimit) -> RemovableHandle:
     """Let the backward pass of every BatchNorm layer reserve what it never touches.
 
     On the processor torch allocates the gradient of the input, then allocates it again for contiguous maps before it
-    frees the first. ``RLIMIT_DATA`` counts both, although only one becomes resident: without room for the other, a step
-    would be refused that the budget holds. The room is given only where the budget has enough left for the one that
-    is touched, so that the budget still holds.
+    frees the first. ``RLIMIT_DATA`` counts both, although only one becomes resident: without address space for
+    the other, a step that fits the budget would be refused. It is given only if the budget has enough left for the
+    one that is touched, so that the budget still holds.
 
     Returns:
         The handle of the hook, which acts on all modules of the process.

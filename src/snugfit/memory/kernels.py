@@ -26,12 +26,12 @@ _OUTPUTS: dict[Any, int] = {}
 """Bytes of an operator's outputs, by the shapes of its arguments: finding them takes a millisecond."""
 
 
-class RoomForKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KernelAllowance(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets operators generate kernels for shapes that are new to the process, although the memory limit is exact.
 
     A kernel reserves 0.25-1.5 MB of address space, of which some 20 kB are touched, and RLIMIT_DATA counts all of it.
     When a kernel is refused, oneDNN ends the process by a segmentation fault, or makes no further kernel on that
-    thread for the rest of its life. So an operator that may generate kernels gets room for them beside what the budget
+    thread for the rest of its life. So an operator that may generate kernels gets space for them beside what the budget
     has left, after it is made sure that its outputs fit into that; all other operators run under the exact limit.
     """
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.memory.baseline import Baseline
-from snugfit.memory.batchnorm import give_batch_norm_room
-from snugfit.memory.kernels import KERNEL_BYTES, RoomForKernels
+from snugfit.memory.batchnorm import allow_batch_norm_backward
+from snugfit.memory.kernels import KERNEL_BYTES, KernelAllowance
 from snugfit.memory.status import MemoryStatus, read_status
 
 _OUT_OF_MEMORY_TEXTS = (
@@ -52,7 +52,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 class MemoryLimit:
     """Context in which the process cannot grow past ``budget_bytes`` above its baseline.
 
-    On the processor the soft ``RLIMIT_DATA`` leaves room for exactly what the budget has left, so that an allocation
+    On the processor the soft ``RLIMIT_DATA`` allows exactly what the budget has left, so that an allocation
     beyond it fails as a catchable error; it is restored afterwards. On CUDA the allocator's fraction is set.
 
     ``RLIMIT_DATA`` counts mappings whether or not they are resident, and oneDNN reserves 0.25-1.5 MB of address space
@@ -84,7 +84,7 @@ class MemoryLimit:
             torch.cuda.set_per_process_memory_fraction(min(self.budget_bytes / total, 1.0), self.device)
         elif self.enforced:
             self._previous = resource.getrlimit(resource.RLIMIT_DATA)
-            self._hook = give_batch_norm_room(self)
+            self._hook = allow_batch_norm_backward(self)
             self.refresh()
         return self
 
@@ -101,7 +101,7 @@ class MemoryLimit:
 
     @property
     def kernel_bytes(self) -> int:
-        """Bytes that :meth:`room_for_kernels` holds back."""
+        """Bytes that :meth:`allow_kernels` holds back."""
         return 0 if self._previous is None else KERNEL_BYTES
 
     @property
@@ -114,7 +114,7 @@ class MemoryLimit:
         return max(budget - max(status.anon - self.baseline.anon, 0), 0)
 
     def refresh(self, extra_bytes: int = 0) -> int:
-        """Leave room for what the budget has left now, less ``spare_bytes``, and for ``extra_bytes`` of address space.
+        """Allow what the budget has left now, less ``spare_bytes``, and for ``extra_bytes`` of address space.
 
         Returns:
             The reserve: bytes mapped but not resident.
@@ -128,10 +128,10 @@ class MemoryLimit:
         return status.data - status.anon
 
     @contextmanager
-    def room_for_kernels(self) -> Iterator[None]:
-        """Context for work on shapes that are new to the process: see :class:`RoomForKernels`.
+    def allow_kernels(self) -> Iterator[None]:
+        """Context for work on shapes that are new to the process: see :class:`KernelAllowance`.
 
-        The room for kernels is held back from everything else, so that the budget holds even where it is touched.
+        Space for kernels is held back from everything else, so that the budget holds even where it is touched.
         """
         if self._previous is None:
             yield
@@ -139,7 +139,7 @@ class MemoryLimit:
         self.spare_bytes += KERNEL_BYTES
         self.refresh()
         try:
-            with RoomForKernels(self):
+            with KernelAllowance(self):
                 yield
         finally:
             self.spare_bytes -= KERNEL_BYTES

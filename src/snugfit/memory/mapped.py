@@ -23,10 +23,10 @@ from snugfit.memory.tensors import leave_out
 
 
 class MappedScratch:
-    """Room for tensors on disk; what a tensor took is used again for one of the same shape once nothing refers to it.
+    """Storage for tensors on disk; a tensor's is used again for one of the same shape once nothing refers to it.
 
-    Room for a batch serves a smaller one too. So files neither grow nor shrink from step to step, and what the kernel's
-    high-water mark tells of memory can be told from what it tells of mapped pages.
+    The storage of a batch serves smaller ones too. So files neither grow nor shrink from step to step, and the kernel's
+    high-water mark of memory can be separated from that of mapped pages.
 
     Args:
         folder: where; made if missing. One in memory (tmpfs) saves nothing.

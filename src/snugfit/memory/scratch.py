@@ -75,7 +75,7 @@ class ScratchFile:
         """Make the file.
 
         Raises:
-            OutOfStorageError: the disk has no room for it.
+            OutOfStorageError: the disk is full.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -92,14 +92,14 @@ class ScratchFile:
         return self
 
     def reserve(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> StoredTensor:
-        """Room for a tensor, whose values are undefined.
+        """Storage for a tensor, whose values are undefined.
 
         Raises:
             ValueError: the file is used up.
         """
         size = stored_bytes(shape, dtype)
         if self._used + size > self.size:
-            raise ValueError(f"{self.path} has no room for {size} more bytes")
+            raise ValueError(f"{self.path} has no space for {size} more bytes")
         stored = StoredTensor(tuple(shape), dtype, self._descriptor, self._used)
         self._used += size
         return stored

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from snugfit.core.budget import Aim, Budget
-from snugfit.core.considering import LAST_EXACT_RESORT, LAST_RESORT
+from snugfit.core.eligibility import LAST_EXACT_RESORT, LAST_RESORT
 from snugfit.core.explanation import explanation_of
 from snugfit.core.hardware import Hardware
 from snugfit.core.plan import Candidate, Correction, Plan
@@ -111,7 +111,7 @@ class _Question:
     experience: Experience
 
     def ask(self, strategies: Sequence[Strategy], known: Profile, before: _Answers | None = None) -> _Answers:
-        """Measure what strategies need beside what is known; those asked before answer again, in what room is left."""
+        """Measure what strategies still need; earlier strategies propose again with the remaining headroom."""
         workload, chain, hardware = self.workload, self.chain, self.hardware
         alone = len(strategies) == 1 and before is None
         with self.limit.loosened(LOOKING_BYTES):
@@ -164,7 +164,7 @@ def _measured(
     probes: Sequence[Probe | TensorProbe], meter: PeakMeter, limit: MemoryLimit,
     on_measured: Callable[[str, int, int], object] | None, known: Measurements | None,
 ) -> Profile:  # fmt: skip
-    """The profile; floors alone where the budget has no room for measuring, between two steps even, and so for none."""
+    """The profile; floors alone if the budget has no headroom for measuring, even between two steps."""
     try:
         return measure_probes(probes, meter, limit, on_measured, known)
     except (RuntimeError, MemoryError, SystemError) as error:

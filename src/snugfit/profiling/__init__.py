@@ -1,13 +1,13 @@
 """Measure what the parts of a model need: bytes, seconds and multiply-accumulates."""
 
 from snugfit.profiling.description import describe
-from snugfit.profiling.facts import unit_facts
 from snugfit.profiling.floors import LOOKING_BYTES, smallest_floor
-from snugfit.profiling.kept import Measurements
+from snugfit.profiling.measurement_cache import Measurements
 from snugfit.profiling.measuring import measure_probes
 from snugfit.profiling.own_loop import time_tensors
 from snugfit.profiling.probe import Probe, measure_probe
 from snugfit.profiling.tensors import TensorProbe, WholeStep
+from snugfit.profiling.unit_stats import unit_facts
 
 __all__ = [
     "LOOKING_BYTES",

@@ -11,10 +11,10 @@ import torch
 from torch import fx, nn
 
 from snugfit.memory.activation import ActivationMemory, add_up
-from snugfit.profiling.looking import look_at
-from snugfit.profiling.members import find_members
-from snugfit.profiling.paper_rule import paper_parameter_bytes, paper_records
-from snugfit.profiling.true_rule import sampled_nodes, true_records
+from snugfit.profiling.analytic import paper_parameter_bytes, paper_records
+from snugfit.profiling.block_members import find_members
+from snugfit.profiling.liveness import sampled_nodes, true_records
+from snugfit.profiling.meta_profiler import look_at
 
 
 @dataclass(frozen=True)

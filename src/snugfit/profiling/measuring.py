@@ -10,7 +10,7 @@ from snugfit.core.profile import ProbeLine, Profile
 from snugfit.core.tensors import TensorProfile
 from snugfit.memory import MemoryLimit, PeakMeter, meta, release_memory
 from snugfit.profiling.floors import LOOKING_BYTES, Floors
-from snugfit.profiling.kept import Measurement, Measurements
+from snugfit.profiling.measurement_cache import Measurement, Measurements
 from snugfit.profiling.probe import Probe, available_bytes, measure_probe
 from snugfit.profiling.tensors import TensorProbe
 

@@ -22,7 +22,7 @@ REPEATS = 5
 LONG_SECONDS, LONG_REPEATS = 0.02, 2
 """An operator that takes longer is timed twice only: its runs differ by little."""
 
-Room = Callable[[], AbstractContextManager[object]]
+KernelContext = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Operator:
         parameters: the trainable parameters that it reads, by name in the model.
         held: storages that are in memory anyway, of weights and buffers.
         constants: weights and buffers that it reads; floats as many as they have do not grow with the batch.
-        room: context for runs that are not timed, in which kernels are generated.
+        kernels: context for runs that are not timed, in which kernels are generated.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Operator:
         parameters: dict[str, nn.Parameter],
         held: set[int],
         constants: Iterable[Tensor] = (),
-        room: Room = nullcontext,
+        kernels: KernelContext = nullcontext,
     ) -> None:
         self.call, self.parameters, self.maps, self.held = call, parameters, dict(maps), held
         self.leaves, self.structure = tree_flatten(arguments)
@@ -96,7 +96,7 @@ class Operator:
         tensors = [leaf for leaf in (*self.leaves, *parameters.values()) if isinstance(leaf, Tensor)]
         self.device = tensors[0].device if tensors else torch.device("cpu")
         self.constants = {tensor.numel() for tensor in constants}
-        self.room = room
+        self.kernels = kernels
         self.in_place, self.macs, self.scratch = False, 0, 0
 
     @property
@@ -108,7 +108,7 @@ class Operator:
         """Its output, with its arguments left as they are, and the seconds of a forward pass without gradients."""
         times: list[float] = []
         with torch.no_grad():
-            with self.room():
+            with self.kernels():
                 self._look()
             while not enough(times):
                 output, seconds = timed(partial(self._run, self._copies()), self.device)
@@ -124,7 +124,7 @@ class Operator:
             output_map: number of the map that it gives.
         """
         with self._training(of) as trained:
-            with self.room():
+            with self.kernels():
                 found = self._weighed(of_inputs, trained, output_map)
             if not found.passed:
                 return found
@@ -133,7 +133,7 @@ class Operator:
 
     def backward_macs(self, of: Iterable[str]) -> int:
         """Multiply-accumulates of a backward pass to the inputs and some parameters."""
-        with self._training(of) as trained, self.room():
+        with self._training(of) as trained, self.kernels():
             return self._weighed(True, trained, 0).macs
 
     @contextmanager

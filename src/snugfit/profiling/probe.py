@@ -179,7 +179,7 @@ class _Attempt:
         """Measure at two small batch sizes, then at the one where the probe would work; at that alone where it must."""
         before = self.meter.current_bytes
         try:
-            with self.limit.room_for_kernels():
+            with self.limit.allow_kernels():
                 self.step = self.probe.build()
             self.built = self.meter.mark() - before
         except (RuntimeError, MemoryError, SystemError) as error:
@@ -235,7 +235,7 @@ class _Attempt:
             return False
         self.meter.restart()
         try:
-            with self.limit.room_for_kernels():
+            with self.limit.allow_kernels():
                 seconds = _timed(step, batch)
             if not self.measured or seconds < LONG_STEP_SECONDS or self.probe.warm_up:
                 self.meter.restart()

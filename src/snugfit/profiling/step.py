@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from snugfit.profiling.looking import Look, Passed
+from snugfit.profiling.meta_profiler import Look, Passed
 
 
 @dataclass

@@ -24,7 +24,7 @@ from snugfit.chain import Chain
 from snugfit.core.tensors import OperatorFacts, Saved, Scratch, StepSeconds, TensorFacts, TensorProfile
 from snugfit.errors import ModelError
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
-from snugfit.profiling.operator import Kept, KeptMap, Operator, Room, Timed, enough, storage, timed, typical
+from snugfit.profiling.operator import Kept, KeptMap, KernelContext, Operator, Timed, enough, storage, timed, typical
 
 MAP_BYTES = 32_000_000
 """Largest map that is timed: an operator takes some four times as much."""
@@ -88,13 +88,13 @@ class TensorProbe:
 
     def _steps(self, limit: MemoryLimit, batch: int) -> StepSeconds:
         """Whole steps in turns, so that whatever else the machine does falls on all of them alike."""
-        with limit.room_for_kernels():
+        with limit.allow_kernels():
             steps = self.make_steps(batch)
         times: list[list[float]] = [[] for _ in steps]
         while not all(map(enough, times)):
             for (ready, step), seconds in zip(steps, times, strict=True):
                 ready()
-                with nullcontext() if seconds else limit.room_for_kernels():
+                with nullcontext() if seconds else limit.allow_kernels():
                     seconds.append(timed(step, torch.device(self.device))[1])
         return StepSeconds(batch, *map(typical, times))
 
@@ -106,7 +106,7 @@ class TensorProbe:
         for unit in self.chain.all_units:
             module = unit.module if self.live else copy.deepcopy(unit.module).to_empty(device=self.device)
             self.prepare(module)
-            timer = _UnitTimer(module, found, None if self.live else self.make_update, limit.room_for_kernels)
+            timer = _UnitTimer(module, found, None if self.live else self.make_update, limit.allow_kernels)
             with self.context(value), timer:
                 value = timer.run(value)
         return TensorProfile(batch, tuple(found.operators), input_bytes=input_bytes)
@@ -161,10 +161,12 @@ class _Found:
 class _UnitTimer(fx.Interpreter):
     """Runs a unit's graph node by node, each node many times, and notes what it takes."""
 
-    def __init__(self, module: fx.GraphModule, found: _Found, make_update: _MakeUpdate | None, room: Room) -> None:
+    def __init__(
+        self, module: fx.GraphModule, found: _Found, make_update: _MakeUpdate | None, kernels: KernelContext
+    ) -> None:
         super().__init__(module)
         self.extra_traceback = False  # errors are told in our own words
-        self.found, self.make_update, self.room = found, make_update, room
+        self.found, self.make_update, self.kernels = found, make_update, kernels
         self.values: dict[fx.Node, tuple[int, int]] = {}
         self.entry = found.entry[0]
         self.trains = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
@@ -190,7 +192,7 @@ class _UnitTimer(fx.Interpreter):
         arguments = self.fetch_args_kwargs_from_env(n)
         call = partial(getattr(self, n.op), n.target)
         operator = Operator(
-            call, arguments, self._maps(n), self._parameters(n), self.held, self._constants(n), self.room
+            call, arguments, self._maps(n), self._parameters(n), self.held, self._constants(n), self.kernels
         )
         if not operator.places and not operator.parameters:
             return call(*arguments)

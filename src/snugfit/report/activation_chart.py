@@ -9,8 +9,8 @@ import numpy as np
 
 from snugfit.quantities import format_bytes
 from snugfit.report.canvas import STYLE, canvas, inline, legend, limit_line
+from snugfit.report.formatting import MB
 from snugfit.report.svg import PALETTE, TIP
-from snugfit.report.words import MB
 
 _BARS = (("temporary", "block1"), ("cumulative", "block2"), ("peak", "block4"))
 """What is drawn of each block, from left to right, and its colour."""

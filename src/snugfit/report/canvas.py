@@ -18,9 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from snugfit.core.record import ExitRecord
+from snugfit.report.formatting import count, percent
 from snugfit.report.metrics import Curve
 from snugfit.report.svg import BLOCK_COLOURS, PALETTE, TIP, block_colour, themed
-from snugfit.report.words import count, percent
 
 WIDTH = 4.6
 STYLE: dict[Any, Any] = {

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from snugfit.core.trial import Trial
-from snugfit.report.lines import against, make_console
-from snugfit.report.words import NONE, duration, size
+from snugfit.report.console_lines import against, make_console
+from snugfit.report.formatting import NONE, duration, size
 
 
 def print_comparison(trials: Sequence[Trial], file: TextIO | None = None) -> None:

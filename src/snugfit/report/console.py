@@ -15,8 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from snugfit.quantities import format_bytes
-from snugfit.report.eta import TimeLeft
-from snugfit.report.lines import (
+from snugfit.report.console_lines import (
     epoch_line,
     exit_line,
     frame,
@@ -28,7 +27,8 @@ from snugfit.report.lines import (
     start_line,
     status_line,
 )
-from snugfit.report.words import NONE, duration
+from snugfit.report.eta import TimeLeft
+from snugfit.report.formatting import NONE, duration
 from snugfit.training.events import (
     CacheProgress,
     EpochDone,

@@ -13,10 +13,10 @@ from snugfit.core.outputs import require_file
 from snugfit.core.record import Record
 from snugfit.errors import CheckpointError
 from snugfit.quantities import format_bytes, format_seconds
+from snugfit.report.formatting import NONE, count, duration, metric_of, percent, share, size
 from snugfit.report.intervals import StepTime, step_time
 from snugfit.report.markup import absent, card, grid, meter, pairs, section, table, text, tile
 from snugfit.report.metrics import MetricRow, read_metrics
-from snugfit.report.words import NONE, count, duration, metric_of, percent, share, size
 
 if TYPE_CHECKING:
     from snugfit.report.pictures import Pictures
@@ -78,20 +78,20 @@ def read_record(run_dir: Path) -> Record:
 
 def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = None) -> str:
     """The page as HTML."""
-    from snugfit.report import sections, selection
+    from snugfit.report import figure_sections, selection
     from snugfit.report.pictures import body as drawn
 
     title = f"{record.model} on {record.data}, {record.strategy}"
     body = "".join((
         _header(record),
         f"<section class=tiles aria-label=Summary>{''.join(_tiles(record))}</section>",
-        section("Memory", sections.memory(record, rows)),
+        section("Memory", figure_sections.memory(record, rows)),
         section("Selection of tensors", selection.body(record)),
-        section("Exits", sections.exits(record)),
-        section("Training over time", sections.over_time(record, rows)),
-        section("Classes", sections.classes(record)),
+        section("Exits", figure_sections.exits(record)),
+        section("Training over time", figure_sections.over_time(record, rows)),
+        section("Classes", figure_sections.classes(record)),
         section("Pictures", drawn(pictures) if pictures else ""),
-        section("Phases", _phases(record) + grid(filter(None, (sections.caches(record), _overhead(record))))),
+        section("Phases", _phases(record) + grid(filter(None, (figure_sections.caches(record), _overhead(record))))),
         section("What ran, and where", _setting_cards(record)),
     ))  # fmt: skip
     style = resources.files("snugfit.report").joinpath("style.css").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from snugfit.report.formatting import percent
 from snugfit.report.markup import absent, figure, grid
-from snugfit.report.words import percent
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def body(pictures: Pictures) -> str:
 
 
 def _spectra(data: Spectra) -> str:
-    from snugfit.report import drawings
+    from snugfit.report import picture_figures
 
     found = [f"{value:.1f} times for {name}" for name, value in zip(data.classes, data.prominence, strict=True)]
     vectors = "the vector d = M b that M made of the basis" if data.learned else "its basis vector b"
@@ -116,11 +116,11 @@ def _spectra(data: Spectra) -> str:
         f"to its highest value. Up: mean of {images} {data.split} images of the class. Down: {vectors}. Dotted: where "
         "that is strongest. Typical: the median over all frequencies."
     )
-    return figure(title, drawings.spectra(data, "Spectra of class vectors and of mean activations"), caption)
+    return figure(title, picture_figures.spectra(data, "Spectra of class vectors and of mean activations"), caption)
 
 
 def _projection(data: Projection) -> str:
-    from snugfit.report import drawings
+    from snugfit.report import picture_figures
 
     title = f"In the learned basis, {data.closest[0]} and {data.closest[1]} are the most alike"
     caption = f"t-SNE of the rows of M of {data.unit}, one per class; only who is near whom has a meaning."
@@ -131,11 +131,11 @@ def _projection(data: Projection) -> str:
         caption += f" Most alike: nearest row of M, before the projection; by chance it would be {percent(chance)}."
     elif data.why_no_groups:
         caption += f" Super-classes are not shown: {data.why_no_groups}"
-    return figure(title, drawings.projection(data, "t-SNE of the learned combinations of the basis"), caption)
+    return figure(title, picture_figures.projection(data, "t-SNE of the learned combinations of the basis"), caption)
 
 
 def _heat_maps(data: HeatMaps) -> str:
-    from snugfit.report import drawings
+    from snugfit.report import picture_figures
 
     right = sum(true == predicted for true, predicted in zip(data.true, data.predicted, strict=True))
     title = f"What the model looks at: {right} of these {len(data.true)} images are put into their class"
@@ -145,4 +145,4 @@ def _heat_maps(data: HeatMaps) -> str:
     )
     if not data.maps.any(axis=(1, 2)).all():
         caption += " An image without warm colours has nothing in that map that speaks for the class."
-    return figure(title, drawings.heat_maps(data, "Grad-CAM heat maps over images"), caption, wide=True)
+    return figure(title, picture_figures.heat_maps(data, "Grad-CAM heat maps over images"), caption, wide=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from snugfit.core.record import IntervalRecord, Record
 from snugfit.quantities import format_bytes, format_seconds
-from snugfit.report import maps
+from snugfit.report import selection_figures
+from snugfit.report.formatting import NONE, count, percent, share
 from snugfit.report.intervals import StepTime, Tensors, epoch_words, phase_of, step_time, tensors_of
 from snugfit.report.markup import figure, grid, table
-from snugfit.report.words import NONE, count, percent, share
 
 HEAD = (
     "interval", "epochs", "tensors", "parameters", "rho predicted", "rho measured", "step predicted", "step measured",
@@ -45,7 +45,7 @@ def _map(intervals: Sequence[IntervalRecord], tensors: Tensors, scheme: str) -> 
         caption += (
             f" At most {count(most)} of {count(whole)} parameters ({percent(most / max(whole, 1))}) train at once."
         )
-    svg = maps.selections(intervals, tensors, "Tensors that train, by interval")
+    svg = selection_figures.selections(intervals, tensors, "Tensors that train, by interval")
     return figure(title, svg, f"{caption} Point at a column for its name.", wide=True)
 
 
@@ -67,14 +67,14 @@ def _flops(record: Record, intervals: Sequence[IntervalRecord]) -> str:
     title = f"An epoch takes {percent(mean)} of the operations of full training"
     caption = f"Two per multiply-accumulate of a step, for {images:,} images in each of {epochs} epochs; "
     caption += "what ranking takes is not counted."
-    return figure(title, maps.flops(intervals, images, "Operations per epoch"), caption)
+    return figure(title, selection_figures.flops(intervals, images, "Operations per epoch"), caption)
 
 
 def _steps(record: Record, intervals: Sequence[IntervalRecord]) -> str:
     step, ratio = step_time(intervals), record.budget.get("time_ratio")
     if step is None:
         return ""
-    svg = maps.step_times(intervals, ratio, "Time of a training step by interval")
+    svg = selection_figures.step_times(intervals, ratio, "Time of a training step by interval")
     caption = "A full step trains everything, with torch's own operators; it was measured before training."
     return figure(_step_title(step, ratio), svg, caption)
 

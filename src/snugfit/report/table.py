@@ -11,8 +11,8 @@ from snugfit.core.command import as_typed
 from snugfit.core.plan import Candidate, Plan
 from snugfit.core.profile import Profile
 from snugfit.quantities import format_bytes, format_seconds
-from snugfit.report.lines import make_console
-from snugfit.report.words import NONE, count, duration, size
+from snugfit.report.console_lines import make_console
+from snugfit.report.formatting import NONE, count, duration, size
 
 
 def print_plan(plan: Plan, file: TextIO | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What every function of this room asks of the arrays that it is given."""
+"""What every function of this package asks of the arrays that it is given."""
 
 from __future__ import annotations
 

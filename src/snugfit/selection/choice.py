@@ -22,11 +22,11 @@ TIME_RESOLUTION = 4000
 tensors and importances drawn log-normally, and the programme takes milliseconds either way."""
 _TRIES = 12
 _CLOSE = 0.01
-"""Share of the room within which what tensors are allowed is found."""
+"""Share of the headroom within which what tensors are allowed is found."""
 
 
 @dataclass(frozen=True)
-class Room:
+class Headroom:
     """What a selection may take.
 
     Attributes:
@@ -40,14 +40,14 @@ class Room:
     holds_gradients: bool = False
 
 
-def choose(times: StepTimes, memory: Network, importance: np.ndarray, room: Room) -> Mask:
-    """The most important tensors that the room holds; the classifier is always among them.
+def choose(times: StepTimes, memory: Network, importance: np.ndarray, headroom: Headroom) -> Mask:
+    """The most important tensors that the headroom holds; the classifier is always among them.
 
     Args:
         times: the time model, at the effective batch.
         memory: the same network at the micro-batch, whose maps are in memory at once.
         importance: (N,), in the network's order.
-        room: the budgets.
+        headroom: the budgets.
 
     Returns:
         (N,) bool; the classifier alone where nothing else fits.
@@ -55,15 +55,15 @@ def choose(times: StepTimes, memory: Network, importance: np.ndarray, room: Room
     network = times.network
     chosen: Mask = network.head.copy()
     others = np.flatnonzero(~network.head)
-    seconds = times.backward_budget(room.ratio)
+    seconds = times.backward_budget(headroom.ratio)
     if not len(others) or seconds < 0:
         return chosen
     value, t_dw, t_dy = importance[others], network.t_dw[others], network.t_dy[others]
     free: Mask = chosen.copy()
     free[others] = select(value, t_dw, t_dy, seconds, TIME_RESOLUTION)
-    if room.bytes is None or needed_bytes(memory, free, room) <= room.bytes:
+    if headroom.bytes is None or needed_bytes(memory, free, headroom) <= headroom.bytes:
         return free
-    own = memory.own_bytes[others] + (memory.gradient_bytes[others] if room.holds_gradients else 0)
+    own = memory.own_bytes[others] + (memory.gradient_bytes[others] if headroom.holds_gradients else 0)
     model = byte_model(own, *memory.shared_inputs(others), memory.pass_bytes[others])
 
     def within(allowed: float) -> tuple[Mask, int]:
@@ -73,9 +73,9 @@ def choose(times: StepTimes, memory: Network, importance: np.ndarray, room: Room
 
     def fits_too(mask: Mask) -> bool:
         in_time = fits(mask[others], t_dw, t_dy, seconds)
-        return in_time and needed_bytes(memory, mask, room) <= (room.bytes or 0)
+        return in_time and needed_bytes(memory, mask, headroom) <= (headroom.bytes or 0)
 
-    return _filled(_most(within, memory, importance, room), importance, fits_too)
+    return _filled(_most(within, memory, importance, headroom), importance, fits_too)
 
 
 def _filled(mask: Mask, importance: np.ndarray, fits_too: Callable[[Mask], bool]) -> Mask:
@@ -98,25 +98,27 @@ def _filled(mask: Mask, importance: np.ndarray, fits_too: Callable[[Mask], bool]
     return mask
 
 
-def _most(within: Callable[[float], tuple[Mask, int]], memory: Network, importance: np.ndarray, room: Room) -> Mask:
+def _most(
+    within: Callable[[float], tuple[Mask, int]], memory: Network, importance: np.ndarray, headroom: Headroom
+) -> Mask:
     """The best selection whose step fits, over what the tensors alone are allowed.
 
-    Maps that pass by need some of the room, and how much depends on the selection. So what is allowed falls by what a
+    Maps that pass by need some headroom, and how much depends on the selection. So what is allowed falls by what a
     step lacks until one fits, and then rises halfway back as long as tries are left.
 
     Args:
         within: the best selection for the bytes that it is allowed, and those that it takes of them.
-        memory, importance, room: as in :func:`choose`.
+        memory, importance, headroom: as in :func:`choose`.
     """
     best: Mask = memory.head.copy()
-    limit = room.bytes or 0
+    limit = headroom.bytes or 0
     low, allowed = 0.0, float(limit - memory.state_bytes(best))
     high = allowed
     for attempt in range(_TRIES):
         if allowed <= 0:
             break
         found, taken = within(allowed)
-        excess = needed_bytes(memory, found, room) - limit
+        excess = needed_bytes(memory, found, headroom) - limit
         if excess <= 0:
             if importance[found].sum() >= importance[best].sum():
                 best = found
@@ -131,6 +133,6 @@ def _most(within: Callable[[float], tuple[Mask, int]], memory: Network, importan
     return best
 
 
-def needed_bytes(memory: Network, mask: Mask, room: Room) -> int:
+def needed_bytes(memory: Network, mask: Mask, headroom: Headroom) -> int:
     """Peak bytes of a step with a selection: maps, gradients and optimizer state, without weights."""
-    return memory.state_bytes(mask) + step_bytes(memory, mask, holds_gradients=room.holds_gradients)
+    return memory.state_bytes(mask) + step_bytes(memory, mask, holds_gradients=headroom.holds_gradients)

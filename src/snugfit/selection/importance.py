@@ -52,7 +52,7 @@ def importance(
         images: (B, ...), uniformly drawn.
         labels: (B,).
         chunk: images in memory at once within a unit.
-        scratch: room for :func:`scratch_bytes`.
+        scratch: storage for :func:`scratch_bytes`.
         update: steps the optimizer on one parameter, whose gradient is there, and leaves its state as it was.
     """
     if metric == "weight":

@@ -16,7 +16,7 @@ from snugfit.chain import Chain
 from snugfit.core.tensors import TensorProfile
 from snugfit.errors import InfeasibleTimeError, UsageError
 from snugfit.memory.scratch import ScratchFile
-from snugfit.selection.choice import Room, choose
+from snugfit.selection.choice import Headroom, choose
 from snugfit.selection.importance import Update, importance, scratch_bytes
 from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
@@ -110,7 +110,7 @@ class TensorSelection:
         self.importance = self._rank(images, labels)
         network = self.times.network
         values = np.array([self.importance.get(name, 0.0) for name in network.names])
-        self.selected = network.selected(choose(self.times, network, values, Room(self.ratio)))
+        self.selected = network.selected(choose(self.times, network, values, Headroom(self.ratio)))
         for name in network.names:
             parameter, trains = self._parameters[name], name in self.selected
             parameter.requires_grad_(trains)

@@ -140,8 +140,8 @@ class _Dual:
             low, high = np.where(late, middle, low), np.where(late, high, middle)
             time_low, bytes_low = np.where(late, time, time_low), np.where(late, used, bytes_low)
             time_high, bytes_high = np.where(late, time_high, time), np.where(late, bytes_high, used)
-        excess, room = time_low - self.problem.time, self.problem.time - time_high
-        share = np.clip(np.where(excess > 0, excess / np.maximum(excess + room, 1e-300), 0), 0, 1)
+        excess, headroom = time_low - self.problem.time, self.problem.time - time_high
+        share = np.clip(np.where(excess > 0, excess / np.maximum(excess + headroom, 1e-300), 0), 0, 1)
         return np.where(excess > 0, share * bytes_high + (1 - share) * bytes_low, bytes_low)
 
     def use(self, step: Floats, byte: Floats) -> tuple[Floats, Floats]:

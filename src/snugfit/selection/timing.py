@@ -83,8 +83,8 @@ class StepTimes:
         The classifier always trains (NOTES ElasticTrainer 4), so what it takes is in the least step already; and as
         soon as any other tensor is selected, the gradient passes through it. Negative where rho is too small for that.
         """
-        room = (ratio * self.full - self._anchors.head) / self._scale
-        return (room - self._first_pass) * (1 + _ROUNDING)
+        headroom = (ratio * self.full - self._anchors.head) / self._scale
+        return (headroom - self._first_pass) * (1 + _ROUNDING)
 
     @cached_property
     def _first_pass(self) -> float:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from snugfit.chain import Chain
 from snugfit.core.profile import UnitFacts
-from snugfit.strategies.whole import PLAIN, MakeTrainer, WholeNetwork, by_own_loss
+from snugfit.strategies.full_network import PLAIN, MakeTrainer, WholeNetwork, by_own_loss
 from snugfit.training.network import Forward
 
 

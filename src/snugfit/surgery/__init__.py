@@ -29,6 +29,7 @@ from snugfit.surgery.lasso import (
     penalty,
     penalty_scale,
 )
+from snugfit.surgery.meta_copy import narrowed, pruned_twin
 from snugfit.surgery.optimum import Choices, Chosen, choose, smallest_peak
 from snugfit.surgery.reconstruction import reconstructing
 from snugfit.surgery.reshape import (
@@ -42,7 +43,6 @@ from snugfit.surgery.reshape import (
 )
 from snugfit.surgery.sidenet import attach_side_network, side_positions
 from snugfit.surgery.sizes import adopt_widths
-from snugfit.surgery.twin import narrowed, pruned_twin
 from snugfit.surgery.widths import kept_width, ratios, sensitive_blocks, widest
 
 __all__ = [

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit.chain.blocks import find_blocks
-from snugfit.chain.part import part_of
+from snugfit.chain.subgraph import part_of
 from snugfit.errors import DivergedError, ModelError, UsageError
 from snugfit.lean import use_lean
 from snugfit.surgery.importance import evaluating

@@ -11,8 +11,8 @@ from torch import fx
 from snugfit.errors import UsageError
 from snugfit.surgery.channels import width
 from snugfit.surgery.hidden import blocks_of, hidden_groups
+from snugfit.surgery.meta_copy import narrowed
 from snugfit.surgery.optimum import Choices, choose
-from snugfit.surgery.twin import narrowed
 from snugfit.surgery.widths import widest
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from snugfit.chain.blocks import SIDE_NETWORK as SIDE
 from snugfit.chain.propagation import node_shapes
 from snugfit.chain.tracing import assemble, attributes_of, is_torch_class
 from snugfit.errors import ModelError
-from snugfit.lean.overwriting import keep_maps
-from snugfit.lean.standardised import StandardisedConv2d
+from snugfit.lean.fused_frozen_conv import keep_maps
+from snugfit.lean.standardised_conv import StandardisedConv2d
 
 IMAGE_POOL = 4
 """Window of the average pool through which the first side module reads the image."""

@@ -17,7 +17,7 @@ from snugfit.tiling.grouping import CostModel, Prices, Work, cheapest, group_wor
 from snugfit.tiling.layers import Layer, Layers, MapSize, Region, Tiling
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.sequential import TiledForward
-from snugfit.tiling.stem import stem_of
+from snugfit.tiling.tileable_prefix import stem_of
 
 __all__ = [
     "CostModel",

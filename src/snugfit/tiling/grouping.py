@@ -164,7 +164,7 @@ class CostModel:
 
 def cheapest(
     cuts: Sequence[int], cost: Callable[[int, int], float], size: Callable[[int, int], float] | None = None,
-    room: float = float("inf"),
+    headroom: float = float("inf"),
 ) -> Profile:  # fmt: skip
     """The shortest path over cuts, group by group (Algorithm 2), within a bound on another sum.
 
@@ -175,13 +175,13 @@ def cheapest(
         cuts: vertices in order.
         cost: of the group between two cuts.
         size: of the same, such as bytes kept; nothing by default.
-        room: what sizes may sum up to.
+        headroom: what sizes may sum up to.
 
     Returns:
         The cheapest profile; of equals the one with the fewest groups.
 
     Raises:
-        ValueError: no profile fits; its message names the least room that one needs.
+        ValueError: no profile fits; its message names the smallest sum that would fit.
     """
     ways: dict[int, list[_Way]] = {cuts[0]: [(0.0, 0.0, 0, (cuts[0],))]}
     for index, stop in enumerate(cuts[1:], 1):
@@ -190,7 +190,7 @@ def cheapest(
             price, bulk = cost(start, stop), size(start, stop) if size else 0.0
             found += [(spent + price, held + bulk, n + 1, (*path, stop)) for spent, held, n, path in ways[start]]
         ways[stop] = _unbeaten(found)
-    fitting = [way for way in ways[cuts[-1]] if way[1] <= room]
+    fitting = [way for way in ways[cuts[-1]] if way[1] <= headroom]
     if not fitting:
         raise ValueError(f"no grouping fits; the smallest needs {min(way[1] for way in ways[cuts[-1]]):g}.")
     return Profile(min(fitting)[-1])

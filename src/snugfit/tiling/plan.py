@@ -17,7 +17,7 @@ from snugfit.tiling.operators import Stem
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.reductions import buckets, in_one
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.stem import stem_of
+from snugfit.tiling.tileable_prefix import stem_of
 from snugfit.tiling.transport import GATEWAY, Transport
 
 Shares = tuple[tuple[float, ...], tuple[float, ...]]

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from snugfit.core.cluster import Cluster, Link
 from snugfit.tiling.grouping import Prices
-from snugfit.tiling.tally import FLOAT, Kind, Pass, Stage, Tally
+from snugfit.tiling.step_cost import FLOAT, Kind, Pass, Stage, Tally
 
 
 def prices_of(cluster: Cluster, owners: Sequence[int]) -> list[Prices]:

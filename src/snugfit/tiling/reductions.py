@@ -63,14 +63,14 @@ class RunningSums:
 def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Tensors in the same order, as many together as make a message of some megabytes, so that copies stay small."""
     found: list[list[Tensor]] = []
-    room = 0
+    headroom = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if not found or size > room:
+        if not found or size > headroom:
             found.append([])
-            room = BUCKET_BYTES
+            headroom = BUCKET_BYTES
         found[-1].append(tensor)
-        room -= size
+        headroom -= size
     return found
 
 

@@ -96,7 +96,7 @@ class Segment:
         return self.stem.run(self.start, self.stop, regions, read, statistics)
 
     def whole(self, number: int, like: Tensor, entry: Tensor) -> Tensor:
-        """Room for a map or its gradient: in scratch, but for the first map and the last one, which are others'.
+        """Storage for a feature map or its gradient: in scratch, except the first and the last, which others own.
 
         Args:
             number: of the map.

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit.chain.part import part_of
+from snugfit.chain.subgraph import part_of
 from snugfit.errors import ModelError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.tiling.geometry import balanced
@@ -22,7 +22,7 @@ from snugfit.tiling.operators import Stem, normalises_by_batch
 from snugfit.tiling.profile import Profile, every_cut
 from snugfit.tiling.segments import Segment
 from snugfit.tiling.statistics import track
-from snugfit.tiling.stem import stem_of
+from snugfit.tiling.tileable_prefix import stem_of
 
 
 class TiledForward:

@@ -13,7 +13,7 @@ from snugfit.tiling.layers import Layer, MapSize, Region
 from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.routes import Cell
 from snugfit.tiling.schedule import Schedule
-from snugfit.tiling.tally import FLOAT
+from snugfit.tiling.step_cost import FLOAT
 
 COPIED_BYTES_PER_SECOND, CALL_SECONDS = 4e9, 1e-4
 """Of assembling the output from its parts, and of a call for a strip; about those of one thread."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from snugfit.tiling.tally import DIRECT
+from snugfit.tiling.step_cost import DIRECT
 
 
 class Waiting(Protocol):

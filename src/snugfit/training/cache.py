@@ -24,7 +24,7 @@ from snugfit.core.serial import to_data
 from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
 from snugfit.quantities import format_bytes
 from snugfit.training.files import as_bytes, read_exactly, storage_errors, write_exactly, write_json_atomic
-from snugfit.training.rows import RowFormat
+from snugfit.training.row_format import RowFormat
 
 FORMAT = 1
 """Version of the layout on disk."""

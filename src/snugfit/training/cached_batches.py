@@ -20,7 +20,7 @@ THREAD_BYTES = 2 * _THREAD_STACK
 
 
 class CachedBatches:
-    """A cache as a source of batches, with the interface (and the order of samples) of the data room's ``Batches``.
+    """A cache as a source of batches, with the interface (and the order of samples) of ``snugfit.data``'s ``Batches``.
 
     While it iterates it holds two buffers of stored rows (:meth:`prefetch_bytes`) beside the float32 batch in use.
 

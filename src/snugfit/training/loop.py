@@ -14,17 +14,17 @@ from snugfit.errors import BudgetExceededError, InterruptedRunError
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.quantities import format_bytes
 from snugfit.training.events import EpochDone, StepDone
+from snugfit.training.judged_weights import settle
 from snugfit.training.optimizers import lr_factor
 from snugfit.training.run import Run
 from snugfit.training.seeding import derive_seed, seed_all
-from snugfit.training.settling import settle
 from snugfit.training.step import StepResult
 from snugfit.training.task import Classification, ClassTally, measure, task_of
 from snugfit.training.tensorfile import Deferred
 
 
 class BatchSource(Protocol):
-    """A split as batches: the data room's ``Batches``, or cached activations."""
+    """A split as batches: ``snugfit.data``'s ``Batches``, or cached activations."""
 
     def __len__(self) -> int:
         """Number of samples."""

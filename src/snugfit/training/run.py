@@ -194,7 +194,7 @@ class Run:
         self.position.peak_bytes = max(self.position.peak_bytes, peak)
 
     def start_phase(self, phase: Phase, index: int, count: int, epochs: int, steps: int, first_epoch: int = 0) -> None:
-        """Begin (or take up) a phase, whose weights are in memory; its first step has the room that is left now."""
+        """Begin (or take up) a phase, whose weights are in memory; its first step has the headroom that is left now."""
         self.tick()
         release_memory()  # what loading the weights has left in the heap
         self.meter.restart()

@@ -8,7 +8,7 @@ from torch import nn
 import snugfit
 from snugfit.api import activations
 from snugfit.api.activations import activation_table, make_subject
-from snugfit.api.assembling import assemble
+from snugfit.api.builder import assemble
 from snugfit.core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
 from snugfit.errors import ModelError
 from snugfit.memory import Baseline

@@ -6,7 +6,7 @@ import tiny_boxes
 import torch
 from torch import nn
 
-from snugfit.api.assembling import assemble, own_splits
+from snugfit.api.builder import assemble, own_splits
 from snugfit.api.planning import profile_request
 from snugfit.core.request import DataOptions, ModelOptions, Request, TrainingOptions
 from snugfit.data import load_boxed

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import snugfit
-from snugfit.api.keeping import machine_text, past_runs
+from snugfit.api.history import machine_text, past_runs
 from snugfit.core.request import MachineOptions
 from snugfit.errors import UsageError
 from snugfit.training.events import Notice, ProbeMeasured

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from snugfit.api.launched import begun, finished, for_launch
+from snugfit.api.launch_folder import begun, finished, for_launch
 from snugfit.api.planning import plan_request
 from snugfit.core.manifest import Manifest
 from snugfit.core.outputs import require_run_folder

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import snugfit
 from snugfit.api import process
-from snugfit.api.assembling import make_strategies, own_splits
+from snugfit.api.builder import make_strategies, own_splits
 from snugfit.api.planning import RunnablePlan, _budget_options, _request
 from snugfit.api.process import choose_device, describe_hardware
 from snugfit.api.running import _new_folder, _verify, from_anywhere, resume

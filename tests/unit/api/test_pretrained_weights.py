@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from snugfit import models
-from snugfit.api.assembling import assemble
+from snugfit.api.builder import assemble
 from snugfit.api.planning import _request
 from snugfit.api.weights import take_weights
 from snugfit.chain import Chain, UnitStore, initialise_by_reset, release

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit.api.signal import signal_table
+from snugfit.api.learning_signal import signal_table
 from snugfit.chain import Chain
 from snugfit.core.hardware import Hardware
 from snugfit.core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
 from snugfit.core.workload import Workload
 from snugfit.local import LOCAL_LOSSES, LLSMxM, learning_signal
-from snugfit.local.layout import Layout
+from snugfit.local.assignment import Layout
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
-from snugfit.strategies.prediction import step_floor
+from snugfit.strategies.memory_estimates import step_floor
 from snugfit.training.network import NetworkTrainer
 
 HARDWARE = Hardware("cpu", "a processor", 1, 10**9, "Linux", "2.13", True)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import snugfit
-from snugfit.api import timing
-from snugfit.api.timing import tensor_rows
+from snugfit.api import tensor_timing
+from snugfit.api.tensor_timing import tensor_rows
 from snugfit.core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
 from snugfit.core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
 from snugfit.errors import InfeasibleBudgetError
@@ -87,12 +87,12 @@ def test_a_budget_that_holds_no_operator_is_an_error_that_names_one(monkeypatch)
 def test_lean_operators_are_as_asked(monkeypatch):
     made = []
 
-    class Spy(timing.ElasticProbes):
+    class Spy(tensor_timing.ElasticProbes):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             made.append(self.lean)
 
-    monkeypatch.setattr(timing, "ElasticProbes", Spy)
+    monkeypatch.setattr(tensor_timing, "ElasticProbes", Spy)
     monkeypatch.setattr(TensorProbe, "measure", lambda probe, limit: PROFILE)
     asked = request()
     for lean in (True, False):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from snugfit.api.assembling import assemble
+from snugfit.api.builder import assemble
 from snugfit.api.loading import on_meta
 from snugfit.api.planning import _request
 from snugfit.api.weights import read_weights

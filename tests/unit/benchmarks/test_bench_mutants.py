@@ -45,7 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_copy_is_configured(project: Path, tmp_path: Path) -> None:
     mutants.prepare(mutants.GROUPS["memory"], tmp_path / "copy")
     text = (tmp_path / "copy" / "pyproject.toml").read_text()
-    assert 'only_mutate = ["src/snugfit/memory/model.py"]' in text
+    assert 'only_mutate = ["src/snugfit/memory/line_fit.py"]' in text
     assert "-n logical" not in text and "addopts" in text
 
 

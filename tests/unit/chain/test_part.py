@@ -6,7 +6,7 @@ from chain_zoo import BottleneckNet
 
 from snugfit import models
 from snugfit.chain import Chain, find_blocks
-from snugfit.chain.part import computed, part_of
+from snugfit.chain.subgraph import computed, part_of
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "vgg16", "bottlenecks", "vit_b_16"])

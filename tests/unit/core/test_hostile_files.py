@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from core_samples import PLAN, PROFILE, RECORD
 
-from snugfit.cli import answers
+from snugfit.cli import plan_cache
 from snugfit.core.documents import read_data
 from snugfit.core.request import Request
 from snugfit.core.serial import to_data
 from snugfit.errors import CheckpointError
-from snugfit.profiling.kept import Measurement, Measurements
+from snugfit.profiling.measurement_cache import Measurement, Measurements
 
 WRONG: tuple[Any, ...] = (None, -1, 1e300, "x", [], {}, True)
 
@@ -81,9 +81,9 @@ def test_kept_measurements_that_cannot_be_used_are_as_good_as_none(tmp_path, con
 )
 def test_kept_answers_that_cannot_be_used_are_as_good_as_none(tmp_path, monkeypatch, found):
     path = tmp_path / "answer.json"
-    monkeypatch.setattr(answers, "_path", lambda *asked: path)
+    monkeypatch.setattr(plan_cache, "_path", lambda *asked: path)
     good = {"plan": json.loads(json.dumps(PLAN.to_json())), "infeasible": None, "comparison": []}
     path.write_text(json.dumps(good))
-    assert answers.Answer(Request()).find() == good
+    assert plan_cache.Answer(Request()).find() == good
     path.write_text(found if isinstance(found, str) else json.dumps(found))
-    assert answers.Answer(Request()).find() is None
+    assert plan_cache.Answer(Request()).find() is None

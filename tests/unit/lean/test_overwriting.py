@@ -21,7 +21,7 @@ from snugfit.lean import (
     use_lean,
     use_stock,
 )
-from snugfit.lean.leave import leave_of
+from snugfit.lean.inplace_permissions import leave_of
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.surgery import attach_side_network
 
@@ -432,10 +432,10 @@ def test_one_expanded_map_is_alive_where_two_were(device, gradients, last):
             if last:
                 inputs = inputs.detach().contiguous(memory_format=torch.channels_last).requires_grad_(gradient)
             peaks[gradient, overwrite] = tensor_peak_bytes(partial(run, module, inputs), [module, inputs])
-    room = depthwise  # stem's output, packed bits and parameters are less than another map of a quarter's size
+    scratch = depthwise  # stem's output, packed bits and parameters are less than another map of a quarter's size
     for gradient in gradients:
         assert 2 * expanded <= peaks[gradient, False]
-        assert expanded + depthwise <= peaks[gradient, True] < expanded + depthwise + room
+        assert expanded + depthwise <= peaks[gradient, True] < expanded + depthwise + scratch
 
 
 def run(module, inputs):

@@ -14,7 +14,7 @@ from snugfit import models
 from snugfit.chain.store import write_tensors
 from snugfit.errors import ModelError
 from snugfit.lean import FloatState, LeanConv2d, StandardisedConv2d, restore_float, store_int8, use_lean
-from snugfit.lean.stored import StoredConv2d, StoredLinear, dequantise, quantise
+from snugfit.lean.int8_weights import StoredConv2d, StoredLinear, dequantise, quantise
 from snugfit.memory.tensors import LiveBytes, saved_bytes
 
 

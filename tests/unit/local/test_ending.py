@@ -10,8 +10,8 @@ from snugfit.chain import Chain, split_tail
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.lean import NormActivation, PooledEnding
 from snugfit.local import NetworkFacts, UnitShape, build_local_loss
-from snugfit.local.ending import training_pass
-from snugfit.local.layout import parts
+from snugfit.local.assignment import parts
+from snugfit.local.unit_pass import training_pass
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.strategies.blockwise.worker import LocalUnit
 

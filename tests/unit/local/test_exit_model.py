@@ -5,9 +5,9 @@ from torch import nn
 
 from snugfit.chain import Chain
 from snugfit.local import build_local_loss
+from snugfit.local.assignment import Layout
 from snugfit.local.base import NetworkFacts, UnitShape
 from snugfit.local.exit_model import ExitModel, trunk
-from snugfit.local.layout import Layout
 
 
 class Named(nn.Module):

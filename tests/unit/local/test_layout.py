@@ -5,8 +5,8 @@ from torch import nn
 
 from snugfit.chain import Chain
 from snugfit.local import NetworkFacts
+from snugfit.local.assignment import HeadLoss, Layout
 from snugfit.local.auxiliary import AuxiliaryNetwork
-from snugfit.local.layout import HeadLoss, Layout
 
 
 def network():

@@ -85,11 +85,13 @@ def test_a_unit_that_fits_no_sample_is_refused():
         partition([4, 0, 4], 0.4)
 
 
-def made_up_fits(kept, per_sample, room):
+def made_up_fits(kept, per_sample, headroom):
     """A block keeps the sum of its units' bytes and needs its hungriest unit's step."""
 
     def fits(block):
-        return sum(kept[u] for u in block.units) + max(per_sample[u] for u in block.units) * block.batch_size <= room
+        return (
+            sum(kept[u] for u in block.units) + max(per_sample[u] for u in block.units) * block.batch_size <= headroom
+        )
 
     return fits
 
@@ -99,9 +101,9 @@ def budgets(draw):
     count = draw(st.integers(1, 8))
     kept = draw(st.lists(st.integers(0, 50), min_size=count, max_size=count))
     per_sample = draw(st.lists(st.integers(1, 20), min_size=count, max_size=count))
-    room = draw(st.integers(0, 120)) + max(k + s for k, s in zip(kept, per_sample, strict=True))
-    batches = [min(64, (room - k) // s) for k, s in zip(kept, per_sample, strict=True)]
-    return batches, made_up_fits(kept, per_sample, room)
+    headroom = draw(st.integers(0, 120)) + max(k + s for k, s in zip(kept, per_sample, strict=True))
+    batches = [min(64, (headroom - k) // s) for k, s in zip(kept, per_sample, strict=True)]
+    return batches, made_up_fits(kept, per_sample, headroom)
 
 
 @given(budgets(), tenths, st.booleans())
@@ -127,14 +129,14 @@ def test_repaired_blocks_cover_and_fit(budget, rho_tenths, fixed):
 
 def test_repair_by_hand():
     """Two units fit together, three do not; the piece on its own goes back to its own batch."""
-    fits = made_up_fits(kept=[30, 30, 30], per_sample=[1, 1, 1], room=100)
+    fits = made_up_fits(kept=[30, 30, 30], per_sample=[1, 1, 1], headroom=100)
     blocks = [Block(0, 2, 40)]
     assert repair(blocks, [40, 50, 60], fits) == [Block(0, 1, 40), Block(2, 2, 60)]
     assert repair(blocks, [40, 50, 60], fits, fixed_batch=True) == [Block(0, 1, 40), Block(2, 2, 40)]
 
 
 def test_a_single_unit_that_does_not_fit_is_shrunk_to_what_does():
-    fits = made_up_fits(kept=[10, 10], per_sample=[3, 3], room=40)
+    fits = made_up_fits(kept=[10, 10], per_sample=[3, 3], headroom=40)
     assert repair([Block(0, 1, 16)], [16, 16], fits) == [Block(0, 0, 10), Block(1, 1, 10)]
     assert repair([Block(0, 0, 16)], [16], lambda block: False) == [Block(0, 0, 0)]
 

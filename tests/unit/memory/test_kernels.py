@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.memory.kernels import KERNEL_BYTES, RoomForKernels
+from snugfit.memory.kernels import KERNEL_BYTES, KernelAllowance
 
 
 class Recorded:
@@ -19,14 +19,14 @@ class Recorded:
 
 def test_an_operator_that_generates_kernels_gets_room_and_loses_it_again():
     limit = Recorded()
-    with RoomForKernels(limit):
+    with KernelAllowance(limit):
         torch.ones(3, 4) @ torch.ones(4, 2)
     assert limit.asked == [KERNEL_BYTES, 0]
 
 
 def test_other_operators_run_under_the_exact_limit():
     limit = Recorded(left_bytes=0)
-    with RoomForKernels(limit):
+    with KernelAllowance(limit):
         torch.ones(100).add(1).view(10, 10).sum()
     assert limit.asked == []
 
@@ -42,7 +42,7 @@ def step():
 
 def test_results_are_the_same_and_forward_and_backward_are_covered():
     limit, want = Recorded(), step()
-    with RoomForKernels(limit):
+    with KernelAllowance(limit):
         got = step()
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, want, strict=True))
     assert limit.asked == [KERNEL_BYTES, 0] * 5  # convolution, its backward pass, linear, and two products behind it
@@ -52,7 +52,7 @@ def test_results_are_the_same_and_forward_and_backward_are_covered():
 def test_outputs_must_fit_into_what_the_budget_has_left(left, refused):
     limit = Recorded(left)
     first, second = torch.ones(10, 3), torch.ones(3, 20)
-    with RoomForKernels(limit):
+    with KernelAllowance(limit):
         if refused:
             with pytest.raises(MemoryError, match="out of memory"):
                 first @ second
@@ -63,13 +63,13 @@ def test_outputs_must_fit_into_what_the_budget_has_left(left, refused):
 
 def test_the_exact_limit_is_back_after_an_error():
     limit = Recorded()
-    with RoomForKernels(limit), pytest.raises(RuntimeError):
+    with KernelAllowance(limit), pytest.raises(RuntimeError):
         torch.ones(3, 4) @ torch.ones(3, 4)
     assert limit.asked in ([], [KERNEL_BYTES, 0])
 
 
 def test_what_is_only_looked_at_takes_nothing():
     limit = Recorded(left_bytes=0)
-    with RoomForKernels(limit):
+    with KernelAllowance(limit):
         assert (torch.ones(10, 3, device="meta") @ torch.ones(3, 20, device="meta")).shape == (10, 20)
     assert limit.asked == []

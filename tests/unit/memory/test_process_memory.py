@@ -380,7 +380,7 @@ def test_what_counts_as_out_of_memory(error, expected):
 def test_a_limit_without_a_budget_changes_nothing():
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with MemoryLimit(None, Baseline(0, 0), torch.device("cpu")) as limit, limit.tightened(5):
-        with limit.room_for_kernels():
+        with limit.allow_kernels():
             torch.ones(3) @ torch.ones(3)
         assert resource.getrlimit(resource.RLIMIT_DATA) == before
         assert not limit.enforced

@@ -50,7 +50,7 @@ def test_a_parameter_is_stored_without_its_history(tmp_path):
 def test_storing_too_much_is_an_error_and_takes_nothing(tmp_path):
     with ScratchFile(tmp_path / "scratch", 100) as scratch:
         scratch.reserve((16,))
-        with pytest.raises(ValueError, match="no room for 40 more bytes"):
+        with pytest.raises(ValueError, match="no space for 40 more bytes"):
             scratch.reserve((10,))
         scratch.reserve((9,))
 

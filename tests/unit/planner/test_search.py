@@ -42,7 +42,7 @@ class Still:
     def refresh(self):
         return 0
 
-    def room_for_kernels(self):
+    def allow_kernels(self):
         return nullcontext()
 
     def loosened(self, extra_bytes):

@@ -15,8 +15,8 @@ from snugfit import models
 from snugfit.chain import Chain, find_blocks
 from snugfit.core.workload import OptimizerSettings
 from snugfit.lean import use_lean
-from snugfit.lean.samples import run_by_sample
-from snugfit.lean.stored import store_int8
+from snugfit.lean.int8_weights import store_int8
+from snugfit.lean.per_sample import run_by_sample
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
 from snugfit.surgery.sidenet import attach_side_network

@@ -356,7 +356,7 @@ def test_the_first_run_of_every_operator_has_room_for_kernels_and_timed_ones_hav
     inside, timed = [], []
 
     @contextlib.contextmanager
-    def room(limit):
+    def kernels(limit):
         inside.append(True)
         yield
         inside.pop()
@@ -367,7 +367,7 @@ def test_the_first_run_of_every_operator_has_room_for_kernels_and_timed_ones_hav
         return original(function, device)
 
     entered, original = [], operator.timed
-    monkeypatch.setattr(MemoryLimit, "room_for_kernels", room)
+    monkeypatch.setattr(MemoryLimit, "allow_kernels", kernels)
     monkeypatch.setattr(operator, "timed", watched)
     found = probe(Chain.from_module(small_vgg(), SMALL)).measure_operators(NO_LIMIT)
     assert len(entered) >= len(found.operators)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from snugfit.core.cost import Cost, Phase
 from snugfit.report.console import REFRESH_SECONDS, ConsoleProgress
-from snugfit.report.lines import against, make_console
+from snugfit.report.console_lines import against, make_console
 from snugfit.training.events import (
     CacheProgress,
     EpochDone,

@@ -8,8 +8,8 @@ import fake_runs
 import pytest
 
 from snugfit.errors import CheckpointError
+from snugfit.report.formatting import count, percent, phase_label, shorten
 from snugfit.report.metrics import COLUMNS, Curve, curves, read_metrics
-from snugfit.report.words import count, percent, phase_label, shorten
 
 CSV = """phase,epoch,step,loss,accuracy,val_accuracy,lr,seconds,current_bytes,peak_bytes
 a,0,1,2.0,0.1,,0.05,1.5,10,20

@@ -18,7 +18,7 @@ from snugfit.core.manifest import Manifest
 from snugfit.core.record import ExitRecord, Record
 from snugfit.errors import CheckpointError
 from snugfit.report.page import render, verdict, write_report
-from snugfit.report.plots import memory_lines
+from snugfit.report.run_figures import memory_lines
 from snugfit.report.svg import PALETTE
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from html_page import Page
 
-from snugfit.report.drawings import overlay
 from snugfit.report.page import render
+from snugfit.report.picture_figures import overlay
 from snugfit.report.pictures import HeatMaps, Pictures, Projection, Spectra
 
 RNG = np.random.default_rng(0)

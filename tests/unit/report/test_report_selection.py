@@ -13,9 +13,9 @@ from html_page import Page
 
 from snugfit.core.record import Record
 from snugfit.report.intervals import StepTime, epoch_words, phase_of, step_time, tensors_of
-from snugfit.report.maps import flops, selections, step_times
 from snugfit.report.page import render, verdict
 from snugfit.report.selection import body
+from snugfit.report.selection_figures import flops, selections, step_times
 from snugfit.report.svg import PALETTE
 
 LABELS = ["Tensors that train, by interval", "Operations per epoch", "Time of a training step by interval"]

@@ -13,7 +13,7 @@ from profiles import branched, layers, straight, with_steps
 
 from snugfit.core.tensors import Saved
 from snugfit.selection import choice
-from snugfit.selection.choice import TIME_RESOLUTION, Room, choose, needed_bytes
+from snugfit.selection.choice import TIME_RESOLUTION, Headroom, choose, needed_bytes
 from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
 
@@ -33,8 +33,8 @@ def test_the_smallest_ratio_is_the_edge(made):
     times = times_of(straight(*made))
     network, edge = times.network, times.smallest_ratio
     assume(0.2 < edge < np.inf)  # above what the classifier takes, so that there is something below
-    above = choose(times, network, np.ones(len(network.names)), Room(edge * (1 + 1e-9)))
-    below = choose(times, network, np.ones(len(network.names)), Room(edge * (1 - 1e-9)))
+    above = choose(times, network, np.ones(len(network.names)), Headroom(edge * (1 + 1e-9)))
+    below = choose(times, network, np.ones(len(network.names)), Headroom(edge * (1 - 1e-9)))
     assert (above & ~network.head).any()
     assert below.tolist() == network.head.tolist() or edge == pytest.approx(0.2, rel=1e-6)
 
@@ -44,7 +44,7 @@ def test_the_smallest_ratio_is_the_edge(made):
 def test_it_never_exceeds_the_ratio_takes_the_classifier_and_nothing_that_does_harm(profile, ratio, seed):
     times = times_of(profile)
     network, importance = times.network, scores(times.network, seed, negative=True)
-    mask = choose(times, network, importance, Room(ratio))
+    mask = choose(times, network, importance, Headroom(ratio))
     assert (mask & network.head).tolist() == network.head.tolist()
     assert not (mask & ~network.head & (importance <= 0)).any()
     assert times.ratio(mask) <= max(ratio, times.ratio(network.head)) * (1 + 1e-9)
@@ -56,7 +56,7 @@ def test_with_time_alone_it_is_the_best_of_all_selections(made, ratio, seed):
     """Up to rounding: each of N times is rounded upward to a thousandth of the budget."""
     times = times_of(straight(*made))
     network, importance = times.network, scores(times.network, seed)
-    mask = choose(times, network, importance, Room(ratio))
+    mask = choose(times, network, importance, Headroom(ratio))
     others = ~network.head
     masks = np.array([m for m in every_mask(len(network.names)) if (m & network.head).sum() == network.head.sum()])
     rounding = 1 - len(network.names) / TIME_RESOLUTION
@@ -79,11 +79,11 @@ def test_it_never_exceeds_the_memory(profile, ratio, share, holds, seed):
     times = times_of(profile)
     memory = Network(profile, 2)
     network = times.network
-    least = needed_bytes(memory, network.head, Room(ratio, None, holds))
-    most = needed_bytes(memory, times.everything, Room(ratio, None, holds))
-    room = Room(ratio, int(least + share * (most - least)), holds)
-    mask = choose(times, memory, scores(network, seed), room)
-    assert needed_bytes(memory, mask, room) <= room.bytes
+    least = needed_bytes(memory, network.head, Headroom(ratio, None, holds))
+    most = needed_bytes(memory, times.everything, Headroom(ratio, None, holds))
+    headroom = Headroom(ratio, int(least + share * (most - least)), holds)
+    mask = choose(times, memory, scores(network, seed), headroom)
+    assert needed_bytes(memory, mask, headroom) <= headroom.bytes
     assert times.ratio(mask) <= max(ratio, times.ratio(network.head)) * (1 + 1e-9)
     assert (mask & network.head).sum() == network.head.sum()
 
@@ -93,9 +93,9 @@ def test_it_never_exceeds_the_memory(profile, ratio, share, holds, seed):
 def test_memory_to_spare_changes_nothing(profile, seed):
     times = times_of(profile)
     network, importance = times.network, scores(times.network, seed)
-    ample = 10 * needed_bytes(network, times.everything, Room(1.0)) + 10**6
-    free = choose(times, network, importance, Room(0.6))
-    assert choose(times, network, importance, Room(0.6, ample)).tolist() == free.tolist()
+    ample = 10 * needed_bytes(network, times.everything, Headroom(1.0)) + 10**6
+    free = choose(times, network, importance, Headroom(0.6))
+    assert choose(times, network, importance, Headroom(0.6, ample)).tolist() == free.tolist()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -113,9 +113,9 @@ def test_more_room_is_not_worse_by_more_than_how_closely_it_is_searched(seed):
     ]  # fmt: skip
     times = times_of(replace(times.network.profile, operators=tuple(parts)))
     network, importance = times.network, rng.lognormal(0, 2, 20)
-    least, most = (needed_bytes(network, mask, Room(0.8)) for mask in (network.head, times.everything))
+    least, most = (needed_bytes(network, mask, Headroom(0.8)) for mask in (network.head, times.everything))
     values = [
-        importance[choose(times, network, importance, Room(0.8, int(least + (most - least) * share)))].sum()
+        importance[choose(times, network, importance, Headroom(0.8, int(least + (most - least) * share)))].sum()
         for share in np.linspace(0, 1, 12)
     ]
     assert values[0] < values[-1]
@@ -124,13 +124,13 @@ def test_more_room_is_not_worse_by_more_than_how_closely_it_is_searched(seed):
 
 def test_without_room_for_anything_the_classifier_is_left():
     times = times_of(straight((1, [(1, 0)]), (1, [(1, 0)])))
-    assert choose(times, times.network, np.ones(2), Room(1.0, 1)).tolist() == [False, True]
-    assert choose(times, times.network, np.ones(2), Room(0.01)).tolist() == [False, True]
+    assert choose(times, times.network, np.ones(2), Headroom(1.0, 1)).tolist() == [False, True]
+    assert choose(times, times.network, np.ones(2), Headroom(0.01)).tolist() == [False, True]
 
 
 def test_what_is_needed_counts_state_and_step():
     network = Network(straight((1, [(1, 0)]), (1, [(1, 0)])), 1, state_copies=2)
-    assert needed_bytes(network, network.head, Room(1.0)) == 2 * 4 + (8 + 8 + 8 + 4), (
+    assert needed_bytes(network, network.head, Headroom(1.0)) == 2 * 4 + (8 + 8 + 8 + 4), (
         "state, then input, output, its gradient and a weight's"
     )
 
@@ -157,14 +157,18 @@ def test_within_memory_it_is_nearly_the_best_of_all_selections(holds):
     for seed, share in itertools.product(range(12), (0.2, 0.5, 0.8)):
         times, value = tensors_of_many_sizes(seed)
         network = times.network
-        least, most = (needed_bytes(network, mask, Room(0.9, None, holds)) for mask in (network.head, times.everything))
-        room = Room(0.9, int(least + share * (most - least)), holds)
+        least, most = (
+            needed_bytes(network, mask, Headroom(0.9, None, holds)) for mask in (network.head, times.everything)
+        )
+        headroom = Headroom(0.9, int(least + share * (most - least)), holds)
         fitting = [
             value[mask & ~network.head].sum()
             for mask in map(np.array, every_mask(6))
-            if mask[network.head].all() and needed_bytes(network, mask, room) <= room.bytes and times.ratio(mask) <= 0.9
+            if mask[network.head].all()
+            and needed_bytes(network, mask, headroom) <= headroom.bytes
+            and times.ratio(mask) <= 0.9
         ]
-        found = value[choose(times, network, value, room) & ~network.head].sum()
+        found = value[choose(times, network, value, headroom) & ~network.head].sum()
         shares.append(found / max(fitting) if max(fitting) else 1.0)
     assert np.mean(shares) > 0.97 and np.mean(np.isclose(shares, 1)) > 0.9 and min(shares) > 0
 
@@ -173,11 +177,11 @@ def test_within_memory_it_is_nearly_the_best_of_all_selections(holds):
 def test_a_tensor_that_fits_is_found_where_the_search_over_bytes_finds_none(seed, share):
     times, value = tensors_of_many_sizes(seed)
     network = times.network
-    least, most = (needed_bytes(network, mask, Room(0.9)) for mask in (network.head, times.everything))
-    room = Room(0.9, int(least + share * (most - least)))
-    found = choose(times, network, value, room)
+    least, most = (needed_bytes(network, mask, Headroom(0.9)) for mask in (network.head, times.everything))
+    headroom = Headroom(0.9, int(least + share * (most - least)))
+    found = choose(times, network, value, headroom)
     alone = [np.arange(6) == tensor for tensor in np.flatnonzero(~network.head)]
-    fitting = [each for each in alone if needed_bytes(network, each | network.head, room) <= room.bytes]
+    fitting = [each for each in alone if needed_bytes(network, each | network.head, headroom) <= headroom.bytes]
     assert fitting and value[found & ~network.head].sum() >= max(value[each].sum() for each in fitting)
 
 
@@ -194,11 +198,11 @@ def test_tensors_are_added_the_most_important_first_unless_they_do_harm():
 
 def test_a_room_of_exactly_what_is_needed_is_not_searched(monkeypatch):
     times, value = tensors_of_many_sizes(0)
-    free = choose(times, times.network, value, Room(0.9))
-    exactly = needed_bytes(times.network, free, Room(0.9))
-    assert choose(times, times.network, value, Room(0.9, exactly - 1)).tolist() != free.tolist()
+    free = choose(times, times.network, value, Headroom(0.9))
+    exactly = needed_bytes(times.network, free, Headroom(0.9))
+    assert choose(times, times.network, value, Headroom(0.9, exactly - 1)).tolist() != free.tolist()
     monkeypatch.setattr(choice, "solve_within", None)
-    assert choose(times, times.network, value, Room(0.9, exactly)).tolist() == free.tolist()
+    assert choose(times, times.network, value, Headroom(0.9, exactly)).tolist() == free.tolist()
 
 
 @pytest.mark.parametrize("holds", [False, True])
@@ -212,14 +216,14 @@ def test_budgets_are_divided_as_finely_as_is_said_and_held_gradients_count(monke
 
     for name, function in (("select", select), ("solve_within", within), ("byte_model", model)):
         monkeypatch.setattr(choice, name, log(function))
-    least = needed_bytes(network, network.head, Room(0.9, None, holds))
-    choose(times, network, value, Room(0.9, least + 500, holds))
+    least = needed_bytes(network, network.head, Headroom(0.9, None, holds))
+    choose(times, network, value, Headroom(0.9, least + 500, holds))
     others = ~network.head
     assert seen[0][3:] == (times.backward_budget(0.9), 4000)
     gradients = network.gradient_bytes[others] if holds else 0
     assert seen[1][0].tolist() == (network.own_bytes[others] + gradients).tolist()
-    room = least + 500 - network.state_bytes(network.head)
-    assert seen[2][3] == times.backward_budget(0.9) and seen[2][5:] == (room, 1000)
+    headroom = least + 500 - network.state_bytes(network.head)
+    assert seen[2][3] == times.backward_budget(0.9) and seen[2][5:] == (headroom, 1000)
 
 
 class TestHowMuchTensorsAreAllowed:
@@ -237,8 +241,8 @@ class TestHowMuchTensorsAreAllowed:
             def __getitem__(self, found):
                 return np.array(worth(found[0]) if found[0] else 0.0)
 
-        monkeypatch.setattr(choice, "needed_bytes", lambda memory, found, room: needs(found[0]))
-        best = choice._most(within, memory, Importance(), Room(1.0, limit))
+        monkeypatch.setattr(choice, "needed_bytes", lambda memory, found, headroom: needs(found[0]))
+        best = choice._most(within, memory, Importance(), Headroom(1.0, limit))
         return asked, best[0]
 
     def test_it_falls_by_what_a_step_lacks_and_is_then_halved_until_close(self, monkeypatch):
@@ -277,5 +281,7 @@ class TestHowMuchTensorsAreAllowed:
 def test_held_gradients_are_there_all_the_time():
     network = Network(straight((1, [(1, 0)]), (1, [(1, 0)])), 1, state_copies=2)
     everything = np.ones(2, dtype=bool)
-    held = needed_bytes(network, everything, Room(1.0, None, True)) - needed_bytes(network, everything, Room(1.0))
+    held = needed_bytes(network, everything, Headroom(1.0, None, True)) - needed_bytes(
+        network, everything, Headroom(1.0)
+    )
     assert 0 < held <= 8  # both gradients, of which one may be there at the peak in any case

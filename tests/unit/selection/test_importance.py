@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from snugfit.core.workload import OptimizerSettings
 from snugfit.memory.scratch import ScratchFile
 from snugfit.selection.importance import importance, scratch_bytes
-from snugfit.strategies.elastic.probing import trial_updates
+from snugfit.strategies.elastic.probes import trial_updates
 from snugfit.training.optimizers import ParameterOptimizers
 
 SETTINGS = {

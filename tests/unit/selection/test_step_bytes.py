@@ -14,7 +14,7 @@ from snugfit.profiling import operator
 from snugfit.selection.memory import step_bytes
 from snugfit.selection.network import Network
 from snugfit.strategies.elastic.trainer import TensorTrainer
-from snugfit.strategies.prediction import fill_made_up, random_batch
+from snugfit.strategies.memory_estimates import fill_made_up, random_batch
 
 TOLERANCE = 0.10
 """How far a prediction may lie from what is measured."""

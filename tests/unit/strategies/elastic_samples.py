@@ -4,7 +4,7 @@ from strategy_samples import MB, facts, line
 
 from snugfit.core.profile import Profile
 from snugfit.core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
-from snugfit.strategies.elastic.probing import FULL, HEAD, IMPORTANCE
+from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
 
 BATCH = 8
 MAP = 50_000

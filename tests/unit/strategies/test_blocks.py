@@ -12,15 +12,15 @@ from snugfit.core.profile import ProbeLine, ProbePoint
 from snugfit.local.partition import Block
 from snugfit.strategies.blockwise import Blockwise
 from snugfit.strategies.blockwise.blocks import Residency, UnitNeeds, block_name, estimate_blocks, make_blocks
-from snugfit.strategies.prediction import SAFETY_BYTES, with_safety
+from snugfit.strategies.memory_estimates import SAFETY_BYTES, with_safety
 
 
 def need(kept, fixed, sample, elements=0, output=0, smallest=1, name="u", **more):
     return UnitNeeds(name, kept, fixed, sample, elements, 2 * elements, 2 * output, smallest, **more)
 
 
-def residency(needs, room=math.inf, base=0, all_units=False, recompute=False):
-    return Residency(needs, base, room, all_units, recompute)
+def residency(needs, headroom=math.inf, base=0, all_units=False, recompute=False):
+    return Residency(needs, base, headroom, all_units, recompute)
 
 
 PAIR = [need(100, 150, 10, elements=3, output=5), need(40, 60, 20, elements=5, output=2)]
@@ -49,7 +49,7 @@ def test_kernels_of_earlier_blocks_are_still_in_memory():
     made = residency(needs)
     assert [made.bytes_of(Block(i, i, 2)) for i in range(3)] == [40, 50 + 7, 60 + 10]
     assert made.bytes_of(Block(1, 2, 2)) == max(30 + 20 - 3, 40 + 20 - 2) + 12, "kernels of both units stay"
-    assert residency(needs, room=70).largest_batches(9) == [5, 3, 2]
+    assert residency(needs, headroom=70).largest_batches(9) == [5, 3, 2]
 
 
 def test_lines_say_what_a_trained_unit_leaves_behind():
@@ -89,35 +89,35 @@ def test_recomputation_holds_images_and_the_units_before():
 
 
 def test_largest_batches_by_hand():
-    assert residency(PAIR, room=260).largest_batches(64) == [11, 10]
-    assert residency(PAIR, room=260).largest_batches(10) == [10, 10]
-    assert residency(PAIR, room=155).largest_batches(64) == [0, 4]
-    assert residency(PAIR, room=260, all_units=True).largest_batches(64) == [7, 5]
+    assert residency(PAIR, headroom=260).largest_batches(64) == [11, 10]
+    assert residency(PAIR, headroom=260).largest_batches(10) == [10, 10]
+    assert residency(PAIR, headroom=155).largest_batches(64) == [0, 4]
+    assert residency(PAIR, headroom=260, all_units=True).largest_batches(64) == [7, 5]
     assert residency(PAIR).largest_batches(64) == [64, 64]
 
 
 def test_a_unit_that_needs_two_samples():
-    assert residency([need(0, 100, 10, smallest=2)], room=115).largest_batches(64) == [0]
-    assert residency([need(0, 100, 10, smallest=2)], room=120).largest_batches(64) == [2]
+    assert residency([need(0, 100, 10, smallest=2)], headroom=115).largest_batches(64) == [0]
+    assert residency([need(0, 100, 10, smallest=2)], headroom=120).largest_batches(64) == [2]
 
 
 def test_a_flat_line_and_a_unit_without_one():
-    assert residency([need(0, 100, 0.0)], room=90).largest_batches(64) == [0]
-    assert residency([need(0, 100, 0.0)], room=100).largest_batches(64) == [64]
-    for room in (90, math.inf):
-        assert residency([need(0, math.inf, math.inf)], room=room).largest_batches(64) == [0]
+    assert residency([need(0, 100, 0.0)], headroom=90).largest_batches(64) == [0]
+    assert residency([need(0, 100, 0.0)], headroom=100).largest_batches(64) == [64]
+    for headroom in (90, math.inf):
+        assert residency([need(0, math.inf, math.inf)], headroom=headroom).largest_batches(64) == [0]
 
 
 def test_blocks_by_hand():
     """Batches 10, 12, 40: the first two would join, but together they keep 10 bytes too many; the third is far off."""
     needs = [need(10, 100, 10), need(10, 80, 10), need(10, 100, 2.5)]
-    blocks = make_blocks(residency(needs, room=200), 64, 0.4, adaptive_batch=True)
+    blocks = make_blocks(residency(needs, headroom=200), 64, 0.4, adaptive_batch=True)
     assert blocks == [Block(0, 0, 10), Block(1, 1, 12), Block(2, 2, 40)]
 
 
 def test_blocks_that_fit_together_stay_together():
     needs = [need(10, 100, 10), need(10, 110, 9), need(10, 500, 1)]
-    made = residency(needs, room=660)
+    made = residency(needs, headroom=660)
     assert made.largest_batches(50) == [50, 50, 50]
     assert make_blocks(made, 50, 0.4, adaptive_batch=True) == [Block(0, 2, 50)]
     cut = make_blocks(made, 50, 0.4, adaptive_batch=True, most_units=2)
@@ -126,7 +126,7 @@ def test_blocks_that_fit_together_stay_together():
 
 def test_without_adaptive_batches_the_smallest_is_everywhere():
     needs = [need(10, 100, 10), need(10, 100, 2)]
-    made = residency(needs, room=200)
+    made = residency(needs, headroom=200)
     assert made.largest_batches(64) == [10, 50]
     blocks = make_blocks(made, 64, 0.4, adaptive_batch=False)
     assert {block.batch_size for block in blocks} == {10}
@@ -134,24 +134,24 @@ def test_without_adaptive_batches_the_smallest_is_everywhere():
 
 
 def test_no_blocks_where_a_unit_fits_at_no_batch():
-    assert make_blocks(residency(PAIR, room=155), 64, 0.4, adaptive_batch=True) == []
+    assert make_blocks(residency(PAIR, headroom=155), 64, 0.4, adaptive_batch=True) == []
 
 
 def test_where_all_units_stay_the_batch_is_lowered_until_the_block_fits():
     """Alone the second unit would hold 10 samples; behind the first it holds that one's large input too."""
     needs = [need(10, 20, 1, elements=100), need(10, 20, 10, elements=1)]
-    made = residency(needs, room=130, all_units=True)
+    made = residency(needs, headroom=130, all_units=True)
     assert made.largest_batches(64) == [64, 10]
     assert make_blocks(made, 64, 1.0, adaptive_batch=True) == []
-    roomier = residency(needs, room=3000, all_units=True)
-    (block,) = make_blocks(roomier, 64, 0.0, adaptive_batch=False)
+    larger = residency(needs, headroom=3000, all_units=True)
+    (block,) = make_blocks(larger, 64, 0.0, adaptive_batch=False)
     assert (block.first, block.last) == (0, 1)
-    assert roomier.bytes_of(block) <= 3000 < roomier.bytes_of(Block(0, 1, block.batch_size + 1))
+    assert larger.bytes_of(block) <= 3000 < larger.bytes_of(Block(0, 1, block.batch_size + 1))
 
 
 def test_a_block_whose_batch_a_unit_cannot_train_on_is_none():
     needs = [need(0, 100, 10), need(0, 100, 5, smallest=2)]
-    made = residency(needs, room=110)
+    made = residency(needs, headroom=110)
     assert made.largest_batches(64) == [1, 2]
     assert make_blocks(made, 64, 1.0, adaptive_batch=True) == []
     assert make_blocks(made, 64, 0.4, adaptive_batch=False) == []
@@ -175,20 +175,20 @@ whole_needs = st.lists(
     st.booleans(),
     st.booleans(),
 )
-def test_blocks_fit_cover_and_can_be_trained(needs, room, limit, rho_tenths, adaptive, all_units, recompute):
-    made = residency(needs, room=room, all_units=all_units, recompute=recompute)
+def test_blocks_fit_cover_and_can_be_trained(needs, headroom, limit, rho_tenths, adaptive, all_units, recompute):
+    made = residency(needs, headroom=headroom, all_units=all_units, recompute=recompute)
     blocks = make_blocks(made, limit, rho_tenths / 10, adaptive_batch=adaptive)
     if not blocks:
         return
     assert [unit for block in blocks for unit in block.units] == list(range(len(needs)))
     for block in blocks:
-        assert made.bytes_of(block) <= room
+        assert made.bytes_of(block) <= headroom
         assert max(needs[u].smallest_batch for u in block.units) <= block.batch_size <= limit
 
 
 @given(whole_needs, st.integers(0, 2000))
-def test_if_every_unit_fits_there_are_blocks(needs, room):
-    made = residency(needs, room=room)
+def test_if_every_unit_fits_there_are_blocks(needs, headroom):
+    made = residency(needs, headroom=headroom)
     if min(made.largest_batches(64)) >= 2:
         assert make_blocks(made, 64, 0.4, adaptive_batch=True)
 

@@ -10,10 +10,10 @@ from snugfit.core.profile import ProbePoint
 from snugfit.core.serial import from_data, to_data
 from snugfit.errors import UsageError
 from snugfit.strategies.checkpoint import Checkpoint, Schedule
-from snugfit.strategies.checkpoint.choices import Way
+from snugfit.strategies.checkpoint.candidates import Way
 from snugfit.strategies.checkpoint.search import MARGIN_BYTES, Wanted
-from snugfit.strategies.prediction import HELD_BYTES, SAFETY_BYTES
-from snugfit.strategies.whole import held, whole_cost
+from snugfit.strategies.full_network import held, whole_cost
+from snugfit.strategies.memory_estimates import HELD_BYTES, SAFETY_BYTES
 
 PLAIN, SOME, LEAST = "network", "checkpoint:(0) 1", "checkpoint:(0-1) 2-3"
 INFINITE = float("inf")
@@ -28,9 +28,9 @@ WAYS = [way("0-3", 1.0, 64 * MB), way("(0) 1-3", 1.1, 32 * MB), way("(0-1) 2-3",
 WANTED = Wanted(WAYS, workload(), True)
 
 
-def available(room):
-    """Bytes that leave ``room`` for a step, and nothing more."""
-    return int(room * 1.02) + SAFETY_BYTES + HELD_BYTES
+def available(headroom):
+    """Bytes that leave ``headroom`` for a step, and nothing more."""
+    return int(headroom * 1.02) + SAFETY_BYTES + HELD_BYTES
 
 
 def wanted(lines, free, judge=WANTED):

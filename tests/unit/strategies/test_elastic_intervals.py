@@ -17,10 +17,10 @@ import snugfit
 from snugfit.core.record import IntervalRecord
 from snugfit.core.tensors import TensorProfile
 from snugfit.errors import BudgetExceededError, DivergedError, InfeasibleTimeError
-from snugfit.selection.choice import Room, choose, needed_bytes
+from snugfit.selection.choice import Headroom, choose, needed_bytes
 from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
-from snugfit.strategies.elastic import Elastic, drift, intervals
+from snugfit.strategies.elastic import Elastic, drift, runner
 from snugfit.strategies.elastic.budgets import Sizes
 from snugfit.strategies.elastic.drift import drifted, dry_ratio, suspicious
 from snugfit.strategies.elastic.schemes import scheme_mask
@@ -57,7 +57,7 @@ def ranks(monkeypatch, *scores):
         value = next(made)
         return {name: 1.0 if name in LAST else value for name in trainer.parameters}
 
-    monkeypatch.setattr(intervals, "rank_tensors", rank)
+    monkeypatch.setattr(runner, "rank_tensors", rank)
 
 
 @pytest.mark.usefixtures("steady_times")
@@ -97,7 +97,7 @@ class TestRuns:
             tried.append(fit.trainer.selected)
             return len(tried) > 3
 
-        monkeypatch.setattr(intervals._Fit, "_rehearsed", rehearsed)
+        monkeypatch.setattr(runner._Fit, "_rehearsed", rehearsed)
         events = []
         found = plan(memory="200MB", epochs=1, time_ratio=1.0, importance="weight")
         record = found.run((events.append,), out=tmp_path / "run")
@@ -109,22 +109,20 @@ class TestRuns:
         """Instead of trying the same one for ever."""
         ranks(monkeypatch, 1.0, -1.0)
         answers = iter([True, *[False] * 50])
-        monkeypatch.setattr(intervals._Fit, "_rehearsed", lambda fit: next(answers))
+        monkeypatch.setattr(runner._Fit, "_rehearsed", lambda fit: next(answers))
         with pytest.raises(BudgetExceededError, match="--memory"):
             plan(memory="200MB").run((), out=tmp_path / "run")
         assert len(list(answers)) == 49
 
     @pytest.mark.parametrize("scheme", ["elastic", "head"])
     def test_a_refusal_without_a_budget_is_an_error(self, tmp_path, monkeypatch, scheme):
-        monkeypatch.setattr(intervals._Fit, "_rehearsed", lambda fit: False)
+        monkeypatch.setattr(runner._Fit, "_rehearsed", lambda fit: False)
         with pytest.raises(BudgetExceededError, match=f"--scheme {scheme}"):
             plan(scheme=scheme, time_ratio=0.8 if scheme == "elastic" else None).run((), out=tmp_path / "run")
 
     def test_drift_selects_anew_among_all_tensors(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(
-            intervals, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1
-        )
-        monkeypatch.setattr(intervals, "drifted", lambda *_: True)
+        monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+        monkeypatch.setattr(runner, "drifted", lambda *_: True)
         found = plan(interval=3, epochs=4, time_ratio=0.5)
         events = []
         record = found.run((events.append,), out=tmp_path / "run")
@@ -136,16 +134,14 @@ class TestRuns:
 
     def test_steps_that_keep_drifting_are_not_measured_again_at_once(self, tmp_path, monkeypatch):
         """What was just measured would come out the same: each epoch would cost a profile."""
-        monkeypatch.setattr(intervals, "suspicious", lambda interval: interval.epochs > 0)
-        monkeypatch.setattr(intervals, "drifted", lambda *_: True)
+        monkeypatch.setattr(runner, "suspicious", lambda interval: interval.epochs > 0)
+        monkeypatch.setattr(runner, "drifted", lambda *_: True)
         record = plan(interval=2, epochs=6).run((), out=tmp_path / "run")
         assert [(i.epochs, i.profiled) for i in record.intervals] == [(1, False), (2, True), (1, False), (2, True)]
 
     def test_drift_without_memory_to_measure_goes_on(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(
-            intervals, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1
-        )
-        monkeypatch.setattr(intervals, "drifted", lambda *_: True)
+        monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+        monkeypatch.setattr(runner, "drifted", lambda *_: True)
         found, events = plan(interval=3, epochs=2), []
         monkeypatch.setattr(drift.ElasticProbes, "tensors", lambda *_, **__: NoRoom)
         record = found.run((events.append,), out=tmp_path / "run")
@@ -156,7 +152,7 @@ class TestRuns:
         """Also where the selection stays what it was."""
         seen = []
         found = plan(time_ratio=1.0, importance="weight")
-        monkeypatch.setattr(intervals.statistics, "median", lambda values: float(seen.append(len(values)) or 0.125))
+        monkeypatch.setattr(runner.statistics, "median", lambda values: float(seen.append(len(values)) or 0.125))
         record = found.run((), out=tmp_path / "run")
         assert record.intervals[0].tensors == record.intervals[1].tensors
         assert seen == [2, 2] and record.intervals[1].measured_seconds == 0.125
@@ -238,7 +234,7 @@ class FakeRun:
     """All of a run that judging drift looks at."""
 
     workload, device = workload(), torch.device("cpu")
-    limit = SimpleNamespace(room_for_kernels=nullcontext)
+    limit = SimpleNamespace(allow_kernels=nullcontext)
 
     def __init__(self):
         self.ticks = 0
@@ -306,18 +302,18 @@ def test_a_profile_at_another_batch_scales_whole_steps_all_the_same():
 @given(st.integers(1, 6), st.floats(1e-6, 1.0), st.integers(1, 64))
 def test_at_a_ratio_of_one_everything_trains(count, seconds, batch):
     network = Network(tensor_profile(convolutions=count, seconds=seconds), batch)
-    assert choose(StepTimes(network), network, np.ones(len(network.names)), Room(1.0)).all()
+    assert choose(StepTimes(network), network, np.ones(len(network.names)), Headroom(1.0)).all()
 
 
 def test_a_selection_within_memory_is_found_where_maps_that_pass_by_take_most_of_it():
     """They take a hundred times what is kept for tensors; what a selection may take is the little above them."""
     network = Network(tensor_profile(convolutions=5, parameters=100, map_bytes=100_000), 1)
     everything = np.ones(len(network.names), dtype=bool)
-    least, most = (needed_bytes(network, mask, Room(1.0)) for mask in (network.head, everything))
+    least, most = (needed_bytes(network, mask, Headroom(1.0)) for mask in (network.head, everything))
     for share in (0.1, 0.3, 0.5, 0.9):
-        room = Room(1.0, least + int(share * (most - least)))
-        mask = choose(StepTimes(network), network, everything.astype(float), room)
-        assert needed_bytes(network, mask, room) <= room.bytes and (mask & ~network.head).any(), share
+        headroom = Headroom(1.0, least + int(share * (most - least)))
+        mask = choose(StepTimes(network), network, everything.astype(float), headroom)
+        assert needed_bytes(network, mask, headroom) <= headroom.bytes and (mask & ~network.head).any(), share
 
 
 def norms_network():

@@ -19,7 +19,7 @@ from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError
 from snugfit.selection.choice import choose
 from snugfit.strategies.elastic import Elastic
 from snugfit.strategies.elastic.budgets import budget_for, importance_peak, largest_chunk, nothing_selected
-from snugfit.strategies.elastic.probing import FULL, HEAD, IMPORTANCE
+from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
 
 WORK = workload(batch_size=8)
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -39,7 +39,7 @@ def selection(found, profile, work=WORK, importance=None):
     """What it would select, with importances as given or all alike."""
     sizes = found.sizes(work, profile)
     values = np.ones(len(sizes.memory.names)) if importance is None else importance
-    return sizes, choose(sizes.times, sizes.memory, values, sizes.room(found.budget, found.time_ratio))
+    return sizes, choose(sizes.times, sizes.memory, values, sizes.headroom(found.budget, found.time_ratio))
 
 
 def test_the_whole_batch_at_the_asked_ratio():

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from schedule_samples import at_the_square_root, every_schedule, every_split
 
 from snugfit.errors import UsageError
-from snugfit.strategies.checkpoint.choices import frontier, thinned
-from snugfit.strategies.checkpoint.programme import Programme, Stage, price
+from snugfit.strategies.checkpoint.candidates import frontier, thinned
+from snugfit.strategies.checkpoint.dynamic_program import Programme, Stage, price
 from snugfit.strategies.checkpoint.schedule import Schedule
 
 

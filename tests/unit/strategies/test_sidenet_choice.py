@@ -10,7 +10,8 @@ from snugfit.core.request import StrategyOptions
 from snugfit.profiling import Probe
 from snugfit.profiling.probe import PROBE_GROWTH
 from snugfit.strategies.blockwise import Blockwise
-from snugfit.strategies.prediction import HELD_BYTES, SAFETY_BYTES, TENSOR_TO_PROCESS
+from snugfit.strategies.full_network import held
+from snugfit.strategies.memory_estimates import HELD_BYTES, SAFETY_BYTES, TENSOR_TO_PROCESS
 from snugfit.strategies.sidenet import Sidenet
 from snugfit.strategies.sidenet.configurations import (
     FEW_IMAGES,
@@ -20,10 +21,9 @@ from snugfit.strategies.sidenet.configurations import (
     Configuration,
     configurations,
 )
-from snugfit.strategies.sidenet.looking import Looks
+from snugfit.strategies.sidenet.lower_bounds import Looks
 from snugfit.strategies.sidenet.retraining import RETRAIN
 from snugfit.strategies.sidenet.strategy import LEFT_BY_RETRAINING
-from snugfit.strategies.whole import held
 
 
 def budget_for(step_bytes):
@@ -92,7 +92,7 @@ SIZES = {PLAIN: (20, 5), SAMPLES: (24, 3), CODED: (14, 5), CUT: (10, 2), NARROWE
 
 
 @pytest.mark.parametrize(
-    ("room", "taken", "micro_batch"),
+    ("headroom", "taken", "micro_batch"),
     [
         (60.1, PLAIN, 8),  # 20 + 8 x 5
         (48.1, SAMPLES, 8),  # 24 + 8 x 3; the plain one would run at 4
@@ -101,9 +101,9 @@ SIZES = {PLAIN: (20, 5), SAMPLES: (24, 3), CODED: (14, 5), CUT: (10, 2), NARROWE
         (30.5, CUT, 8),  # 10 + 8 x 2 and 4 left by retraining; int8 at 2, which loses more
     ],
 )
-def test_exact_ways_come_first(room, taken, micro_batch):
+def test_exact_ways_come_first(headroom, taken, micro_batch):
     sizes = {each: size for each, size in SIZES.items() if each != NARROWER}
-    made = proposed(Sidenet(), sizes, budget_for(room * MB))
+    made = proposed(Sidenet(), sizes, budget_for(headroom * MB))
     assert (made.configuration, made.micro_batch) == (taken, micro_batch)
     assert made.micro_batch * made.micro_batches == 8
 
@@ -161,8 +161,8 @@ def test_what_fits_is_not_lost_to_measuring_another():
     """Four at a time take 41 MB of 42; another probe would leave nearly one behind, and 42.5 suffice for it."""
     lines, floors = lines_of({PLAIN: (20, 5)}), dict.fromkeys((PLAIN, SAMPLES), (20, 30))
     found, _ = looks(floors)
-    for room, wanted in ((41 + 1.1, False), (41 + 2.1, True)):
-        available = room * MB * 1.02 + SAFETY_BYTES + HELD_BYTES
+    for headroom, wanted in ((41 + 1.1, False), (41 + 2.1, True)):
+        available = headroom * MB * 1.02 + SAFETY_BYTES + HELD_BYTES
         assert Sidenet()._needed(workload(batch_size=8), found, (SAMPLES, False), lines, available) == wanted
 
 
@@ -170,8 +170,8 @@ def test_a_way_is_tried_only_where_it_may_fit():
     """Its fewest images must, and of a way that takes a batch at once the whole batch."""
     found, asked = looks({PLAIN: (20, 60), SAMPLES: (20, 30), CODED: (14, 54)})
     coded, whole, by_sample, parts = (CODED, True), (PLAIN, False), (SAMPLES, False), (PLAIN, True)
-    room = 31 * MB + PROBE_GROWTH
-    assert [found.may_fit(way, room, {}) for way in (whole, by_sample, parts)] == [False, True, True]
+    headroom = 31 * MB + PROBE_GROWTH
+    assert [found.may_fit(way, headroom, {}) for way in (whole, by_sample, parts)] == [False, True, True]
     assert [found.may_fit(way, 16 * MB, {}) for way in (parts, coded, (CODED, False))] == [False, True, False]
     assert [found.may_fit(way, 12 * MB, {}) for way in (parts, by_sample, coded)] == [False, False, True], (
         "the one that takes least is left, to say how much that is"

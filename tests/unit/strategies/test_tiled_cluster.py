@@ -11,7 +11,7 @@ from snugfit.chain import Chain
 from snugfit.core.cluster import Cluster, Link, Rank
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.strategies.tiled import Tiled
-from snugfit.strategies.tiled.choices import chosen, key_of, plans_for, settings_of
+from snugfit.strategies.tiled.candidates import chosen, key_of, plans_for, settings_of
 from snugfit.strategies.tiled.network import Network
 
 

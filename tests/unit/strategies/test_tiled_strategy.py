@@ -12,7 +12,7 @@ from snugfit.core.hardware import Hardware
 from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.strategies.tiled import Tiled
-from snugfit.strategies.tiled.choices import chosen, key_of, meant_grid, plans_for, settings_of
+from snugfit.strategies.tiled.candidates import chosen, key_of, meant_grid, plans_for, settings_of
 
 
 def chain(size=16):

@@ -6,10 +6,10 @@ from strategy_samples import HARDWARE, workload
 from torch import nn
 
 from snugfit.chain import Chain
-from snugfit.local.layout import Layout
+from snugfit.local.assignment import Layout
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.strategies.blockwise import Blockwise
-from snugfit.strategies.prediction import stored_batches
+from snugfit.strategies.memory_estimates import stored_batches
 
 
 def chain():

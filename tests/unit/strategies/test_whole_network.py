@@ -11,15 +11,15 @@ from strategy_samples import HARDWARE, MB, line, profile, workload
 from snugfit.core.budget import Budget
 from snugfit.core.cost import Shortfall
 from snugfit.strategies.backprop import Backprop
-from snugfit.strategies.prediction import (
+from snugfit.strategies.full_network import batch_settings, divisors, held, whole_cost, whole_reasons
+from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,
     HELD_BYTES,
     SAFETY_BYTES,
-    room_for_step,
     smallest_budget,
+    step_headroom,
     with_safety,
 )
-from snugfit.strategies.whole import batch_settings, divisors, held, whole_cost, whole_reasons
 
 
 def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True, smallest=1, base=0, **changes):
@@ -43,16 +43,16 @@ def budget_for(step_bytes):
 
 def test_safety_and_its_inverse():
     assert with_safety(10 * MB, 90 * MB) == 102 * MB + SAFETY_BYTES
-    assert room_for_step(Budget(102 * MB + SAFETY_BYTES + HELD_BYTES), 10 * MB) == pytest.approx(90 * MB)
-    assert room_for_step(Budget(), 10 * MB) == float("inf")
+    assert step_headroom(Budget(102 * MB + SAFETY_BYTES + HELD_BYTES), 10 * MB) == pytest.approx(90 * MB)
+    assert step_headroom(Budget(), 10 * MB) == float("inf")
     assert smallest_budget(profile({}), 100 * MB) == ONE_SAMPLE
 
 
 @given(st.integers(3 * MB, 10**10), st.integers(0, 10**9))
 def test_what_uses_the_whole_room_is_predicted_to_fit(budget, resident):
-    room = room_for_step(Budget(budget), resident)
-    assert with_safety(resident, room) <= budget - HELD_BYTES + 1
-    assert with_safety(resident, room) >= budget - HELD_BYTES - 2
+    headroom = step_headroom(Budget(budget), resident)
+    assert with_safety(resident, headroom) <= budget - HELD_BYTES + 1
+    assert with_safety(resident, headroom) >= budget - HELD_BYTES - 2
 
 
 @given(st.integers(1, 600))
@@ -113,7 +113,7 @@ def test_what_is_chosen_fits(budget, batch_size, train_count, smallest, fixed, s
     work = workload(batch_size=batch_size, train_count=train_count)
     found = batch_settings(work, profile(lines), Budget(budget), "network", accumulate=accumulate)
     if found is None:
-        assert lines["network"].largest_batch(room_for_step(Budget(budget), 0), min(batch_size, train_count)) == 0
+        assert lines["network"].largest_batch(step_headroom(Budget(budget), 0), min(batch_size, train_count)) == 0
         return
     micro, count = found["micro_batch"], found["micro_batches"]
     assert smallest <= micro <= min(batch_size, train_count) and found["accumulate"] == (count > 1)

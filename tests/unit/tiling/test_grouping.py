@@ -88,17 +88,17 @@ def test_cheapest_of_all_profiles(data, count):
         profile: (sum(costs[g] for g in profile.groups), sum(sizes[g] for g in profile.groups))
         for profile in every_profile(cuts)
     }
-    room = data.draw(st.integers(0, 60))
+    headroom = data.draw(st.integers(0, 60))
     found = cheapest(cuts, lambda *pair: costs[pair])
     assert totals[found][0] == min(cost for cost, _ in totals.values())
     assert len(found.groups) == min(len(p.groups) for p in totals if totals[p][0] == totals[found][0])
-    fitting = [cost for cost, size in totals.values() if size <= room]
+    fitting = [cost for cost, size in totals.values() if size <= headroom]
     if fitting:
-        bounded = cheapest(cuts, lambda *pair: costs[pair], lambda *pair: sizes[pair], room)
-        assert totals[bounded][1] <= room and totals[bounded][0] == min(fitting)
+        bounded = cheapest(cuts, lambda *pair: costs[pair], lambda *pair: sizes[pair], headroom)
+        assert totals[bounded][1] <= headroom and totals[bounded][0] == min(fitting)
     else:
         with pytest.raises(ValueError, match=f"smallest needs {min(size for _, size in totals.values())}\\."):
-            cheapest(cuts, lambda *pair: costs[pair], lambda *pair: sizes[pair], room)
+            cheapest(cuts, lambda *pair: costs[pair], lambda *pair: sizes[pair], headroom)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

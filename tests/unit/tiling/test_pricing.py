@@ -10,7 +10,7 @@ from snugfit.tiling.grouping import CostModel, Prices, group_work
 from snugfit.tiling.layers import Tiling
 from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
-from snugfit.tiling.tally import Stage, Tally, all_gathered, all_reduced, all_told
+from snugfit.tiling.step_cost import Stage, Tally, all_gathered, all_reduced, all_told
 
 
 def rank(number, host, speed):

@@ -19,10 +19,10 @@ from snugfit.chain import Chain
 from snugfit.errors import ModelError, OutOfStorageError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.tiling.candidates import scratch_bytes
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.sequential import TiledForward
-from snugfit.tiling.stem import stem_of
-from snugfit.tiling.ways import scratch_bytes
+from snugfit.tiling.tileable_prefix import stem_of
 
 FLAGS = (True, False)
 

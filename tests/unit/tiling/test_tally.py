@@ -11,16 +11,16 @@ from tiling_samples import layer, residual, yolo
 from torch.utils.flop_counter import FlopCounterMode
 
 from snugfit.errors import ModelError
-from snugfit.tiling.counting import tally
+from snugfit.tiling.candidates import meeting_points
+from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Layers, MapSize, Tiling
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.routes import Routes, Wanted, cells_of
 from snugfit.tiling.schedule import Backward, Schedule
-from snugfit.tiling.stem import stem_of
+from snugfit.tiling.tileable_prefix import stem_of
 from snugfit.tiling.transport import Alone
-from snugfit.tiling.ways import meeting_points
 
 PROFILES = st.sampled_from((one_group, every_cut))
 

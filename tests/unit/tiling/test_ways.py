@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from tiling_samples import residual, yolo
 
-from snugfit.tiling.ways import meeting_points, squarest, thinned, ways_on_one_device
+from snugfit.tiling.candidates import meeting_points, squarest, thinned, ways_on_one_device
 
 
 def test_the_squarest_grid_that_fits():

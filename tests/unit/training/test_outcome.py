@@ -10,7 +10,7 @@ from snugfit.core.record import Record
 from snugfit.core.record_checks import read_record
 from snugfit.training.events import Notice, RunDone
 from snugfit.training.files import write_json_atomic
-from snugfit.training.outcome import FinalEvaluation, evaluate_model, make_record
+from snugfit.training.finalize import FinalEvaluation, evaluate_model, make_record
 from snugfit.training.split import TrainingData
 
 

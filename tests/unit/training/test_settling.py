@@ -7,9 +7,9 @@ from training_samples import PHASE, OneWeight, Source, make_run, make_workload
 
 from snugfit.core.workload import OptimizerSettings
 from snugfit.training.checkpoint import CheckpointStore
+from snugfit.training.judged_weights import images_for
 from snugfit.training.loop import train_phase
 from snugfit.training.network import NetworkTrainer
-from snugfit.training.settling import images_for
 
 SCHEDULEFREE = OptimizerSettings("schedulefree", lr=0.05, weight_decay=0.0, schedule="constant")
 

@@ -13,9 +13,9 @@ from snugfit.core.workload import OptimizerSettings, Workload
 from snugfit.detection import yolov2_loss
 from snugfit.errors import UsageError
 from snugfit.training.events import EpochDone, StepDone
+from snugfit.training.finalize import evaluate_model, make_record
 from snugfit.training.loop import count_correct, train_phase
 from snugfit.training.network import NetworkTrainer
-from snugfit.training.outcome import evaluate_model, make_record
 from snugfit.training.split import TrainingData
 from snugfit.training.step import StepResult
 from snugfit.training.task import Classification, Detection, measure, needs_classes, task_of

@@ -109,7 +109,7 @@ class OpenLimit(MemoryLimit):
         self.spares.append(self.spare_bytes)
         return 0
 
-    def room_for_kernels(self):
+    def allow_kernels(self):
         return nullcontext()
 
 

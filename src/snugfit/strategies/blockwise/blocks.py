@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from snugfit.core.cost import Cost, Phase
 from snugfit.core.workload import Workload
 from snugfit.local.partition import Block, cut, partition, repair, shrunk
-from snugfit.strategies.prediction import images_passed, with_safety
+from snugfit.strategies.memory_estimates import images_passed, with_safety
 from snugfit.training.cache import LABEL_BYTES
 
 EVALUATION_SHARE = 0.35
@@ -60,14 +60,14 @@ class Residency:
     Attributes:
         needs: per unit.
         base_bytes: in memory before any unit.
-        room_bytes: what base, kept units and a step may take together.
+        headroom_bytes: what base, kept units and a step may take together.
         all_units: whether units outside the active block stay in memory, as in classic local learning.
         recompute: whether a block's input is recomputed by the trained units before it instead of read from a cache.
     """
 
     needs: Sequence[UnitNeeds]
     base_bytes: int
-    room_bytes: float
+    headroom_bytes: float
     all_units: bool
     recompute: bool = False
 
@@ -109,7 +109,7 @@ class Residency:
 
     def fits(self, block: Block) -> bool:
         """Whether a block stays within the budget."""
-        return self.bytes_of(block) <= self.room_bytes
+        return self.bytes_of(block) <= self.headroom_bytes
 
     def largest_batches(self, limit: int) -> list[int]:
         """Largest batch of each unit within the budget, capped (Algorithm 1, lines 2-5)."""
@@ -117,12 +117,14 @@ class Residency:
         batches = []
         for index, need in enumerate(self.needs):
             left = self.left_bytes(index) - need.shape_bytes
-            room = self.room_bytes - need.fixed_bytes - left - (all_kept - need.kept_bytes if self.all_units else 0)
+            headroom = (
+                self.headroom_bytes - need.fixed_bytes - left - (all_kept - need.kept_bytes if self.all_units else 0)
+            )
             batch = 0
-            if need.sample_bytes * limit <= room:
+            if need.sample_bytes * limit <= headroom:
                 batch = limit
-            elif room > 0:
-                batch = int(room / need.sample_bytes)
+            elif headroom > 0:
+                batch = int(headroom / need.sample_bytes)
             batches.append(batch if batch >= need.smallest_batch else 0)
         return batches
 
@@ -139,7 +141,7 @@ def make_blocks(
     Where all units stay in memory, splitting a block would free nothing; its batch is lowered instead.
 
     Args:
-        residency: the units' needs and the room for them.
+        residency: the units' needs and the headroom for them.
         limit: batch size limit B.
         rho: grouping threshold.
         adaptive_batch: a batch per block; otherwise the smallest everywhere (the paper's AAN-only ablation).

@@ -15,23 +15,23 @@ from snugfit.chain import UnitStore, load_into, release
 from snugfit.core.cost import Phase
 from snugfit.core.record import ExitRecord, Record
 from snugfit.local import LocalLoss
+from snugfit.local.assignment import HeadLoss, Layout
 from snugfit.local.exits import choose_exit, saturated
-from snugfit.local.layout import HeadLoss, Layout
 from snugfit.local.partition import Block
 from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
 from snugfit.strategies.blockwise.caches import BlockCaches
 from snugfit.strategies.blockwise.probes import unit_probe_name
 from snugfit.strategies.blockwise.units import initialise_loss, own_loss
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
-from snugfit.strategies.prediction import random_batch, stored_batches
+from snugfit.strategies.memory_estimates import random_batch, stored_batches
 from snugfit.training.artifact import save_model
 from snugfit.training.cache import CacheWriter
 from snugfit.training.cached_batches import THREAD_BYTES, CachedBatches
+from snugfit.training.dry_run import falling, rehearse
 from snugfit.training.events import CacheProgress, ExitMeasured, Notice
+from snugfit.training.finalize import evaluate_model, make_record
 from snugfit.training.loop import BatchSource, stop_if_asked, train_phase
-from snugfit.training.outcome import evaluate_model, make_record
-from snugfit.training.recomputed import RecomputedBatches
-from snugfit.training.rehearsal import falling, rehearse
+from snugfit.training.recomputed_batches import RecomputedBatches
 from snugfit.training.run import Run
 from snugfit.training.seeding import derive_seed
 from snugfit.training.split import TrainingData
@@ -201,7 +201,7 @@ class Controller:
         trunk = nn.Sequential(*modules)
 
         def forward(images: Tensor) -> Tensor:
-            with self.run.limit.room_for_kernels():
+            with self.run.limit.allow_kernels():
                 activations: Tensor = trunk(images)
                 return activations
 
@@ -240,7 +240,7 @@ class Controller:
         correct = [0] * len(trainer.units)
         for inputs, labels in val.in_order(self._passing_batch(block)):
             features = inputs.to(self.run.device)
-            with self.run.limit.room_for_kernels():
+            with self.run.limit.allow_kernels():
                 for offset, local in enumerate(trainer.units):
                     read = local.body(features)
                     correct[offset] += int((local.loss.predict(read).argmax(1).cpu() == labels).sum())
@@ -263,7 +263,7 @@ class Controller:
         run, row_bytes = self.run, 0
         for inputs, labels in self._training_inputs(train, self._passing_batch(block)):
             features = inputs.to(run.device)
-            with run.limit.room_for_kernels():
+            with run.limit.allow_kernels():
                 for local in trainer.units:
                     features = local.unit(features)
             writer.write(features, labels)

@@ -9,11 +9,11 @@ from torch import nn
 from snugfit.core.hardware import Hardware
 from snugfit.core.request import CacheDtype
 from snugfit.core.workload import Workload
-from snugfit.local.layout import Layout
+from snugfit.local.assignment import Layout
 from snugfit.profiling import Probe, describe
 from snugfit.strategies.blockwise.units import clone_unit, kept_bytes
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
-from snugfit.strategies.prediction import place_made_up, random_batch, require_images, step_floor, stored_batches
+from snugfit.strategies.memory_estimates import place_made_up, random_batch, require_images, step_floor, stored_batches
 
 
 def unit_probe_name(unit_name: str) -> str:

@@ -16,7 +16,7 @@ from snugfit.core.profile import ProbeLine, Profile, UnitFacts
 from snugfit.core.record import Record
 from snugfit.core.request import CacheDtype, StrategyOptions
 from snugfit.core.workload import Workload
-from snugfit.local.layout import Layout
+from snugfit.local.assignment import Layout
 from snugfit.local.partition import Block
 from snugfit.profiling import Probe
 from snugfit.strategies.blockwise.blocks import (
@@ -28,8 +28,8 @@ from snugfit.strategies.blockwise.blocks import (
 )
 from snugfit.strategies.blockwise.controller import Controller
 from snugfit.strategies.blockwise.probes import unit_probe_name, unit_probes
-from snugfit.strategies.prediction import room_for_step, smallest_budget, with_safety
-from snugfit.training.rows import RowFormat
+from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
+from snugfit.training.row_format import RowFormat
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 from snugfit.training.task import needs_classes
@@ -155,13 +155,13 @@ class Blockwise:
         if blocks:
             found = tuple((block.first, block.last, block.batch_size) for block in blocks)
             largest = max(residency.bytes_of(block) for block in blocks)
-            room = min(largest, room_for_step(budget, profile.base_bytes + _left(residency)))
-            yield replace(self, blocks=found, test_batch=_test_batch(profile, room, limit, hardware))
+            headroom = min(largest, step_headroom(budget, profile.base_bytes + _left(residency)))
+            yield replace(self, blocks=found, test_batch=_test_batch(profile, headroom, limit, hardware))
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
-        room = room_for_step(budget, profile.base_bytes)
+        headroom = step_headroom(budget, profile.base_bytes)
         needs = self._needs(workload, profile)
-        return Residency(needs, profile.base_bytes, room, self.residency == "all", self.cache == "never")
+        return Residency(needs, profile.base_bytes, headroom, self.residency == "all", self.cache == "never")
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines; one phase per block and one for the final test."""
@@ -205,10 +205,10 @@ def _left(residency: Residency) -> float:
     return max(LEFT_BY_BLOCKS, residency.left_bytes(len(residency.needs)))
 
 
-def _test_batch(profile: Profile, room_bytes: float, limit: int, hardware: Hardware) -> int:
+def _test_batch(profile: Profile, headroom_bytes: float, limit: int, hardware: Hardware) -> int:
     """Images that are tested at once beside an exit's weights: no more bytes than training took."""
     weights, sample = _tested_weights(profile, hardware), _tested_sample(profile)
-    return min(limit, max(1, int((room_bytes - weights) / sample)))
+    return min(limit, max(1, int((headroom_bytes - weights) / sample)))
 
 
 def _tested_weights(profile: Profile, hardware: Hardware) -> int:

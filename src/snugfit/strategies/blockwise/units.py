@@ -9,7 +9,7 @@ from torch import nn
 
 from snugfit.core.workload import Workload
 from snugfit.local import LocalLoss
-from snugfit.local.layout import DetachedHeadLoss, HeadLoss, Layout
+from snugfit.local.assignment import DetachedHeadLoss, HeadLoss, Layout
 
 
 def clone_unit(layout: Layout, index: int) -> tuple[nn.Module, LocalLoss]:

@@ -12,8 +12,8 @@ from snugfit.chain import tracking_norms
 from snugfit.core.workload import Workload
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
-from snugfit.local.ending import training_pass
-from snugfit.local.layout import parts
+from snugfit.local.assignment import parts
+from snugfit.local.unit_pass import training_pass
 from snugfit.training.checkpoint import foreign_state
 from snugfit.training.optimizers import ParameterOptimizers
 from snugfit.training.statistics import retake

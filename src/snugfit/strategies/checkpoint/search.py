@@ -9,12 +9,12 @@ from typing import Any
 from snugfit.core.budget import Budget
 from snugfit.core.profile import ProbeLine, Profile
 from snugfit.core.workload import Workload
-from snugfit.strategies.checkpoint.choices import Way
-from snugfit.strategies.prediction import TENSOR_TO_PROCESS, room_in
-from snugfit.strategies.whole import batch_settings, divisors, held, whole_cost
+from snugfit.strategies.checkpoint.candidates import Way
+from snugfit.strategies.full_network import batch_settings, divisors, held, whole_cost
+from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, headroom_in
 
 MARGIN_BYTES = 3_000_000
-"""By how much the room for a step may be smaller once everything is measured: what fits without it is measured on."""
+"""By how much a step's headroom may shrink once everything is measured: what fits without it is measured on."""
 
 ABOVE_TENSORS = 1.01
 """Process peak over tensor peak, as a rule: a schedule that would fit by less is not tried."""
@@ -90,26 +90,26 @@ class Wanted:
         """Whether a way may fit, and be faster than what was measured to fit; see :class:`snugfit.profiling.Probe`.
 
         Where nothing was found to fit the effective batch, the last way is wanted whatever is expected of it, and no
-        other whose kernels, left behind, could take the room that the last one needs. Once something fits, that is
+        other whose kernels, left behind, could take the headroom that the last one needs. Once something fits, that is
         wanted of which most is expected.
         """
         if _name(way, hold) in tried:
             return False
-        room = room_in(available)
+        headroom = headroom_in(available)
         lines = {name: line for name, line in tried.items() if line is not None}
         budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 1))
         keys = [each.key for each in self.ways]
         found = fastest(keys, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
         known = Known.of(self.ways, lines, self._batch)
-        may_fit = way.least_bytes(hold=hold) * ABOVE_TENSORS <= room
+        may_fit = way.least_bytes(hold=hold) * ABOVE_TENSORS <= headroom
         if found is None or found.batch != self._batch:
             last = self.ways[-1]
             needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # which it leaves behind, too
-            return way is last or (may_fit and needed <= room)
+            return way is last or (may_fit and needed <= headroom)
         if known is None:
             return may_fit
         untried = {
-            (each.key, held_on): known.sample_seconds(each, held_on, self._sizes(held_on), room - self.left_bytes)
+            (each.key, held_on): known.sample_seconds(each, held_on, self._sizes(held_on), headroom - self.left_bytes)
             for each in self.ways
             for held_on in ((False, True) if self.accumulate else (False,))
             if _name(each, held_on) not in tried
@@ -160,8 +160,8 @@ class Known:
         line, times = sloped
         return cls(batch, line.fixed_seconds / times, line.sample_seconds / times, line.smallest_batch, above)
 
-    def sample_seconds(self, way: Way, hold: bool, sizes: Sequence[int], room: float) -> float:
-        """Expected seconds of a sample, at the largest of some batches that there is room for; infinite without room.
+    def sample_seconds(self, way: Way, hold: bool, sizes: Sequence[int], headroom: float) -> float:
+        """Expected seconds of a sample, at the largest of some batches that fits; infinite if none fits.
 
         A step of few images takes hardly less time than one of some more, where weights are what it is busy with.
         """
@@ -169,7 +169,7 @@ class Known:
         fits = [
             size
             for size in sizes
-            if size >= self.smallest_batch and way.bytes_at(size, self.batch, hold=hold) * above <= room
+            if size >= self.smallest_batch and way.bytes_at(size, self.batch, hold=hold) * above <= headroom
         ]
         if not fits:
             return float("inf")

@@ -16,11 +16,11 @@ from snugfit.core.record import Record
 from snugfit.core.workload import Workload
 from snugfit.profiling import Probe, unit_facts
 from snugfit.profiling.measuring import FIRST_GROWTH
-from snugfit.strategies.checkpoint.choices import key_of, keys_in, schedule_of, ways_of
+from snugfit.strategies.checkpoint.candidates import key_of, keys_in, schedule_of, ways_of
 from snugfit.strategies.checkpoint.forward import recomputing_forward
 from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.checkpoint.search import Wanted, fastest
-from snugfit.strategies.whole import (
+from snugfit.strategies.full_network import (
     MakeTrainer,
     by_own_loss,
     fit_whole,

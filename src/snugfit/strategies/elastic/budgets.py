@@ -12,16 +12,16 @@ from snugfit.core.budget import Budget
 from snugfit.core.profile import Profile
 from snugfit.core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, SnugfitError
-from snugfit.selection.choice import Room, choose, needed_bytes
+from snugfit.selection.choice import Headroom, choose, needed_bytes
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
-from snugfit.strategies.elastic.probing import FULL, HEAD, IMPORTANCE
-from snugfit.strategies.prediction import (
+from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
+from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,
     HELD_BYTES,
     MB,
     TENSOR_TO_PROCESS,
-    room_for_step,
+    step_headroom,
     with_safety,
 )
 
@@ -69,7 +69,7 @@ class Sizes:
 
     def analytic(self, mask: Mask) -> int:
         """Bytes of tensors at the peak of a step with a selection: weights, state, maps and gradients."""
-        return self.weight_bytes + needed_bytes(self.memory, mask, Room(1.0, holds_gradients=self.holds))
+        return self.weight_bytes + needed_bytes(self.memory, mask, Headroom(1.0, holds_gradients=self.holds))
 
     def peak(self, mask: Mask) -> int:
         """Predicted peak of a step with a selection, above what is in memory before it."""
@@ -100,21 +100,21 @@ class Sizes:
         """Predicted peak of an interval above the baseline, the pass that tells importance apart."""
         return with_safety(self.profile.base_bytes, self.peak(mask))
 
-    def room(self, budget: Budget, ratio: float) -> Room:
+    def headroom(self, budget: Budget, ratio: float) -> Headroom:
         """What a selection may take of a budget, less weights and what no tensor accounts for."""
-        step = room_for_step(budget, self.profile.base_bytes)
+        step = step_headroom(budget, self.profile.base_bytes)
         if step == float("inf"):
-            return Room(ratio, None, self.holds)
+            return Headroom(ratio, None, self.holds)
         least, most = self._overheads
         slope = max(most[1] - least[1], 0.0) / max(most[0] - least[0], 1)
         analytic = (step - least[1] + slope * least[0]) / (1 + slope)
-        return Room(ratio, int(analytic) - self.weight_bytes, self.holds)
+        return Headroom(ratio, int(analytic) - self.weight_bytes, self.holds)
 
     def most(self, budget: Budget, ratio: float) -> int:
         """Upper bound of the predicted peak of every selection within the budgets."""
         network = self.memory
         alone = (network.own_bytes + network.input_bytes + network.gradient_bytes).astype(np.float64)
-        hungriest = choose(self.times, network, alone, Room(ratio))
+        hungriest = choose(self.times, network, alone, Headroom(ratio))
         passed = int(network.pass_bytes[: int(np.argmax(hungriest))].sum())
         most = with_safety(self.profile.base_bytes, self.peak(hungriest) + passed)
         return most if budget.memory_bytes is None else min(most, budget.memory_bytes - HELD_BYTES)
@@ -165,7 +165,7 @@ def nothing_selected(sizes: Sizes, budget: Budget, importance: np.ndarray) -> Sn
 
 def largest_chunk(profile: Profile, budget: Budget, sizes: Sequence[int]) -> int:
     """Most images at once at which the pass that tells importance fits the budget; 0 when none does."""
-    line, room = profile.lines.get(IMPORTANCE), room_for_step(budget, profile.base_bytes)
+    line, headroom = profile.lines.get(IMPORTANCE), step_headroom(budget, profile.base_bytes)
     if line is None:
         return 0
-    return max((size for size in sizes if size >= line.smallest_batch and line.bytes_at(size) <= room), default=0)
+    return max((size for size in sizes if size >= line.smallest_batch and line.bytes_at(size) <= headroom), default=0)

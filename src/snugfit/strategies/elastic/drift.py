@@ -18,9 +18,9 @@ from snugfit.profiling.operator import timed
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic.budgets import Sizes
-from snugfit.strategies.elastic.probing import ElasticProbes
+from snugfit.strategies.elastic.probes import ElasticProbes
 from snugfit.strategies.elastic.trainer import TensorTrainer
-from snugfit.strategies.prediction import random_batch, with_safety
+from snugfit.strategies.memory_estimates import random_batch, with_safety
 from snugfit.training.events import Notice
 from snugfit.training.run import Run
 
@@ -62,7 +62,7 @@ def drifted(trainer: TensorTrainer, sizes: Sizes, run: Run, input_shape: tuple[i
     batch = random_batch(input_shape, run.workload.classes, sizes.micro_batch, str(run.device))
     alone, selected = float("inf"), float("inf")
     for only in (head, None):  # the first of each generates kernels
-        with run.limit.room_for_kernels():
+        with run.limit.allow_kernels():
             trainer.dry_step(*batch, only)
     for _ in range(PAIRS):
         alone = min(alone, timed(partial(trainer.dry_step, *batch, head), run.device)[1])
@@ -89,7 +89,7 @@ def profile_anew(
     Updates are not run, and neither are whole steps: these are taken to have changed as the sums over operators have.
 
     Returns:
-        The new profile; None where that peak, or the memory budget, has no room for it.
+        The new profile; None if that peak, or the memory budget, does not allow it.
     """
     old = sizes.memory.profile
     probes = ElasticProbes(chain, run.workload, str(run.device), strategy.lean)

@@ -46,7 +46,7 @@ class Pruner:
         if _SCALE not in notes:
             module = self.trainer.module.eval()
             images, labels = next(data.train.epoch(0, batch))
-            with torch.no_grad(), run.limit.room_for_kernels():
+            with torch.no_grad(), run.limit.allow_kernels():
                 loss = float(F.cross_entropy(module(images.to(run.device)).float(), labels.to(run.device)))
             whole = penalty(module, self.groups)
             if not whole:

@@ -9,7 +9,7 @@ from snugfit.chain import Chain
 from snugfit.memory import release_memory
 from snugfit.memory.scratch import ScratchFile, stored_bytes
 from snugfit.selection.importance import importance, scratch_bytes
-from snugfit.strategies.elastic.probing import trial_updates
+from snugfit.strategies.elastic.probes import trial_updates
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.training.optimizers import lr_factor
 from snugfit.training.run import Run
@@ -44,7 +44,7 @@ def rank_tensors(
         del state
         trainer.drop_state()
         release_memory()
-        stack.enter_context(run.limit.room_for_kernels())
+        stack.enter_context(run.limit.allow_kernels())
         stack.enter_context(precision_context(images.to(run.device), bfloat16=workload.precision == "bfloat16"))
         found = importance(
             strategy.importance, units, images.to(run.device), labels.to(run.device), chunk=strategy.chunk,

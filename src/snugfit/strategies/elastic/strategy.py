@@ -19,11 +19,11 @@ from snugfit.profiling import Probe, TensorProbe
 from snugfit.selection.choice import choose
 from snugfit.selection.network import Mask, Network
 from snugfit.strategies.elastic.budgets import Sizes, budget_for, importance_peak, largest_chunk
-from snugfit.strategies.elastic.intervals import fit_elastic
-from snugfit.strategies.elastic.probing import FULL, HEAD, IMPORTANCE, ElasticProbes
+from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE, ElasticProbes
+from snugfit.strategies.elastic.runner import fit_elastic
 from snugfit.strategies.elastic.schemes import scheme_mask
-from snugfit.strategies.prediction import MB, room_for_step, smallest_budget
-from snugfit.strategies.whole import VALIDATION_SHARE, divisors
+from snugfit.strategies.full_network import VALIDATION_SHARE, divisors
+from snugfit.strategies.memory_estimates import MB, smallest_budget, step_headroom
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 from snugfit.training.task import needs_classes
@@ -138,15 +138,15 @@ class Elastic:
         """Share of the updates' time in a selection by time alone that one within both budgets has; 0: does not fit."""
         sizes, ratio = self.sizes(workload, profile), self.time_ratio or 1.0
         if not self.selects:
-            fits = sizes.peak(self.fixed(sizes.memory)) <= room_for_step(self.budget, profile.base_bytes)
+            fits = sizes.peak(self.fixed(sizes.memory)) <= step_headroom(self.budget, profile.base_bytes)
             return 1.0 if fits else 0.0
         if sizes.times.smallest_ratio > ratio:
             return 0.0
-        network, room = sizes.times.network, sizes.room(self.budget, ratio)
+        network, headroom = sizes.times.network, sizes.headroom(self.budget, ratio)
         if self.budget_bytes is None:
             return 1.0
-        free = choose(sizes.times, sizes.memory, network.t_dw, replace(room, bytes=None))
-        bound = choose(sizes.times, sizes.memory, network.t_dw, room)
+        free = choose(sizes.times, sizes.memory, network.t_dw, replace(headroom, bytes=None))
+        bound = choose(sizes.times, sizes.memory, network.t_dw, headroom)
         others = ~network.head
         return float(network.t_dw[bound & others].sum() / max(network.t_dw[free & others].sum(), 1e-12))
 

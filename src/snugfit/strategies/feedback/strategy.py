@@ -14,7 +14,7 @@ from snugfit.core.workload import Workload
 from snugfit.errors import ModelError
 from snugfit.local.single_layer import SingleLayer
 from snugfit.strategies.feedback.trainers import TRAINERS
-from snugfit.strategies.whole import MakeTrainer, WholeNetwork
+from snugfit.strategies.full_network import MakeTrainer, WholeNetwork
 from snugfit.training.task import needs_classes
 
 

@@ -19,10 +19,10 @@ from snugfit.lean import (
     run_by_sample,
     store_int8,
 )
+from snugfit.strategies.full_network import MakeTrainer
 from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.trainer import SIDE, FrozenTrainer
-from snugfit.strategies.whole import MakeTrainer
 from snugfit.surgery import attach_side_network
 from snugfit.training.network import NetworkTrainer
 from snugfit.training.seeding import derive_seed

@@ -20,10 +20,10 @@ from snugfit.core.workload import Workload
 from snugfit.errors import CheckpointError
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe
-from snugfit.strategies.prediction import fill_made_up, random_batch, with_safety
+from snugfit.strategies.full_network import divisors, load_network
+from snugfit.strategies.memory_estimates import fill_made_up, random_batch, with_safety
 from snugfit.strategies.sidenet.configurations import PREFIX
 from snugfit.strategies.sidenet.frozen import Frozen
-from snugfit.strategies.whole import divisors, load_network
 from snugfit.surgery import (
     Cut,
     Distilled,
@@ -169,17 +169,17 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
     return Probe(RETRAIN, build, floor, STEP_IMAGES, sizes=divisors(STEP_IMAGES), layers=layers, network=PREFIX)
 
 
-def retrain_phase(line: ProbeLine, room: float, resident_bytes: int, images: int, epochs: int) -> Phase | None:
-    """The phase at the largest micro-batch that fits in ``room`` bytes; None where none does.
+def retrain_phase(line: ProbeLine, headroom: float, resident_bytes: int, images: int, epochs: int) -> Phase | None:
+    """The phase at the largest micro-batch that fits in ``headroom`` bytes; None where none does.
 
     Args:
         line: as it was measured, with one pass of steps.
-        room: bytes that it may take.
+        headroom: bytes that it may take.
         resident_bytes: in memory before.
         images: that there are.
         epochs: passes with steps.
     """
-    sizes = [size for size in divisors(STEP_IMAGES) if size >= line.smallest_batch and line.bytes_at(size) <= room]
+    sizes = [size for size in divisors(STEP_IMAGES) if size >= line.smallest_batch and line.bytes_at(size) <= headroom]
     if not sizes:
         return None
     passes = BEFORE_STEPS * min(images, FIRST_IMAGES) + epochs * min(images, MOST_IMAGES)
@@ -200,7 +200,7 @@ def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, 
     def first() -> Iterator[Tensor]:
         return _images(source, run, 0, FIRST_IMAGES)
 
-    with run.limit.room_for_kernels():
+    with run.limit.allow_kernels():
         if _KEPT not in notes:
             notes[_KEPT] = retraining.kept(teacher, first, phase.batch_size)
         pair = retraining.pair(teacher, notes[_KEPT])

@@ -19,12 +19,13 @@ from snugfit.core.request import Choice, PruneImportance, Scheme, StrategyOption
 from snugfit.core.workload import Workload
 from snugfit.errors import UsageError
 from snugfit.profiling import Probe
-from snugfit.strategies.prediction import images_passed, room_for_step, room_in, smallest_budget, with_safety
+from snugfit.strategies.full_network import VALIDATION_SHARE, divisors, held, whole_probe
+from snugfit.strategies.memory_estimates import headroom_in, images_passed, smallest_budget, step_headroom, with_safety
 from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, configurations, leanest
 from snugfit.strategies.sidenet.frozen import Frozen
-from snugfit.strategies.sidenet.looking import Looks, Way
+from snugfit.strategies.sidenet.lower_bounds import Looks, Way
 from snugfit.strategies.sidenet.network import make_trainer
-from snugfit.strategies.sidenet.options import Option, best, options_of
+from snugfit.strategies.sidenet.ranked_configurations import Option, best, options_of
 from snugfit.strategies.sidenet.retraining import (
     MOST_IMAGES,
     RETRAIN,
@@ -32,15 +33,14 @@ from snugfit.strategies.sidenet.retraining import (
     retrain_phase,
     retraining_probe,
 )
-from snugfit.strategies.sidenet.running import fit_sidenet
-from snugfit.strategies.whole import VALIDATION_SHARE, divisors, held, whole_probe
+from snugfit.strategies.sidenet.runner import fit_sidenet
 from snugfit.surgery import attach_side_network
 from snugfit.training.run import Run
 from snugfit.training.split import TrainingData
 from snugfit.training.task import needs_classes
 
 MARGIN_BYTES = 1_000_000
-"""By how much the room for a step may be smaller once everything is measured: whether another probe is needed is
+"""By how much the headroom of a step may be smaller once everything is measured: whether another probe is needed is
 judged with that much less. Every further one leaves about as much behind, and in the end what fitted fits no more."""
 
 LOOK_BYTES = 300_000
@@ -171,36 +171,36 @@ class Sidenet:
 
         What measuring leaves behind must not be what that lacks in the end.
         """
-        room = room_in(available)
-        found = best(self._options(workload, lines, room - MARGIN_BYTES))
+        headroom = headroom_in(available)
+        found = best(self._options(workload, lines, headroom - MARGIN_BYTES))
         if found is not None:
-            after = best(self._options(workload, lines, room - MARGIN_BYTES - looks.probes[way].growth_bytes))
+            after = best(self._options(workload, lines, headroom - MARGIN_BYTES - looks.probes[way].growth_bytes))
             if after is None or found.loss < after.loss or _least_loss(workload, *way) >= found.loss - 1e-6:
                 return False
-        return looks.serves(way[0]) and looks.may_fit(way, room, lines)
+        return looks.serves(way[0]) and looks.may_fit(way, headroom, lines)
 
-    def _options(self, workload: Workload, lines: Mapping[str, ProbeLine], room: float) -> Iterator[Option]:
+    def _options(self, workload: Workload, lines: Mapping[str, ProbeLine], headroom: float) -> Iterator[Option]:
         for each in self.tried:
-            left = room - LEFT_BY_RETRAINING if each.pruned else room
+            left = headroom - LEFT_BY_RETRAINING if each.pruned else headroom
             if not each.pruned or self._retraining(workload, lines, left, 0) is not None:
                 yield from options_of(each, lines, workload, left, accumulate=self.accumulate)
 
     def _retraining(
-        self, workload: Workload, lines: Mapping[str, ProbeLine], room: float, resident_bytes: int
+        self, workload: Workload, lines: Mapping[str, ProbeLine], headroom: float, resident_bytes: int
     ) -> Phase | None:
         """The phase in which a pruned network learns anew; None where it was not measured or does not fit."""
         images = MOST_IMAGES if self.retrain_data is not None else workload.train_count
         line = lines.get(RETRAIN)
         if line is None:
             return None
-        return retrain_phase(line, room, resident_bytes, images, self.retrain_epochs)
+        return retrain_phase(line, headroom, resident_bytes, images, self.retrain_epochs)
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Sidenet]:
         """What fits and is expected to lose the least accuracy; the fastest of those that lose the same."""
-        room = room_for_step(budget, profile.base_bytes)
-        found = best(self._options(workload, profile.lines, room))
+        headroom = step_headroom(budget, profile.base_bytes)
+        found = best(self._options(workload, profile.lines, headroom))
         if found is not None:
-            retraining = self._retraining(workload, profile.lines, room - LEFT_BY_RETRAINING, 0)
+            retraining = self._retraining(workload, profile.lines, headroom - LEFT_BY_RETRAINING, 0)
             yield self._taking(found, retraining if found.configuration.pruned else None)
 
     def _taking(self, option: Option, retraining: Phase | None) -> Sidenet:
@@ -234,8 +234,8 @@ class Sidenet:
         peak = with_safety(resident, line.bytes_at(self.micro_batch))
         phases = [Phase(FINE_TUNE, peak, epoch * workload.epochs, self.micro_batch)]
         if self.configuration.pruned:
-            room = profile.lines[RETRAIN].bytes_at(self.retrain_batch)
-            retraining = self._retraining(workload, profile.lines, room, resident)
+            headroom = profile.lines[RETRAIN].bytes_at(self.retrain_batch)
+            retraining = self._retraining(workload, profile.lines, headroom, resident)
             phases = [retraining, *phases] if retraining else phases
         peak, seconds = max(phase.peak_bytes for phase in phases), sum(phase.seconds for phase in phases)
         return Cost(peak, epoch, seconds, phases=tuple(phases))

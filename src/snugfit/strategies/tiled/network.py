@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from snugfit.core.cluster import Cluster
 from snugfit.core.cost import Cost
 from snugfit.core.workload import Workload
-from snugfit.strategies.prediction import images_passed
-from snugfit.strategies.whole import VALIDATION_SHARE
-from snugfit.tiling.counting import tally
+from snugfit.strategies.full_network import VALIDATION_SHARE
+from snugfit.strategies.memory_estimates import images_passed
+from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.distributed import schedule_of
 from snugfit.tiling.operators import Stem
 from snugfit.tiling.plan import TilePlan, tiling_of
@@ -21,7 +21,7 @@ from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import rest_of
-from snugfit.tiling.tally import FLOAT, Tally
+from snugfit.tiling.step_cost import FLOAT, Tally
 
 GATEWAY = 0
 

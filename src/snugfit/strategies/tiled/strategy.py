@@ -20,12 +20,7 @@ from snugfit.core.workload import Workload
 from snugfit.errors import ModelError, UnknownNameError, UsageError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.profiling import Probe
-from snugfit.strategies.prediction import room_in
-from snugfit.strategies.tiled.choices import PREFIX, chosen, key_of, meant_grid, plans_for, settings_of, typical_cluster
-from snugfit.strategies.tiled.network import Network
-from snugfit.strategies.tiled.running import fit_over_processes
-from snugfit.strategies.tiled.trainer import on_one_device, over_processes
-from snugfit.strategies.whole import (
+from snugfit.strategies.full_network import (
     MakeTrainer,
     batch_settings,
     fit_whole,
@@ -34,6 +29,19 @@ from snugfit.strategies.whole import (
     whole_probe,
     whole_reasons,
 )
+from snugfit.strategies.memory_estimates import headroom_in
+from snugfit.strategies.tiled.candidates import (
+    PREFIX,
+    chosen,
+    key_of,
+    meant_grid,
+    plans_for,
+    settings_of,
+    typical_cluster,
+)
+from snugfit.strategies.tiled.network import Network
+from snugfit.strategies.tiled.runner import fit_over_processes
+from snugfit.strategies.tiled.trainer import on_one_device, over_processes
 from snugfit.tiling.messages import Silence
 from snugfit.tiling.plan import TilePlan
 from snugfit.tiling.transport import Alone, processes
@@ -200,7 +208,7 @@ class Tiled:
 
 
 def _scratch_of(run: Run) -> MappedScratch:
-    """Room for whole maps in a run's cache folder, within its storage budget; what is taken is part of the record."""
+    """Storage for whole feature maps in a run's cache folder, within its storage budget; the record counts it."""
 
     def grown(size: int) -> None:
         run.position.storage_bytes = max(run.position.storage_bytes, size)
@@ -224,7 +232,7 @@ def _unless_fitting(names: tuple[str, ...], limit: int) -> Callable[[Mapping[str
     """Whether none of these probes was found to fit the whole batch."""
 
     def needed(tried: Mapping[str, ProbeLine | None], available: float) -> bool:
-        lines, room = map(tried.get, names), room_in(available)
-        return not any(line is not None and line.largest_batch(room, limit) >= limit for line in lines)
+        lines, headroom = map(tried.get, names), headroom_in(available)
+        return not any(line is not None and line.largest_batch(headroom, limit) >= limit for line in lines)
 
     return needed

@@ -9,13 +9,13 @@ from torch import Tensor, fx, nn
 from snugfit.chain import Chain
 from snugfit.core.workload import Workload
 from snugfit.memory.mapped import MappedScratch
-from snugfit.strategies.whole import MakeTrainer
+from snugfit.strategies.full_network import MakeTrainer
+from snugfit.tiling.coordinator import GatewayForward
 from snugfit.tiling.messages import Line
 from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.sequential import TiledForward
-from snugfit.tiling.service import GatewayForward
-from snugfit.tiling.stem import stem_of
+from snugfit.tiling.tileable_prefix import stem_of
 from snugfit.tiling.transport import Transport
 from snugfit.training.network import Forward, NetworkTrainer
 from snugfit.training.step import StepResult

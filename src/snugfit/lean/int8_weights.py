@@ -1,0 +1,244 @@
+"""Frozen weights kept in 8 bits: every layer makes its floats anew when it runs, forward and backward, and drops them.
+
+One symmetric scale per output channel: ``weight = codes * scale`` with codes from -127 to 127, so that no value moves
+by more than half a scale. It is the one option here that changes what a network computes; the paper accounts frozen
+weights at a byte each (NOTES, facts 4) and leaves open how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from snugfit.errors import ModelError
+from snugfit.lean.convolution import Geometry, LeanConv2d, autocast_dtype, gradients_of, no_autocast, with_stand_ins
+from snugfit.lean.padding import pad
+from snugfit.lean.saved_tensors import Layout, needs_gradient
+
+_LARGEST = 127
+
+
+def store_int8(module: nn.Module, names: Iterable[str] | None = None) -> None:
+    """Keep frozen weights of convolutions (``nn.Conv2d``, lean or not) and linear layers in 8 bits, in place.
+
+    The float weight is freed. In the state dict ``weight`` gives way to ``weight_int8`` and ``weight_scale``;
+    a state with a float ``weight`` still loads, and is stored in 8 bits as it does. ``layer.weight`` gives floats,
+    made for the caller. Biases stay parameters and may train. Change channels before, and copy weights out after
+    :func:`restore_float`. Subclasses of torch's layers are left alone.
+
+    Args:
+        module: a network in which what trains is settled (``requires_grad``).
+        names: layers to store; by default all whose weight is frozen.
+
+    Raises:
+        ModelError: a named layer's weight trains, a named layer is no such layer, or there is nothing to store.
+    """
+    layers = dict(module.named_modules())
+    chosen = [name for name, each in layers.items() if _is_frozen(each)] if names is None else list(names)
+    for name in chosen:
+        _check(name, layers.get(name))
+    if not chosen:
+        raise ModelError("no convolution or linear layer has a frozen weight to store in 8 bits: freeze layers first.")
+    for name in chosen:
+        _store(layers[name])
+
+
+def restore_float(module: nn.Module) -> None:
+    """Undo :func:`store_int8`, in place: weights are float parameters again, frozen, with the values that were stored.
+
+    They are the rounded ones: what the layers have computed with since.
+    """
+    for layer in module.modules():
+        if isinstance(layer, _Stored):
+            weight = layer.weight
+            del layer._buffers["weight_int8"], layer._buffers["weight_scale"]
+            layer.__class__ = layer.__dict__.pop("_was")
+            layer._parameters = {"weight": nn.Parameter(weight, requires_grad=False), **layer._parameters}
+
+
+class FloatState(Mapping[str, Tensor]):
+    """The state dict that :func:`restore_float` would leave; each float weight is made when it is asked for.
+
+    So a network that only fits in 8 bits can be written in floats, a tensor at a time.
+
+    Args:
+        module: a network, some of whose weights are stored in 8 bits or none.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _Stored)}
+        self._stored = {f"{name}.weight" if name else "weight": layer for name, layer in layers.items()}
+        codes = {f"{name}{ending}" for name in self._stored for ending in ("_int8", "_scale")}
+        self._others = {name: value for name, value in module.state_dict().items() if name not in codes}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._stored[name].weight if name in self._stored else self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._stored, *self._others))
+
+    def __len__(self) -> int:
+        return len(self._stored) + len(self._others)
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (K, ...), int8 and in the weight's memory format, and a scale (K,) for a weight (K, ...)."""
+    dims = tuple(range(1, weight.dim()))
+    scale = weight.abs().amax(dims) / _LARGEST
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    codes = (weight / _column(scale, weight)).round_().clamp_(-_LARGEST, _LARGEST)
+    return codes.to(torch.int8), scale
+
+
+def dequantise(codes: Tensor, scale: Tensor) -> Tensor:
+    """The floats, in the scale's precision, of codes (K, ...) and their scale (K,)."""
+    return codes.to(scale.dtype).mul_(_column(scale, codes))
+
+
+def _column(scale: Tensor, like: Tensor) -> Tensor:
+    return scale.view(-1, *(1,) * (like.dim() - 1))
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    return type(layer) in _STORED and not layer.weight.requires_grad
+
+
+def _check(name: str, layer: nn.Module | None) -> None:
+    if layer is None or type(layer) not in _STORED:
+        raise ModelError(
+            f"{name} is no convolution or linear layer with a float weight: it cannot be stored in 8 bits."
+        )
+    if not _is_frozen(layer):
+        raise ModelError(f"the weight of {name} trains and cannot be stored in 8 bits: freeze it, or leave it out.")
+
+
+@torch.no_grad()
+def _store(layer: nn.Module) -> None:
+    weight = layer._parameters.pop("weight")
+    assert weight is not None
+    codes, scale = quantise(weight)
+    layer.__dict__["_was"], layer.__class__ = type(layer), _STORED[type(layer)]
+    layer.register_buffer("weight_int8", codes)
+    layer.register_buffer("weight_scale", scale)
+
+
+class _Stored(nn.Module):
+    """What stored layers share."""
+
+    weight_int8: Tensor
+    weight_scale: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in floats, made anew at every call; it does not train."""
+        return dequantise(self.weight_int8, self.weight_scale)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        weight = state_dict.pop(f"{prefix}weight", None)
+        if weight is not None:
+            codes, scale = quantise(weight.detach().to(self.weight_scale.dtype))
+            state_dict[f"{prefix}weight_int8"], state_dict[f"{prefix}weight_scale"] = codes, scale
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _weight(codes: Tensor, scale: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The weight as floats, in the precision that autocast asks for."""
+    return dequantise(codes, scale).to(dtype or scale.dtype)
+
+
+class _StoredConvolution(torch.autograd.Function):
+    """Map (B, C, H, W) to (B, K, H', W'); ``dtype`` is the precision that autocast asks for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, geometry: Geometry,
+        dtype: torch.dtype | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(*((codes, scale) if ctx.needs_input_grad[0] else ()))
+        ctx.layout, ctx.geometry, ctx.dtype = Layout.of(inputs), geometry, dtype
+        with no_autocast(inputs, dtype):
+            weight = _weight(codes, scale, dtype)
+            return F.conv2d(inputs, weight, None if bias is None else bias.to(weight.dtype), *geometry)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        to_inputs = to_bias = None
+        if ctx.needs_input_grad[0]:
+            codes, scale = ctx.saved_tensors
+            weight = _weight(codes, scale, ctx.dtype)
+            given = with_stand_ins(None, weight, (ctx.layout, Layout.of(weight)), ctx.geometry, None)
+            to_inputs = gradients_of(gradient, *given, ctx.geometry, [True, False, False])[0]
+        if ctx.needs_input_grad[3]:
+            to_bias = gradient.sum((0, 2, 3))
+        return to_inputs, None, None, to_bias, None, None
+
+
+class StoredConv2d(_Stored, LeanConv2d):  # type: ignore[override]
+    """``nn.Conv2d`` whose frozen weight is kept in 8 bits."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (B, C, H, W) or (C, H, W) to (B, K, H', W') or (K, H', W')."""
+        if not needs_gradient(input, self.bias):
+            stock: Tensor = nn.Conv2d._conv_forward(self, input, self.weight, self.bias)
+            return stock
+        dtype = autocast_dtype(input)
+        images = input if dtype is None else input.to(dtype)
+        images = images.unsqueeze(0) if input.dim() == 3 else images
+        frame, mode, padding = self._frame()
+        if any(frame):
+            images = pad(images, frame, mode)
+        geometry = Geometry(self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
+        output: Tensor = _StoredConvolution.apply(  # type: ignore[no-untyped-call]
+            images, self.weight_int8, self.weight_scale, self.bias, geometry, dtype
+        )
+        return output.squeeze(0) if input.dim() == 3 else output
+
+
+class _StoredProduct(torch.autograd.Function):
+    """Map (..., C) to (..., K)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype | None
+    ) -> Tensor:
+        ctx.save_for_backward(*((codes, scale) if ctx.needs_input_grad[0] else ()))
+        ctx.dtype = dtype
+        with no_autocast(inputs, dtype):
+            weight = _weight(codes, scale, dtype)
+            return F.linear(inputs, weight, None if bias is None else bias.to(weight.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        to_inputs = to_bias = None
+        if ctx.needs_input_grad[0]:
+            codes, scale = ctx.saved_tensors
+            to_inputs = gradient @ _weight(codes, scale, ctx.dtype)
+        if ctx.needs_input_grad[3]:
+            to_bias = gradient.flatten(0, -2).sum(0) if gradient.dim() > 1 else gradient
+        return to_inputs, None, None, to_bias, None
+
+
+class StoredLinear(_Stored, nn.Linear):  # type: ignore[override]
+    """``nn.Linear`` whose frozen weight is kept in 8 bits."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (..., C) to (..., K)."""
+        if not needs_gradient(input, self.bias):
+            return F.linear(input, self.weight, self.bias)
+        dtype = autocast_dtype(input)
+        found: Tensor = _StoredProduct.apply(  # type: ignore[no-untyped-call]
+            input if dtype is None else input.to(dtype), self.weight_int8, self.weight_scale, self.bias, dtype
+        )
+        return found
+
+
+_STORED: dict[type[nn.Module], type[_Stored]] = {
+    nn.Conv2d: StoredConv2d, LeanConv2d: StoredConv2d, nn.Linear: StoredLinear,
+}  # fmt: skip

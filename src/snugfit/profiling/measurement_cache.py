@@ -1,0 +1,108 @@
+"""Measurements on disk: what was measured once on this machine need not be measured again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+from snugfit.core.documents import read_data
+from snugfit.core.paths import keep_text
+from snugfit.core.profile import ProbeLine
+from snugfit.core.serial import to_data
+from snugfit.core.tensors import TensorProfile
+from snugfit.errors import CheckpointError
+
+AS_MUCH = 1.04
+"""Bytes free now over those free then up to which a measurement made in a smaller budget does for this one."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was found of a probe.
+
+    Attributes:
+        line: None where it did not fit, or gives none.
+        tensors: of a probe of every operator.
+        floors: tensor bytes by batch size.
+        available_bytes: bytes that were free; None without a budget.
+        left_bytes: what measuring it left in memory.
+        complete: whether more memory would have told no more: it was measured at its largest batch.
+    """
+
+    line: ProbeLine | None = None
+    tensors: TensorProfile | None = None
+    floors: dict[str, int] = field(default_factory=dict)
+    available_bytes: int | None = None
+    left_bytes: int = 0
+    complete: bool = False
+
+    def serves(self, available: float) -> bool:
+        """Whether measuring with so many bytes free would find the same.
+
+        Where fewer bytes are free, it might find a smaller batch that fits, which was not measured when more were.
+        """
+        fewest, line = min(map(int, self.floors), default=0), self.line
+        if line is not None and line.smallest_batch > fewest > 0 and available < line.bytes_at(line.smallest_batch):
+            return False
+        then = float("inf") if self.available_bytes is None else self.available_bytes
+        return self.complete or available <= AS_MUCH * then
+
+
+class Measurements:
+    """Measurements in a folder, one file each, and those of this process alone where there is no folder.
+
+    Files that cannot be read are as good as none, and what cannot be written is not kept: nothing depends on them.
+
+    Args:
+        folder: where they are; made when something is kept.
+        machine: text that is another one wherever measurements would differ: device, threads, versions.
+        renew: whether what is in the folder is measured again.
+    """
+
+    def __init__(self, folder: Path | None = None, machine: str = "", *, renew: bool = False) -> None:
+        self._folder, self._machine, self._renew = folder, machine, renew
+        self._here: dict[str, Measurement] = {}
+        self._found: set[str] = set()
+
+    @property
+    def found(self) -> int:
+        """How many were found in the folder."""
+        return len(self._found)
+
+    def find(self, what: str, available: float) -> Measurement | None:
+        """What was measured of it, if that serves with so many bytes free; nothing is known of an empty text."""
+        if not what:
+            return None
+        there = None if what in self._here or self._renew else self._read(what)
+        if there is not None:
+            self._here[what] = there
+            self._found.add(what)
+        found = self._here.get(what)
+        return found if found is not None and found.serves(available) else None
+
+    def keep(self, what: str, measured: Measurement, available: float) -> None:
+        """Keep a measurement that was made with so many bytes free."""
+        if not what:
+            return
+        self._found.discard(what)
+        self._here[what] = replace(measured, available_bytes=None if available == float("inf") else int(available))
+        path = self._path(what)
+        if path is not None:
+            keep_text(path, json.dumps(to_data(self._here[what])))
+
+    def is_from_disk(self, what: str) -> bool:
+        """Whether what is known of it was measured by another process."""
+        return what in self._found
+
+    def _read(self, what: str) -> Measurement | None:
+        path = self._path(what)
+        try:
+            return None if path is None else read_data(Measurement, path)
+        except CheckpointError:
+            return None
+
+    def _path(self, what: str) -> Path | None:
+        name = sha256(f"{self._machine}\n{what}".encode()).hexdigest()[:32]
+        return None if self._folder is None else self._folder / f"{name}.json"

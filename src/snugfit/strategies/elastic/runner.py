@@ -1,0 +1,342 @@
+"""The run of ``elastic``: rank, select, train for some epochs, and again."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from snugfit.chain import Chain, load_into, release
+from snugfit.core.cost import Phase
+from snugfit.core.record import IntervalRecord, Record
+from snugfit.core.serial import from_data, to_data
+from snugfit.core.tensors import TensorProfile
+from snugfit.errors import BudgetExceededError, DivergedError
+from snugfit.memory import is_out_of_memory, release_memory
+from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.selection.choice import choose, needed_bytes
+from snugfit.selection.network import Mask
+from snugfit.strategies.elastic.budgets import importance_peak, nothing_selected
+from snugfit.strategies.elastic.drift import drifted, profile_anew, profiling_peak, suspicious
+from snugfit.strategies.elastic.pruning import Pruner
+from snugfit.strategies.elastic.ranking import rank_tensors
+from snugfit.strategies.elastic.trainer import TensorTrainer
+from snugfit.strategies.memory_estimates import random_batch
+from snugfit.training.artifact import save_model
+from snugfit.training.dry_run import SPARE_BYTES
+from snugfit.training.events import Notice, TensorsSelected
+from snugfit.training.finalize import evaluate_model, make_record
+from snugfit.training.loop import count_correct, train_phase
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+if TYPE_CHECKING:
+    from snugfit.strategies.elastic.strategy import Elastic
+
+_INTERVALS = "intervals"
+_PROFILE = "tensors"
+_MEASURED = "tensors_measured_before"
+_SHRINK = 0.9
+
+
+def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -> Record:
+    """Train, evaluate, save, and return the record."""
+    if strategy.prunes:
+        chain = copy.deepcopy(chain)  # whose layers will shrink
+    fit = _Fit(strategy, chain, data, run)
+    try:
+        while fit.unfinished:
+            fit.interval()
+    finally:
+        fit.trainer.release()  # or another run of the same plan would find tensors frozen
+    phase = run.predicted.phases[-1]
+    save_model(run.folder, fit.trainer.module.state_dict(), run.manifest)
+    evaluation = evaluate_model(fit.trainer.module.eval(), data, run, phase.batch_size)
+    kept = sum(parameter.numel() for parameter in fit.trainer.module.parameters())
+    parameters = {"full": fit.parameters, "trained_model": kept}
+    return make_record(
+        run, strategy=strategy.name, settings=asdict(strategy), evaluation=evaluation, parameters=parameters, data=data,
+        intervals=fit.intervals, tensors=fit.sizes.memory.names,
+    )  # fmt: skip
+
+
+class _Fit:
+    """A run under way: its network in memory, and the intervals so far."""
+
+    def __init__(self, strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -> None:
+        self.strategy, self.chain, self.data, self.run = strategy, chain, data, run
+        notes = run.position.notes
+        self.intervals = [from_data(IntervalRecord, each) for each in notes.setdefault(_INTERVALS, [])]
+        self.profile, self.parameters = run.profile, chain.parameters
+        if _PROFILE in notes:
+            self.profile = replace(run.profile, tensors=from_data(TensorProfile, notes[_PROFILE]))
+        self.sizes = strategy.sizes(run.workload, self.profile)
+        self.trainer = self._load()
+        self.pruner = Pruner(self.trainer, chain.input_shape, strategy.lasso) if strategy.prunes else None
+        if self.pruner is not None and not run.resumed:
+            self.pruner.start(data, run, strategy.micro_batch)
+        if self.intervals:
+            self.trainer.select(self.intervals[-1].tensors)
+        else:
+            self._look_at_norms()
+        if run.resumed:
+            self.trainer.load_state(run.resumed_tensors)
+            if self.pruner is not None:
+                self.pruner.start(data, run, strategy.micro_batch)
+
+    def _load(self) -> TensorTrainer:
+        for index, unit in enumerate(self.chain.all_units):
+            release(unit)
+            load_into(unit, self.run.weights.load(index))
+        module = self.chain.to_module()
+        module.to(device=self.run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return TensorTrainer(
+            module, self.chain.forward, self.run.workload, self.strategy.micro_batches, lean=self.strategy.lean
+        )
+
+    def _look_at_norms(self) -> None:
+        norms = [layer for layer in self.trainer.module.modules() if isinstance(layer, _BatchNorm)]
+        if norms and all(norm.running_mean is not None and not norm.running_mean.any() for norm in norms):
+            self.run.emit(
+                Notice(
+                    "BatchNorm keeps to its statistics, and these weights have none: elastic fine-tunes pre-trained "
+                    "networks, so give it --weights."
+                )
+            )
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether epochs are left, or the last interval was interrupted after its last one."""
+        return self.run.position.epoch < self.run.workload.epochs or not self._is_over()
+
+    def interval(self) -> None:
+        """Select, unless that was done before an interruption, and train for the interval's epochs."""
+        run, epoch = self.run, self.run.position.epoch
+        if self._is_over():
+            self._begin()
+        present = self.intervals[-1]
+        end = min(present.first_epoch + self._length, run.workload.epochs)
+        phase = replace(
+            self._phase, name=f"interval {len(self.intervals)}", peak_bytes=present.predicted_peak_bytes,
+            units=(), seconds=self._phase.seconds,
+        )  # fmt: skip
+        count = max(len(run.predicted.phases), len(self.intervals))
+        steps = self.data.train.steps(phase.batch_size * self.strategy.micro_batches)
+        run.start_phase(phase, len(self.intervals) - 1, count, end - present.first_epoch, steps, present.first_epoch)
+        while epoch < end and not self._drifted():
+            train_phase(
+                self.trainer, self.data.train, phase, run, lambda: self._close_epoch(phase), range(epoch, epoch + 1)
+            )
+            epoch = run.position.epoch
+        run.end_phase(phase, epoch - present.first_epoch, steps)
+        run.position.start_epoch(epoch)
+
+    @property
+    def _length(self) -> int:
+        return len(self.strategy.spans(self.run.workload.epochs)[0])
+
+    @property
+    def _phase(self) -> Phase:
+        phases = self.run.predicted.phases
+        return phases[min(self.run.position.phase, len(phases) - 1)]
+
+    def _is_over(self) -> bool:
+        """Whether the epochs of the last interval, if there is one, have been run."""
+        return len(self.intervals) <= self.run.position.phase
+
+    def _begin(self) -> None:
+        """Make the next interval's selection, and note it, so that it is never made anew."""
+        started = time.perf_counter()
+        self.trainer.step_seconds.clear()
+        profiled = bool(self.intervals) and self._drifted() and self._profile_anew()
+        pruned = self._prune() if self.intervals else 1.0
+        scores = self._importance() if self.strategy.selects else {}
+        mask = self._choose(scores)
+        network, times = self.sizes.memory, self.sizes.times
+        everything = np.ones(len(network.names), dtype=bool)
+        macs = int(network.macs(mask) * pruned)
+        peaks = [self.sizes.predicted(mask)]
+        if self.strategy.selects:
+            peaks.append(importance_peak(self.profile, self.strategy.chunk))
+        if profiled:
+            peaks.append(profiling_peak(self.sizes, self.sizes.memory.profile.batch))
+        self.intervals.append(
+            IntervalRecord(
+                first_epoch=self.run.position.epoch,
+                tensors=network.selected(mask),
+                predicted_seconds=times.step_seconds(mask) * pruned,
+                full_seconds=times.full,
+                macs=macs,
+                flops_per_epoch=2 * macs * self.run.workload.train_count,
+                full_macs=network.macs(everything),
+                predicted_peak_bytes=max(peaks),
+                analytic_peak_bytes=self.sizes.analytic(mask),
+                selection_seconds=time.perf_counter() - started,
+                importance=scores,
+                profiled=profiled,
+            )
+        )
+        self.run.add_overhead("selection", time.perf_counter() - started)
+        self.run.emit(TensorsSelected(len(self.intervals) - 1, self.intervals[-1], len(network.names)))
+        self._note()
+        self.run.save(self.trainer.state())
+
+    def _prune(self) -> float:
+        """Remove what ``prunetrain`` has driven to zero; multiply-accumulates left, over those at the start."""
+        if self.pruner is None:
+            return 1.0
+        removed = self.pruner.prune()
+        if removed:
+            self.run.emit(Notice(f"prunetrain removed {removed:,} parameters"))
+        return self.pruner.macs() / sum(unit.macs for unit in self.profile.units)
+
+    def _note(self) -> None:
+        self.run.position.notes[_INTERVALS] = to_data(self.intervals)
+
+    def _importance(self) -> dict[str, float]:
+        """Importance of every tensor.
+
+        Raises:
+            DivergedError: one is not finite.
+        """
+        scores = rank_tensors(self.strategy, self.chain, self.trainer, self.data, self.run)
+        wrong = next((name for name, value in scores.items() if not np.isfinite(value)), None)
+        if wrong is not None:
+            raise DivergedError(
+                f"the update of {wrong} made the loss {scores[wrong]} at epoch {self.run.position.epoch + 1}. "
+                "Lower --lr, or check the data for broken images; the last checkpoint is untouched."
+            )
+        return scores
+
+    def _choose(self, scores: Mapping[str, float]) -> Mask:
+        """The selection, in force and rehearsed; a smaller one where memory is refused."""
+        strategy, network = self.strategy, self.sizes.memory
+        if not strategy.selects:
+            mask = strategy.fixed(network)
+            self._take(mask)
+            if self._rehearsed():
+                return mask
+            raise self._refused()
+        values = np.array([scores[name] for name in network.names])
+        headroom = self.sizes.headroom(strategy.budget, strategy.time_ratio or 1.0)
+        while True:
+            found = choose(self.sizes.times, network, values, headroom)
+            mask = self._unless_empty(found, values)
+            self._take(mask)
+            if self._rehearsed():
+                return mask
+            if headroom.bytes is None or mask is not found:
+                raise self._refused()
+            self.run.emit(
+                Notice(f"interval {len(self.intervals) + 1}: a selection was refused memory; taking a smaller one")
+            )
+            taken, least = (needed_bytes(network, each, headroom) for each in (mask, network.head))
+            headroom = replace(headroom, bytes=least + int((min(headroom.bytes, taken) - least) * _SHRINK))
+
+    def _unless_empty(self, mask: Mask, values: np.ndarray) -> Mask:
+        """The selection; the last one again where no update lowers the loss.
+
+        Raises:
+            InfeasibleTimeError: nothing is worth training in that time, and nothing was before.
+            InfeasibleBudgetError: nor in that memory.
+        """
+        network = self.sizes.memory
+        if (mask & ~network.head).any():
+            return mask
+        if self.intervals:
+            self.run.emit(Notice("no update lowers the loss within the budget; keeping the selection as it is"))
+            return network.mask(self.intervals[-1].tensors)
+        raise nothing_selected(self.sizes, self.strategy.budget, values)
+
+    def _take(self, mask: Mask) -> None:
+        names = self.sizes.memory.selected(mask)
+        if set(names) != set(self.trainer.selected):
+            self.trainer.select(names)
+            release_memory()
+
+    def _rehearsed(self) -> bool:
+        """Run a step on made-up data that changes nothing; whether it fits beside the optimizer state to come."""
+        run, sizes = self.run, self.sizes
+        state = self.trainer.optimizers.state()
+        held = sum(t.numel() * t.element_size() for t in state.values() if t.dim())
+        mask = sizes.memory.mask(self.trainer.selected)
+        coming = max(sizes.memory.state_bytes(mask) - held, 0)
+        try:
+            with run.limit.tightened(SPARE_BYTES + coming):
+                peak = self._dry_peak(state)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            peak = None
+        release_memory()
+        run.tick()
+        if peak is None:
+            return False
+        run.position.phase_tensor_bytes = max(run.position.phase_tensor_bytes, peak + coming)
+        return True
+
+    def _dry_peak(self, state: Mapping[str, Tensor]) -> int:
+        """Run a step twice, first for its kernels; peak bytes of live tensors."""
+        run, shape, size = self.run, self.chain.input_shape, self.strategy.micro_batch
+        inputs, labels = random_batch(shape, run.workload.classes, size, str(run.device))
+        with run.limit.allow_kernels():
+            self.trainer.dry_step(inputs, labels)
+        tracked: list[nn.Module | Tensor] = [self.trainer.module, *state.values(), inputs, labels]
+        return tensor_peak_bytes(lambda: self.trainer.dry_step(inputs, labels), tracked)
+
+    def _refused(self) -> BudgetExceededError:
+        return BudgetExceededError(
+            f"a step of --scheme {self.strategy.scheme} needs more than the memory budget of {self.run.budget}, "
+            "although it was predicted to fit. Use a larger --memory."
+        )
+
+    def _close_epoch(self, phase: Phase) -> float | None:
+        """Note what steps took, before the checkpoint at the epoch's end; and validate."""
+        run, present = self.run, self.intervals[-1]
+        seconds = self.trainer.step_seconds
+        present = replace(
+            present,
+            epochs=run.position.epoch + 1 - present.first_epoch,
+            measured_seconds=statistics.median(seconds) if seconds else present.measured_seconds,
+        )
+        self.intervals[-1] = replace(present, drifted=self._has_drifted(present))
+        self._note()
+        if len(self.data.val) == 0:
+            return None
+        with run.limit.allow_kernels():
+            batches = self.data.val.in_order(phase.batch_size)
+            confusion, _ = count_correct(self.trainer.module.eval(), batches, run.workload.classes, run.device)
+        return float(confusion.trace()) / int(confusion.sum())
+
+    def _has_drifted(self, present: IntervalRecord) -> bool:
+        """Whether steps have drifted; where operators were just measured, measuring them again would not help."""
+        if not self.strategy.selects or present.profiled or not suspicious(present):
+            return False
+        return drifted(self.trainer, self.sizes, self.run, self.chain.input_shape)
+
+    def _drifted(self) -> bool:
+        """Whether steps were found to have drifted, by this process or by the one before it."""
+        return self.intervals[-1].drifted
+
+    def _profile_anew(self) -> bool:
+        """Measure the operators again (ElasticTrainer section 5.4), once: a checkpoint keeps what was measured."""
+        notes = self.run.position.notes
+        if notes.get(_MEASURED) == len(self.intervals):
+            return True
+        parameters = self.trainer.parameters.values()
+        tensors = profile_anew(self.strategy, self.chain, self.sizes, self.run, parameters)
+        if tensors is None:
+            return False
+        self.profile = replace(self.profile, tensors=tensors)
+        self.sizes = self.strategy.sizes(self.run.workload, self.profile)
+        notes[_PROFILE], notes[_MEASURED] = to_data(tensors), len(self.intervals)
+        self.run.save(self.trainer.state())
+        return True

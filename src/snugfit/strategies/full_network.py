@@ -1,0 +1,361 @@
+"""What strategies share that keep the whole network in memory; most train it by its own loss."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from snugfit.chain import Chain, load_into, release
+from snugfit.core.budget import Budget
+from snugfit.core.cost import Cost, Phase, Shortfall
+from snugfit.core.hardware import Hardware
+from snugfit.core.profile import ProbeLine, Profile, UnitFacts
+from snugfit.core.record import Record
+from snugfit.core.workload import Workload
+from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.profiling import Probe, unit_facts
+from snugfit.strategies.memory_estimates import (
+    images_passed,
+    made_up_batch,
+    place_made_up,
+    require_images,
+    smallest_budget,
+    step_headroom,
+    with_safety,
+)
+from snugfit.training.artifact import save_model
+from snugfit.training.dry_run import falling, rehearse
+from snugfit.training.finalize import evaluate_model, make_record
+from snugfit.training.loop import train_phase
+from snugfit.training.network import Forward, NetworkTrainer
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+from snugfit.training.task import measure, task_of
+
+MakeForward = Callable[[Chain], Forward]
+MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
+"""Makes a trainer of a chain, its units as one module, the workload, and the micro-batches that make a step."""
+
+PLAIN = "network"
+"""Name of the probe of the whole network's step without recomputation, which several strategies may have measured."""
+
+VALIDATION_SHARE = 0.3
+"""Seconds of a forward pass over those of a training step."""
+
+
+def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
+    """What trains a network by its own loss, through the forward pass that ``make_forward`` makes of the chain."""
+
+    def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
+        return NetworkTrainer(module, make_forward(chain), workload, micro_batches)
+
+    return make
+
+
+def divisors(batch_size: int) -> tuple[int, ...]:
+    """Sizes of the micro-batches that accumulate to exactly the effective batch."""
+    return tuple(size for size in range(1, batch_size + 1) if batch_size % size == 0)
+
+
+def whole_probes(
+    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, accumulate: bool
+) -> list[Probe]:
+    """Probes of one training step of the whole network: gradients applied in the backward pass, and gradients held.
+
+    Args:
+        name: key of the line; :func:`held` of it where gradients are held.
+        chain: the chain, on the meta device.
+        workload: what is trained.
+        device: where.
+        make_trainer: makes what trains it.
+        accumulate: whether the strategy may accumulate.
+    """
+    holds = [False, True] if accumulate else [False]
+    return [whole_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in holds]
+
+
+def whole_probe(
+    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool,
+    network: str = "", needed: Callable[[Mapping[str, ProbeLine | None], float], bool] | None = None,
+) -> Probe:  # fmt: skip
+    """The probe of one training step of the whole network.
+
+    Args:
+        name: key of the line; :func:`held` of it where gradients are held.
+        chain, workload, device, make_trainer: as in :func:`whole_probes`.
+        hold: whether gradients are held, and applied after a second micro-batch.
+        network: what it is a way of running; see :class:`snugfit.profiling.Probe`.
+        needed: whether it is worth measuring; see :class:`snugfit.profiling.Probe`.
+    """
+
+    def made_up(batch: int, where: str) -> tuple[Tensor, Tensor]:
+        return made_up_batch(task_of(workload), chain.input_shape, batch, where)
+
+    def make(where: str) -> NetworkTrainer:
+        clone = copy.deepcopy(chain)
+        module = clone.to_module()
+        place_made_up(module, where)
+        return make_trainer(clone, module, workload, 2 if hold else 1)
+
+    def step(trainer: NetworkTrainer, batch: int, where: str) -> None:
+        trainer.step(*made_up(batch, where), share=0.5 if hold else 1.0, update=not hold)
+        if hold:
+            trainer.step(*made_up(batch, where), share=0.5, update=True)
+
+    def build() -> Callable[[int], object]:
+        trainer = make(device)
+        return lambda batch: step(trainer, batch, device)
+
+    def floor(batch: int) -> int:
+        trainer = make("meta")
+        trainer.train_mode()
+        require_images(batch, limit, trainer.module)
+        peak = tensor_peak_bytes(lambda: step(trainer, batch, "meta"), trainer.modules, repeats=2)
+        return max(
+            peak, sum(unit.weight_bytes for unit in chain.all_units)
+        )  # they may be stored smaller than they come
+
+    limit = min(workload.batch_size, workload.train_count)
+    sizes = divisors(limit) if hold else ()
+    layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())
+    name = held(name) if hold else name
+    return Probe(name, build, floor, limit, sizes=sizes, layers=layers, network=network, needed=needed)
+
+
+def largest_batch(profile: Profile, probe: str, budget: Budget, limit: int) -> int:
+    """Largest batch of a probe that the budget holds; 0 when none does."""
+    line = profile.lines.get(probe)
+    headroom = step_headroom(budget, profile.base_bytes)
+    if line is None:
+        return 0
+    return limit if headroom == float("inf") else line.largest_batch(headroom, limit)
+
+
+def batch_settings(
+    workload: Workload, profile: Profile, budget: Budget, probe: str, *, accumulate: bool
+) -> dict[str, Any] | None:
+    """The batch to train at: the whole one, else accumulation to it, else the largest one without accumulation.
+
+    Returns:
+        ``micro_batch``, ``micro_batches`` and ``accumulate`` of the strategy, or None when not one image fits.
+    """
+    limit = min(workload.batch_size, workload.train_count)
+    whole = largest_batch(profile, probe, budget, limit)
+    if accumulate and whole < limit:
+        most, line = largest_batch(profile, held(probe), budget, limit), profile.lines.get(held(probe))
+        fewest = line.smallest_batch if line else 1
+        sizes = [size for size in divisors(limit)[:-1] if fewest <= size <= most]
+        micro = max(sizes, default=0)
+        if micro:
+            return {"micro_batch": micro, "micro_batches": limit // micro, "accumulate": True}
+    return {"micro_batch": whole, "micro_batches": 1, "accumulate": False} if whole else None
+
+
+def held(probe: str) -> str:
+    """Name of the probe that holds gradients for accumulation."""
+    return f"{probe}:accumulate"
+
+
+def whole_cost(profile: Profile, probe: str, workload: Workload, batch: int, micro_batches: int) -> Cost:
+    """Cost of training the whole network at ``batch`` images at once."""
+    line = profile.lines[probe if micro_batches == 1 else held(probe)]
+    steps = max(workload.train_count // (batch * micro_batches), 1) * micro_batches
+    seconds = line.seconds_at(batch) / (2 if micro_batches > 1 else 1)
+    passed = images_passed(workload, tracks=any(unit.tracks for unit in profile.units))
+    epoch = steps * seconds + VALIDATION_SHARE * passed * seconds / batch
+    peak = with_safety(profile.base_bytes, line.bytes_at(batch))
+    units = tuple(unit.name for unit in profile.units)
+    phase = Phase("network", peak, epoch * workload.epochs, batch, units)
+    return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
+
+
+def whole_reasons(profile: Profile, probe: str, budget: Budget) -> Shortfall:
+    """Why a whole network does not fit at one sample, and the smallest budget that would do."""
+    smallest = max(smallest_budget(profile, profile.floors[probe]), (budget.memory_bytes or 0) + 1_000_000)
+    return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
+
+
+def fit_whole(
+    chain: Chain,
+    data: TrainingData,
+    run: Run,
+    *,
+    strategy: str,
+    settings: dict[str, Any],
+    make_trainer: MakeTrainer,
+    micro_batches: int,
+) -> Record:
+    """Train the whole network, evaluate it, save it, and return the record."""
+
+    def load(parts: int) -> NetworkTrainer:
+        return make_trainer(chain, load_network(chain, run), run.workload, parts)
+
+    accumulates = bool(settings.get("accumulate")) or _may_accumulate(run, run.predicted.phases[0].batch_size)
+    trained = train_network(load, data, run, micro_batches=micro_batches, accumulates=accumulates)
+    module, phase = trained.trainer.module, trained.phase
+    save_model(run.folder, module.state_dict(), run.manifest)
+    evaluation = evaluate_model(trained.trainer.evaluating(), data, run, phase.batch_size)
+    run.end_phase(phase, run.workload.epochs, trained.steps)
+    parameters = {"full": chain.parameters, "trained_model": chain.parameters}
+    return make_record(
+        run, strategy=strategy, settings={**settings, **trained.settings}, evaluation=evaluation,
+        parameters=parameters, data=data,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network after its last step, its optimizers released.
+
+    Attributes:
+        trainer: what trained it.
+        phase: the phase, at the batch that it ran at.
+        steps: of an epoch.
+        settings: ``micro_batch``, ``micro_batches`` and ``accumulate`` as they were in the end.
+    """
+
+    trainer: NetworkTrainer
+    phase: Phase
+    steps: int
+    settings: dict[str, Any]
+
+
+def train_network(
+    load: Callable[[int], NetworkTrainer],
+    data: TrainingData,
+    run: Run,
+    *,
+    micro_batches: int,
+    accumulates: bool,
+) -> Trained:
+    """Rehearse and train a network in the run's present phase, which is left open for what is to be done with it.
+
+    Args:
+        load: makes the trainer for a number of micro-batches, with the weights that training starts from.
+        data: the splits.
+        run: the run.
+        micro_batches: micro-batches of a step, as planned.
+        accumulates: whether a batch that is refused memory may be accumulated in smaller parts.
+    """
+    index, workload = run.position.phase, run.workload
+    phase = run.predicted.phases[index]
+    batch_size = phase.batch_size * micro_batches
+
+    def parts(size: int) -> int:
+        return batch_size // size if accumulates else 1
+
+    phase = rehearse(
+        phase,
+        _fallbacks(run.profile, phase.batch_size, batch_size, accumulates=accumulates),
+        lambda size: load(parts(size)),
+        lambda size: made_up_batch(task_of(workload), workload.input_shape, size, str(run.device)),
+        run,
+    )
+    micro_batches = parts(phase.batch_size)
+    trainer = load(micro_batches)
+    if run.resumed:
+        trainer.load_state(run.resumed_tensors)
+    steps = data.train.steps(phase.batch_size * micro_batches)
+    run.start_phase(phase, index, len(run.predicted.phases), workload.epochs, steps)
+    evaluate = partial(_validate, trainer, data, run, phase) if len(data.val) else None
+    train_phase(trainer, data.train, phase, run, evaluate)
+    trainer.optimizers.release()
+    settings = {
+        "micro_batch": phase.batch_size, "micro_batches": micro_batches, "accumulate": micro_batches > 1
+    }  # fmt: skip
+    return Trained(trainer, phase, steps, settings)
+
+
+def _may_accumulate(run: Run, batch: int) -> bool:
+    """Whether a whole effective batch may be cut into micro-batches: that was measured, since the user allows it."""
+    whole = batch == min(run.workload.batch_size, run.workload.train_count)
+    return whole and any(name == held(name.removesuffix(held(""))) for name in run.profile.lines)
+
+
+def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: bool) -> list[int]:
+    """Batch sizes to try after ``size`` was refused: those that accumulate to the whole batch, where it may."""
+    smallest = min((line.smallest_batch for line in profile.lines.values()), default=1)
+    if not accumulates:
+        return falling(size, smallest)
+    return [part for part in reversed(divisors(batch_size)) if smallest <= part < size]
+
+
+def load_network(chain: Chain, run: Run) -> nn.Module:
+    """The run's stored weights as one module, on the run's device."""
+    for index, unit in enumerate(chain.all_units):
+        release(unit)
+        load_into(unit, run.weights.load(index))
+    module = chain.to_module()
+    module.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
+
+
+def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phase) -> float:
+    with run.limit.allow_kernels():
+        batches = data.val.in_order(phase.batch_size)
+        return measure(trainer.task, trainer.evaluating(), batches, run.device).score().value
+
+
+@dataclass(frozen=True)
+class WholeNetwork(ABC):
+    """A strategy that keeps the whole network in memory; what trains it tells one from another.
+
+    Attributes:
+        micro_batch: images in memory at once; filled in by :meth:`propose`.
+        micro_batches: micro-batches accumulated to one step; filled in by :meth:`propose`.
+        accumulate: whether to accumulate to the effective batch; off is the baseline of NeuroFlux's evaluation, one
+            step per batch that fits.
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[bool] = True
+    probe: ClassVar[str]
+    """Key of its line in a profile."""
+
+    micro_batch: int = 0
+    micro_batches: int = 1
+    accumulate: bool = True
+
+    @abstractmethod
+    def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
+        """What makes the trainer of a chain with these units."""
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """Reasons why it cannot serve this model: none."""
+        return []
+
+    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
+        """The whole network's step, with gradients applied at once and with gradients held."""
+        make_trainer = self.make_trainer(unit_facts(chain))
+        return whole_probes(self.probe, chain, workload, hardware.device, make_trainer, accumulate=self.accumulate)
+
+    def propose(
+        self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
+    ) -> Iterator[WholeNetwork]:
+        """The whole batch, else accumulation to it, else the largest batch that fits without accumulation."""
+        settings = batch_settings(workload, profile, budget, self.probe, accumulate=self.accumulate)
+        if settings is not None:
+            yield replace(self, **settings)
+
+    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
+        """Cost from the measured lines."""
+        return whole_cost(profile, self.probe, workload, self.micro_batch, self.micro_batches)
+
+    def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
+        """Why nothing was proposed, and the smallest memory budget that would do."""
+        return whole_reasons(profile, self.probe, budget)
+
+    def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
+        """Train."""
+        make_trainer = self.make_trainer(run.profile.units)
+        return fit_whole(
+            chain, data, run,
+            strategy=self.name, settings=asdict(self), make_trainer=make_trainer, micro_batches=self.micro_batches,
+        )  # fmt: skip

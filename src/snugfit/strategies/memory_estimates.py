@@ -1,0 +1,158 @@
+"""From measured lines to predicted peaks: what every strategy adds to them, and the smallest budget that would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from snugfit.core.budget import Budget
+from snugfit.core.profile import Profile
+from snugfit.core.request import CacheDtype
+from snugfit.core.workload import Workload
+from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.training.judged_weights import images_for
+from snugfit.training.loop import Trainable
+from snugfit.training.row_format import RowFormat
+from snugfit.training.task import Classification, Task
+
+SAFETY = 0.02
+"""Share of a peak added for what no probe sees: Python objects, file buffers, the allocator's slack."""
+
+SAFETY_BYTES = 5_500_000
+"""Added beside it: kernels of new shapes, the heap's fragments, and a real run's reading, augmenting and saving, which
+probes do not have; real phases were up to 6 MB above their probes."""
+
+HELD_BYTES = 1_000_000
+"""What a budget must have beyond the predicted peak, since a dry run reserves space for kernels (4.2 MB) and for
+what only the real phase holds (1 MB), and new shapes leave up to 1 MB of kernels behind; the safety covers 5.5 MB."""
+
+DRIFT_BYTES = 2_000_000
+"""How far the memory in use before training differs between two processes: a named budget must do in the next one."""
+
+TENSOR_TO_PROCESS = 1.12
+"""Process peak over tensor peak, at most: measured 2-9 % (DESIGN section 5), and workspace of the first layers."""
+
+MADE_UP_SAMPLES = 8
+"""Different samples in a made-up batch, which repeats them: drawing them takes longer than copying."""
+
+DRAWN_WEIGHTS = 4099
+"""Different values in made-up weights; a prime number, so that no two rows of a matrix are the same."""
+
+MB = 10**6
+
+
+def with_safety(resident_bytes: float, step_bytes: float) -> int:
+    """Predicted peak of a phase: what is resident before it, what its step adds, and the safety."""
+    return int((resident_bytes + step_bytes) * (1 + SAFETY)) + SAFETY_BYTES
+
+
+def step_headroom(budget: Budget, resident_bytes: float) -> float:
+    """Bytes that a step may take, so that its predicted peak leaves ``HELD_BYTES``; infinite without a budget."""
+    return headroom_in(float("inf") if budget.memory_bytes is None else budget.memory_bytes) - resident_bytes
+
+
+def headroom_in(available_bytes: float) -> float:
+    """Bytes that what is resident and a step may take together, so that their peak leaves ``HELD_BYTES``."""
+    return (available_bytes - HELD_BYTES - SAFETY_BYTES) / (1 + SAFETY)
+
+
+def images_passed(workload: Workload, *, tracks: bool) -> int:
+    """Images of an epoch that pass without training: validation's, and those that statistics are taken over anew.
+
+    Args:
+        workload: what is trained.
+        tracks: whether norms that train have running statistics.
+    """
+    return workload.val_count + (images_for(workload.train_count) if tracks else 0)
+
+
+def smallest_budget(profile: Profile, floor_bytes: int) -> int:
+    """Smallest memory budget that holds a step of ``floor_bytes`` of tensors, rounded up to the next MB."""
+    needed = with_safety(profile.base_bytes, int(floor_bytes * TENSOR_TO_PROCESS)) + HELD_BYTES + DRIFT_BYTES
+    return -(-needed // MB) * MB
+
+
+def step_floor(trainable: Trainable, batch: Callable[[], tuple[Tensor, Tensor]]) -> int:
+    """Peak tensor bytes of two steps (the second one has optimizer state) on the meta device, each on a new batch."""
+    return tensor_peak_bytes(lambda: trainable.step(*batch(), 1.0, True), trainable.modules, repeats=2)
+
+
+def require_images(batch: int, most: int, *modules: nn.Module) -> None:
+    """Refuse to train batch norms on one image of several, as torch does on 1x1 maps alone.
+
+    The few values of small maps normalise away what tells classes apart: MobileNetV2 at 96 px diverged at step 3.
+    Norms in evaluation mode keep to their statistics, and take any batch.
+
+    Args:
+        batch: images at once.
+        most: images of a batch, by the user's options: a batch size of 1 is what was asked for.
+        modules: as they are in a step.
+
+    Raises:
+        ValueError: they cannot train on so few.
+    """
+    norms = (layer for module in modules for layer in module.modules() if isinstance(layer, _BatchNorm))
+    if batch == 1 < most and any(norm.training for norm in norms):
+        raise ValueError("batch norms need more than one image")
+
+
+def random_batch(shape: tuple[int, ...], classes: int, batch: int, device: str) -> tuple[Tensor, Tensor]:
+    """Made-up inputs (batch, *shape) in channels_last and labels (batch,) below ``classes``."""
+    return made_up_batch(Classification(classes), shape, batch, device)
+
+
+def made_up_batch(task: Task, shape: tuple[int, ...], batch: int, device: str) -> tuple[Tensor, Tensor]:
+    """Made-up inputs (batch, *shape) in channels_last and targets of a task."""
+    memory_format = torch.channels_last if len(shape) == 3 else torch.contiguous_format
+    inputs = torch.empty((batch, *shape), device=device, memory_format=memory_format)
+    if device != "meta":
+        few = torch.randn((min(batch, MADE_UP_SAMPLES), *shape), device=device)
+        for start in range(0, batch, len(few)):
+            inputs[start : start + len(few)] = few[: batch - start]
+    return inputs, task.made_up_targets(batch, device)
+
+
+def stored_batches(shape: tuple[int, ...], batch: int, dtype: CacheDtype) -> Tensor:
+    """Memory of two batches in a cache's type, the one in use and the one being read: (2, batch, bytes), uint8."""
+    return torch.ones((2, batch, RowFormat(shape, dtype).row_bytes), dtype=torch.uint8)
+
+
+def place_made_up(module: nn.Module, device: str) -> None:
+    """Put a module on a device with made-up weights, as they lie in a real run.
+
+    On the meta device that is the layout alone. Autograd copies a gradient whose layout is not its weight's, so that
+    floors of networks with wide convolutions on small maps had a gradient twice: VGG-11 at 32 px 132.8 MB for 123.4.
+    """
+    if device == "meta":
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    else:
+        fill_made_up(module.to_empty(device=device))
+
+
+def fill_made_up(module: nn.Module) -> None:
+    """Give made-up weights to a module, in channels_last, so that steps on it neither diverge nor hit denormals.
+
+    They are given before the layout is changed, as real ones are, which takes a copy of the largest for a moment.
+    """
+    for parameter in module.parameters():
+        if parameter.dim() > 1:
+            _fill_normal(parameter.data)
+        else:
+            nn.init.ones_(parameter)
+    for name, buffer in module.named_buffers():
+        buffer.fill_(1 if name.endswith("var") else 0)
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _fill_normal(weight: Tensor) -> None:
+    """Repeat a few draws of a normal distribution: drawing all would take a fifth of the time of a plan."""
+    is_dense = weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
+    if not is_dense or weight.numel() < DRAWN_WEIGHTS:
+        weight.normal_(std=0.02)
+        return
+    drawn = torch.randn(DRAWN_WEIGHTS, device=weight.device) * 0.02
+    for part in weight.as_strided((weight.numel(),), (1,), weight.storage_offset()).split(DRAWN_WEIGHTS):  # type: ignore[no-untyped-call]
+        part.copy_(drawn[: len(part)])

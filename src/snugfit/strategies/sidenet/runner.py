@@ -1,0 +1,53 @@
+"""The run of ``sidenet``: prune and retrain where that was planned, then fine-tune what was added."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from snugfit.chain import Chain
+from snugfit.core.record import Record
+from snugfit.lean import FloatState
+from snugfit.strategies.full_network import load_network, train_network
+from snugfit.strategies.sidenet.frozen import Frozen
+from snugfit.strategies.sidenet.network import make_trainer, plain
+from snugfit.strategies.sidenet.retraining import Retraining, prune_and_retrain, take_pruned
+from snugfit.training.artifact import save_model
+from snugfit.training.finalize import evaluate_model, make_record
+from snugfit.training.network import NetworkTrainer
+from snugfit.training.run import Run
+from snugfit.training.split import TrainingData
+
+if TYPE_CHECKING:
+    from snugfit.strategies.sidenet.strategy import Sidenet
+
+
+def fit_sidenet(strategy: Sidenet, chain: Chain, data: TrainingData, run: Run) -> Record:
+    """Train, evaluate, save, and return the record."""
+    chain, taken = copy.deepcopy(chain), strategy.configuration
+    frozen = Frozen(copy.deepcopy(chain), strategy.scheme, taken.side_width, strategy.prune)
+    if taken.pruned and run.position.phase == 0:
+        retraining = Retraining(frozen, strategy.prune_importance, strategy.retrain_epochs)
+        prune_and_retrain(retraining, copy.deepcopy(chain), data, run)
+    make = make_trainer(taken, frozen, strategy.side_lr, lambda module: take_pruned(module, run))
+
+    def load(micro_batches: int) -> NetworkTrainer:
+        fresh = copy.deepcopy(chain)  # whose parameters will be frozen, and whose layers may shrink
+        return make(fresh, load_network(fresh, run), run.workload, micro_batches)
+
+    trained = train_network(
+        load, data, run, micro_batches=strategy.micro_batches, accumulates=strategy.micro_batches > 1
+    )
+    module, phase = trained.trainer.module, trained.phase
+    evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
+    state = FloatState(plain(module))
+    save_model(run.folder, state, run.manifest)
+    run.end_phase(phase, run.workload.epochs, trained.steps)
+    buffers = {name for name, _ in module.named_buffers()}
+    kept = sum(tensor.numel() for name, tensor in state.items() if name not in buffers)
+    settings = {**asdict(strategy), **trained.settings, "widths": frozen.table if taken.pruned else {}}
+    return make_record(
+        run, strategy=strategy.name, settings=settings, evaluation=evaluation,
+        parameters={"full": chain.parameters, "trained_model": kept}, data=data,
+    )  # fmt: skip

@@ -1,0 +1,188 @@
+"""Ways to cut a network: which grid and groups take how many bytes and multiply-accumulates; from regions alone.
+
+On one device whole maps are kept where groups meet, and one tile's activations of one group are alive at a time; over
+several, each holds its own tile of everything (sections 5.1 and 6.2 of Rama and Gerstlauer, UT-CERC-24-02).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from snugfit.tiling.geometry import SAME, balanced
+from snugfit.tiling.grouping import Direction, cheapest
+from snugfit.tiling.layers import Layers, Tiling
+from snugfit.tiling.profile import Profile
+
+FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Way:
+    """A grid and groups on one device.
+
+    Attributes:
+        grid: tiles down and across.
+        profile: groups of layers.
+        bytes: per image: maps that are kept, and what a tile of the hungriest group adds.
+        work: multiply-accumulates of a step, over those of an untiled one.
+    """
+
+    grid: tuple[int, int]
+    profile: Profile
+    bytes: int
+    work: float
+
+
+def meeting_points(layers: Layers, direction: Direction = "forward", *, apart: bool = False) -> tuple[int, ...]:
+    """Cuts at which groups may gain by meeting: elsewhere nothing is gained by a halo or a map of its own.
+
+    They are in front of convolutions and pools; and at norms by their batch, which wait for sums there anyway: in front
+    of them forward, behind them backward.
+
+    Args:
+        layers: the network.
+        direction: which pass.
+        apart: also behind convolutions and pools. Backward, norms then run on no halo, and less is kept and sent; but
+            their sums do not travel beside halos.
+    """
+    found = {0, len(layers.layers)}
+    for number, each in enumerate(layers.layers):
+        if each.macs or (each.rows, each.columns) != (SAME, SAME):
+            found |= {number, number + 1} if apart else {number}
+        if each.sums:
+            found.add(number if direction == "forward" else number + 1)
+    return tuple(cut for cut in layers.cuts if cut in found)
+
+
+def squarest(tiles: int, height: int, width: int) -> tuple[int, int]:
+    """The grid of that many tiles whose tiles of a map are nearest to squares; as many as fit, if fewer do.
+
+    Args:
+        tiles: how many.
+        height, width: of the last map.
+    """
+    for count in range(tiles, 0, -1):
+        grids = [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
+        fitting = [grid for grid in grids if grid[0] <= height and grid[1] <= width]
+        if fitting:
+            return min(fitting, key=lambda grid: (abs(height / grid[0] - width / grid[1]), grid[0]))
+    return 1, 1
+
+
+def ways_on_one_device(layers: Layers, grids: Iterable[tuple[int, int]]) -> list[Way]:
+    """All that no other way beats in both bytes and work, the least work first."""
+    found = [way for grid in grids for way in _ways_of_grid(layers, grid)]
+    found.sort(key=lambda way: (way.work, way.bytes))
+    unbeaten: list[Way] = []
+    for way in found:
+        if not unbeaten or way.bytes < unbeaten[-1].bytes:
+            unbeaten.append(way)
+    return unbeaten
+
+
+def scratch_bytes(layers: Layers, profile: Profile) -> int:
+    """Most bytes per image that whole maps and their gradients take in scratch files, on one device in a step.
+
+    Storage is reused for maps of the same size only, as :class:`snugfit.memory.mapped.MappedScratch` does. Maps of
+    the forward pass stay until the backward pass has read them; the first map and the last one lie in memory.
+
+    Args:
+        layers: the network.
+        profile: groups; norms by their batch begin one too.
+    """
+    cuts = sorted({*profile.cuts, *(number for number, each in enumerate(layers.layers) if each.sums)})
+    spans = list(pairwise(cuts))
+    reads = [[each for each in layers.entries(*span) if each] for span in spans]
+    makes = [[each for each in layers.outputs(*span) if each < len(layers.layers)] for span in spans]
+    alive, most = Counter[int](), Counter[int]()
+
+    def count(numbers: Iterable[int], change: int) -> None:
+        for number in numbers:
+            alive[layers.maps[number].elements] += change
+        for size in alive:
+            most[size] = max(most[size], alive[size])
+
+    count([number for made in makes for number in made], 1)
+    known: set[int] = set()
+    for place in range(len(spans) - 1, -1, -1):
+        count(set(reads[place]) - known, 1)
+        known |= set(reads[place])
+        count(set(makes[place]) & known, -1)
+        earlier = {number for before in reads[:place] for number in before}
+        count(set(reads[place]) - earlier, -1)
+    return FLOAT * sum(size * number for size, number in most.items())
+
+
+def thinned(ways: Sequence[Way], step: float = 0.93, most: int = 7) -> list[Way]:
+    """Ways in order of work, each of which takes at most a share of the bytes of the one before, and the leanest."""
+    kept: list[Way] = []
+    for way in ways:
+        if not kept or way.bytes <= step * kept[-1].bytes:
+            kept.append(way)
+    if ways and kept[-1] != ways[-1]:
+        kept.append(ways[-1])
+    return [*kept[: most - 1], kept[-1]] if len(kept) > most else kept
+
+
+def _ways_of_grid(layers: Layers, grid: tuple[int, int]) -> list[Way]:
+    last = layers.maps[-1]
+    if grid[0] > last.height or grid[1] > last.width:
+        return []
+    tiling = Tiling.of(layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
+    cuts = meeting_points(layers)
+    groups = {(start, stop): _Group.of(tiling, start, stop) for i, start in enumerate(cuts) for stop in cuts[i + 1 :]}
+    areas = [size.height * size.width for size in layers.maps[1:]]
+    plain = sum(each.macs * area for each, area in zip(layers.layers, areas, strict=True))
+    found = []
+    for limit in sorted({group.held for group in groups.values()}):
+        profile = _cheapest_within(cuts, groups, limit)
+        if profile is None:
+            continue
+        kept = sum(layers.maps[cut].elements for cut in profile.cuts[1:])
+        most = max(groups[each].peak for each in profile.groups)
+        work = sum(groups[each].macs for each in profile.groups)
+        found.append(Way(grid, profile, FLOAT * (kept + most), (4 * work) / (3 * plain) if plain else 4 / 3))
+    return found
+
+
+def _cheapest_within(
+    cuts: Sequence[int], groups: dict[tuple[int, int], _Group], limit: int
+) -> Profile | None:  # fmt: skip
+    """Least whole maps kept, of groups none of which holds more than a limit on a tile; then least work."""
+    held = {each for each, group in groups.items() if group.held <= limit}
+    if not all(any((start, stop) in held for stop in cuts) for start in cuts[:-1]):
+        return None
+    profile = cheapest(
+        cuts, lambda start, stop: groups[start, stop].kept if (start, stop) in held else float("inf")
+    )  # fmt: skip
+    return profile if all(each in held for each in profile.groups) else None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Values of a tile in the middle, per image.
+
+    Attributes:
+        held: of all maps within the group.
+        peak: these, and the gradient of the whole first map.
+        kept: of the whole last map.
+        macs: of all tiles, about.
+    """
+
+    held: int
+    peak: int
+    kept: int
+    macs: int
+
+    @classmethod
+    def of(cls, tiling: Tiling, start: int, stop: int) -> _Group:
+        layers, (down, across) = tiling.layers, tiling.grid
+        tile = (down // 2, across // 2)
+        regions = layers.needed(start, stop, {stop: tiling.core(stop, tile)})
+        held = sum(layers.maps[number].channels * region.area for number, region in regions.items())
+        macs = sum(regions[number + 1].area * layers.layers[number].macs for number in range(start, stop))
+        around = layers.maps[start].elements + layers.maps[stop].elements
+        return cls(held, held + around, layers.maps[stop].elements, macs * down * across)

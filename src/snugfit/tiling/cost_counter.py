@@ -1,0 +1,267 @@
+"""A training step counted from regions, without torch: stage after stage as :mod:`snugfit.tiling.distributed` runs it.
+
+Multiply-accumulates count the region that a layer produces (NOTES, Tiled training 3).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from snugfit.core.request import Rest, WeightUpdate
+from snugfit.tiling.geometry import Interval, balanced
+from snugfit.tiling.layers import Region
+from snugfit.tiling.schedule import BackwardGroup, Regions, Schedule
+from snugfit.tiling.step_cost import (
+    DIRECT,
+    FLOAT,
+    Kind,
+    Messages,
+    Pass,
+    Stage,
+    Tally,
+    all_gathered,
+    all_reduced,
+    all_told,
+)
+
+if TYPE_CHECKING:
+    from snugfit.tiling.routes import Cell
+
+GATEWAY = 0
+
+
+def tally(
+    schedule: Schedule, cells: Sequence[Cell], images: int, *, processes: int | None = None,
+    weights: int | None = None, update: WeightUpdate = "all-reduce", rest: Rest = "gateway", macs_behind: int = 0,
+) -> Tally:  # fmt: skip
+    """Count a training step; orders and labels, some bytes per image, are not.
+
+    Args:
+        schedule: what every tile holds, fetches and computes; with a backward pass.
+        cells: tiles of all processes.
+        images: of the batch.
+        processes: how many there are, those without a tile too; as many as have one by default.
+        weights: parameters that train, norms' too; those of :class:`Layer` by default.
+        update: where weights are updated.
+        rest: who computes the layers behind the tiled ones.
+        macs_behind: of these layers, multiply-accumulates of an image's forward pass.
+    """
+    count = processes or 1 + max(cell.rank for cell in cells)
+    counter = _Counter(schedule, tuple(cells), images, count, rest)
+    stages = [*counter.forward(), *counter.behind(macs_behind), *counter.backward()]
+    stages += _of_weights(counter.weights if weights is None else weights, count, update)
+    tiles = Counter(cell.rank for cell in cells)
+    return Tally(tuple(stages), counter.kept(), tuple(tiles[rank] for rank in range(count)))
+
+
+@dataclass(frozen=True)
+class _Counter:
+    schedule: Schedule
+    cells: tuple[Cell, ...]
+    images: int
+    processes: int
+    rest: Rest
+    _owners: dict[tuple[int, tuple[int, int]], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._owners.update({(cell.replica, cell.tile): cell.rank for cell in self.cells})
+
+    @property
+    def weights(self) -> int:
+        """Parameters of layers that train."""
+        network = self.schedule.network
+        layers = self.schedule.tiling.layers.layers
+        return (
+            sum(each.weights for each, trains in zip(layers, network.trains, strict=True) if trains) if network else 0
+        )
+
+    def forward(self) -> list[Stage]:
+        """From the images to the last map, at the gateway or everywhere."""
+        stages: list[Stage] = []
+        for index, (start, stop) in enumerate(self.schedule.forward.groups):
+            held = {tile: groups[index] for tile, groups in self.schedule.forward_groups.items()}
+            wanted = {tile: regions[start] for tile, regions in held.items()}
+            messages = self._scattered(start, wanted) if index == 0 else self._halos(start, wanted)
+            macs = self._per_process({tile: self._run(start, stop, regions) for tile, regions in held.items()})
+            stages.append(Stage("images" if index == 0 else "forward halo", "forward", messages, macs))
+            stages += self._norms(start, stop, "forward", halo=bool(index and any(messages.values())))
+        targets = range(self.processes) if self.rest == "replicated" else (GATEWAY,)
+        return [*stages, self._idle("last map", "forward", self._gathered(self.schedule.forward.cuts[-1], targets))]
+
+    def behind(self, macs: int) -> list[Stage]:
+        """The layers behind the tiled ones: of gradients of maps and of weights as much again as forward, each."""
+        busy = self.processes if self.rest == "replicated" else GATEWAY + 1
+        work = [self.images * macs if rank < busy else 0 for rank in range(self.processes)]
+        forward = Stage("rest", "forward", {}, tuple(work))
+        backward = Stage("rest", "backward", {}, tuple(2 * each for each in work))
+        return [forward, backward] if macs else []
+
+    def backward(self) -> list[Stage]:
+        """From the gradient of the last map, where the rest is computed, to gradients of weights on every process."""
+        network, stages = self.schedule.network, list[Stage]()
+        if network is None:
+            return []
+        spans = [(each.start, each.stop) for each in next(iter(self.schedule.backward_groups.values()))]
+        for index, (start, stop) in enumerate(spans):
+            groups = {tile: found[index] for tile, found in self.schedule.backward_groups.items()}
+            wanted = {tile: group.gradients[stop] for tile, group in groups.items()}
+            messages = self._given(stop, wanted) if index == 0 else self._halos(stop, wanted)
+            stage = self._idle("gradient" if index == 0 else "backward halo", "backward", messages)
+            anew = [self._anew(start, stop, groups)] if any(group.entries for group in groups.values()) else []
+            macs = self._per_process({tile: self._back(tile, group) for tile, group in groups.items()})
+            stages += [
+                *anew,
+                replace(stage, macs=macs),
+                *self._norms(start, stop, "backward", halo=bool(index and any(messages.values()))),
+            ]
+        if network.flows[0]:
+            stages.append(self._idle("last map", "backward", self._gathered(0, (GATEWAY,))))
+        return stages
+
+    def kept(self) -> tuple[int, ...]:
+        """Bytes per process: a kept map is held as wide as the forward pass made it."""
+        layers, last = self.schedule.tiling.layers, self.schedule.forward.cuts[-1]
+
+        def values(tile: tuple[int, int]) -> int:
+            groups = zip(self.schedule.forward.groups, self.schedule.forward_groups[tile], strict=True)
+            held = {
+                number: region
+                for (start, stop), regions in groups
+                for number, region in regions.items()
+                if start <= number < stop or number == last
+            }
+            kept = self.schedule.kept[tile]
+            return sum(layers.maps[each].channels * region.area for each, region in held.items() if each in kept)
+
+        per_tile = {tile: values(tile) for tile in self.schedule.tiling.tiles}
+        return tuple(FLOAT * count for count in self._per_process(per_tile))
+
+    # Work of a tile, for one image
+
+    def _run(self, start: int, stop: int, regions: Regions) -> int:
+        layers = self.schedule.tiling.layers.layers
+        return sum(
+            regions[number + 1].area * layers[number].macs for number in range(start, stop) if number + 1 in regions
+        )
+
+    def _back(self, tile: tuple[int, int], group: BackwardGroup) -> int:
+        """Gradients of maps where they are needed, and of weights on the tile's own pixels."""
+        assert self.schedule.network is not None
+        network, macs = self.schedule.network, 0
+        for number in range(group.start, group.stop):
+            layer = self.schedule.tiling.layers.layers[number]
+            if not network.flows[number + 1] or not layer.macs:
+                continue
+            pixels = sum(group.gradients[read].area for read in layer.reads if network.flows[read])
+            macs += pixels * layer.macs // layer.strides
+            macs += self._core(number + 1, tile).area * layer.macs if network.reads[number] == "core" else 0
+        return macs
+
+    def _anew(self, start: int, stop: int, groups: Mapping[tuple[int, int], BackwardGroup]) -> Stage:
+        """A group's maps computed anew, from a halo of its first one."""
+        layers = self.schedule.tiling.layers
+        wanted = {tile: group.entries[start] for tile, group in groups.items() if start in group.entries}
+        made = {tile: layers.needed(start, stop, group.saved) for tile, group in groups.items()}
+        macs = self._per_process({tile: self._run(start, stop, regions) for tile, regions in made.items()})
+        return Stage("maps anew", "recompute", self._halos(start, wanted), macs)
+
+    def _norms(self, start: int, stop: int, part: Pass, *, halo: bool) -> list[Stage]:
+        """Sums over the whole map: means and squares forward, two sums backward, of every process to all.
+
+        Those of a norm at which a group begins travel beside its halo, and wait one message less.
+        """
+        network, layers = self.schedule.network, self.schedule.tiling.layers.layers
+        numbers = [each for each in range(start, stop) if layers[each].sums]
+        if part == "backward":
+            numbers = [each for each in reversed(numbers) if network is None or network.flows[each + 1]]
+        beside = (start if part == "forward" else stop - 1) if halo else None
+        told = all_told if self.processes <= DIRECT else all_gathered
+        rounds = 1 if self.processes <= DIRECT else self.processes - 1
+        return [
+            replace(
+                self._idle("norms", part, told(2 * layers[each].sums, self.processes)),
+                rounds=max(rounds - (each == beside), 0),
+            )
+            for each in numbers
+        ]
+
+    # Messages
+
+    def _scattered(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:
+        """Parts of a map from the gateway."""
+        found: Counter[tuple[int, int]] = Counter()
+        for cell, images in zip(self.cells, self._shares(), strict=True):
+            if cell.rank != GATEWAY:
+                found[GATEWAY, cell.rank] += self._values(number, wanted[cell.tile].area) * images
+        return found
+
+    def _given(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:
+        """Parts of a gradient from the gateway; nothing where everyone has all of it."""
+        return {} if self.rest == "replicated" else self._scattered(number, wanted)
+
+    def _gathered(self, number: int, targets: Iterable[int]) -> Messages:
+        """Cores of a map to the processes that want all of it."""
+        found: Counter[tuple[int, int]] = Counter()
+        for cell, images in zip(self.cells, self._shares(), strict=True):
+            for target in {*targets} - {cell.rank}:
+                found[cell.rank, target] += self._values(number, self._core(number, cell.tile).area) * images
+        return found
+
+    def _halos(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:
+        """Parts of a map from the processes to whose tiles they belong."""
+        tiling, found = self.schedule.tiling, Counter[tuple[int, int]]()
+        for cell, images in zip(self.cells, self._shares(), strict=True):
+            region = wanted.get(cell.tile)
+            if region is None:
+                continue
+            heights = _overlaps(tiling.rows[number], region.rows)
+            widths = _overlaps(tiling.columns[number], region.columns)
+            for row, height in heights.items():
+                for column, width in widths.items():
+                    owner = self._owners[cell.replica, (row, column)]
+                    if owner != cell.rank:
+                        found[owner, cell.rank] += self._values(number, height * width) * images
+        return found
+
+    # Helpers
+
+    def _idle(self, kind: Kind, part: Pass, messages: Messages) -> Stage:
+        return Stage(kind, part, messages, (0,) * self.processes)
+
+    def _shares(self) -> list[int]:
+        """Images of every cell."""
+        shares = balanced(self.images, 1 + max(cell.replica for cell in self.cells))
+        return [len(shares[cell.replica]) for cell in self.cells]
+
+    def _per_process(self, per_tile: Mapping[tuple[int, int], int]) -> tuple[int, ...]:
+        """Of all images of a process's tiles."""
+        found = [0] * self.processes
+        for cell, images in zip(self.cells, self._shares(), strict=True):
+            found[cell.rank] += images * per_tile[cell.tile]
+        return tuple(found)
+
+    def _core(self, number: int, tile: tuple[int, int]) -> Region:
+        return self.schedule.tiling.core(number, tile)
+
+    def _values(self, number: int, pixels: int) -> int:
+        return self.schedule.tiling.layers.maps[number].channels * pixels
+
+
+def _overlaps(parts: Sequence[Interval], wanted: Interval) -> dict[int, int]:
+    """How many wanted rows lie in each part, where any do."""
+    found = {index: len(part & wanted) for index, part in enumerate(parts)}
+    return {index: count for index, count in found.items() if count}
+
+
+def _of_weights(weights: int, processes: int, update: WeightUpdate) -> list[Stage]:
+    """Gradients added up by all; or by the gateway, which then sends out weights (Algorithm 1)."""
+    still, others = (0,) * processes, range(1, processes)
+    if processes == 1 or not weights:
+        return []
+    if update == "all-reduce":
+        return [Stage("weights", "backward", all_reduced(weights, processes), still, rounds=2 * (processes - 1))]
+    there = Stage("weights", "backward", {(rank, GATEWAY): weights for rank in others}, still)
+    return [there, replace(there, messages={(GATEWAY, rank): weights for rank in others})]
