@@ -156,7 +156,7 @@ def kernel_allowance(limit: MemoryLimit) -> Iterator[None]:
 
 
 def guard(network: nn.Module, limit: MemoryLimit, meter: PeakMeter) -> nn.Module:
-    """Keep the limit from refusing a peer what is only reserved: set it anew at every pass, with address space for new kernels.
+    """Keep the limit from refusing a peer what is only reserved: set it at every pass, with space for new kernels.
 
     From its first pass on a new shape to the next pass, what generates kernels gets address space for them.
     """

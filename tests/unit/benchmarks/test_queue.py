@@ -133,7 +133,7 @@ class TestDigest:
             "strategies/backprop": "from snugfit.local import loss\nfrom snugfit.report import x\n",
             "local/loss": '"""Loss."""\ndef f():\n    """Do."""\n    return 1  # one\n',
             **{f"data/{name}": "" for name in ("batches", "split", "transform")},
-            "api": "", "api/assembling": "", "api/weights": "", "api/keeping": "",
+            "api": "", "api/builder": "", "api/weights": "", "api/history": "",
         }  # fmt: skip
         for name, text in files.items():
             folder = tmp_path / "snugfit" / name
