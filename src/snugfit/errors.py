@@ -1,6 +1,6 @@
 """Every error that snugfit raises on purpose, and the exit code that the command line gives it.
 
-    SnugfitError                 1   something went wrong that is nobody's input
+    SnugfitError                 1   internal error
     |-- UsageError               2   the call itself is wrong
     |   `-- UnknownNameError         a name that is not on the list (says the nearest one)
     |-- InfeasibleBudgetError    3   no way of training fits the budget
@@ -34,11 +34,20 @@ from collections.abc import Iterable
 
 from snugfit.quantities import format_bytes
 
+LONGEST_MESSAGE = 2000
+"""Characters of a message; what it quotes of files may be of any length."""
+
 
 class SnugfitError(Exception):
     """Base of all errors raised on purpose; ``exit_code`` is what the command line exits with."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """The message, without its middle if it is longer than ``LONGEST_MESSAGE``."""
+        text = super().__str__()
+        half = LONGEST_MESSAGE // 2 - 3
+        return text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} ... {text[-half:]}"
 
 
 class UsageError(SnugfitError, ValueError):

@@ -155,3 +155,15 @@ def test_a_worker_that_is_done_ends_in_silence_whatever_signals_come(work: str, 
         timeout=100, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(said)
+
+
+def test_the_command_ends_with_its_code_whatever_signals_come_at_its_end() -> None:
+    script = """
+import atexit, os, signal, sys
+atexit.register(lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)])
+from snugfit.cli import app
+app.run = lambda tokens: 3
+app.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (3, "")

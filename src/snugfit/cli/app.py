@@ -22,7 +22,7 @@ from snugfit.cli.plan import plan
 from snugfit.cli.predict import predict
 from snugfit.cli.profile import profile
 from snugfit.cli.report import report
-from snugfit.cli.startup import ReaderGoneError, raise_at_signals
+from snugfit.cli.startup import ReaderGoneError, ignore_signals, raise_at_signals
 from snugfit.cli.train import train
 from snugfit.cli.verify import verify
 from snugfit.errors import SnugfitError, UsageError
@@ -116,6 +116,7 @@ def main() -> NoReturn:
         code = run(sys.argv[1:])
     except ReaderGoneError:
         code = BROKEN_PIPE
+    ignore_signals()
     with contextlib.suppress(ReaderGoneError, SnugfitError):
         sys.stdout.flush()  # of an error, as JSON
     sys.exit(code)

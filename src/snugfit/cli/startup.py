@@ -69,6 +69,15 @@ def drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def ignore_signals() -> None:
+    """Ignore signals once all is done: nothing is left to interrupt but the end of the interpreter.
+
+    A signal then would show a traceback from a module that is being torn down, or replace the exit code.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def raise_at_signals() -> None:
     """Raise KeyboardInterrupt at SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -14,7 +14,7 @@ from typing import Any
 from snugfit.cli.child_process import FORWARDED
 from snugfit.cli.failures import FailedError, explain
 from snugfit.cli.parent import die_with_parent
-from snugfit.cli.startup import prepare_streams
+from snugfit.cli.startup import ignore_signals, prepare_streams
 from snugfit.core.request import Request
 from snugfit.errors import InterruptedRunError
 from snugfit.report.console import ConsoleProgress
@@ -56,20 +56,14 @@ def _attempt(job: dict[str, Any], send: Send) -> FailedError | None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # modules that are being imported may swallow an exception
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         result = _work(job, send)
-        _ignore_signals()
+        ignore_signals()
         send(result=result)
     except (Exception, KeyboardInterrupt) as error:
-        _ignore_signals()
+        ignore_signals()
         if job["debug"]:
             traceback.print_exc()
         return explain(error)
     return None
-
-
-def _ignore_signals() -> None:
-    """From here on nothing is left to interrupt but the end of the interpreter, which would show a traceback."""
-    for number in FORWARDED:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _work(job: dict[str, Any], send: Send) -> Any:

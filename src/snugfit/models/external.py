@@ -72,6 +72,8 @@ def from_callable(module_name: str, function_name: str, classes: int) -> nn.Modu
     with _current_directory_importable():
         try:
             function = getattr(importlib.import_module(module_name), function_name)
+        except MemoryError:  # the budget's doing, not the module's
+            raise
         except Exception as error:
             raise ModelError(
                 f"cannot import {label}: {_reason(error)}. Write it as package.module:function."
@@ -112,6 +114,8 @@ def _declare_detection() -> torch.library.Library:
 def _call(label: str, function: Callable[[], Any]) -> nn.Module:
     try:
         model = function()
+    except MemoryError:
+        raise
     except Exception as error:
         raise ModelError(f"{label} failed: {_reason(error)}.") from error
     if not isinstance(model, nn.Module):

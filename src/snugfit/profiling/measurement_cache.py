@@ -38,6 +38,15 @@ class Measurement:
     left_bytes: int = 0
     complete: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse batch sizes that are none.
+
+        Raises:
+            ValueError: there is one.
+        """
+        if not all(batch.isdecimal() and len(batch) < 10 for batch in self.floors):
+            raise ValueError("a batch size is no number")
+
     def serves(self, available: float) -> bool:
         """Whether measuring with so many bytes free would find the same.
 

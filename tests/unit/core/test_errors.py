@@ -60,6 +60,12 @@ def test_a_name_like_no_other_gets_the_list_only():
     assert "Did you mean" not in text and "Known: resnet18, vgg16." in text
 
 
+def test_a_message_that_quotes_much_loses_its_middle():
+    said = str(errors.UsageError(f"'{'x' * 9000}' is no host. Correct it."))
+    assert len(said) < 2001 and said.startswith("'xxx") and said.endswith("is no host. Correct it.")
+    assert str(errors.UsageError("short.")) == "short."
+
+
 def test_an_infeasible_budget_says_what_is_lacking():
     error = InfeasibleBudgetError(
         "It does not fit.", closest="blockwise", lacking_bytes=5_000_000, smallest_bytes=45_000_000

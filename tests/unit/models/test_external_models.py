@@ -9,6 +9,7 @@ from torch import nn
 
 from snugfit.errors import ModelError, UnknownNameError
 from snugfit.models import build, external
+from snugfit.models.external import from_callable
 
 SOURCE = """
 from torch import nn
@@ -101,3 +102,12 @@ def test_a_package_whose_compiled_part_is_of_another_torch_is_imported_neverthel
     assert external._package("unmatched_nets", "unmatched").__name__ == "unmatched_nets"
     with pytest.raises(ModelError, match="broken cannot be imported: RuntimeError: of another kind"):
         external._package("broken_nets", "broken")
+
+
+@pytest.mark.parametrize("text", ["raise MemoryError", "def net():\n    raise MemoryError"])
+def test_memory_that_is_refused_is_no_defect_of_the_module(tmp_path, monkeypatch, text):
+    (tmp_path / "hungry_nets.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "hungry_nets", raising=False)
+    with pytest.raises(MemoryError):
+        from_callable("hungry_nets", "net", 3)

@@ -67,7 +67,10 @@ def test_to_renew_is_to_find_only_what_this_process_measured(tmp_path):
     assert Measurements(tmp_path).find("a conv", 1000.0).left_bytes == 8
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"line": {"name": "p"}}', '{"floors": 3, "line": 4}', "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"line": {"name": "p"}}', '{"floors": 3, "line": 4}', '{"floors": {"[]": 3}}', "\x00"],
+)
 def test_a_damaged_file_is_as_good_as_none(tmp_path, text):
     Measurements(tmp_path).keep("a conv", FOUND, 1000.0)
     (file,) = tmp_path.iterdir()
