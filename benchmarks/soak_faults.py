@@ -19,6 +19,8 @@ from pathlib import Path
 from benchmarks.common import Settings
 from benchmarks.soak_runs import Command, Place, batches_of, resume, start, weights_of
 
+INTERPRETER_SECONDS = 0.2
+"""Python itself starts for so long, before any code of ours can catch a signal."""
 INTERNAL, UNREADABLE, EXCEEDED, STORAGE, LOST, INTERRUPTED, INFEASIBLE = 1, 4, 5, 6, 8, 130, 3
 
 
@@ -132,6 +134,8 @@ def _signalled(trial: Trial, number: int, *, to_worker: bool, codes: set[int]) -
     if hit:
         whom = "the trainer" if to_worker else "the command"
         trial.did.append(f"{signal.Signals(number).name} to {whom} after {seconds:.1f} s")
+        if seconds < INTERPRETER_SECONDS:
+            codes = codes | {-number}
     trial.end(command, codes if hit else {0})
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from snugfit.cli.app import run
 from snugfit.core.command import flags_of
+from snugfit.core.known import check_names
 from snugfit.core.options import read
 from snugfit.core.request import Request
 from snugfit.errors import UsageError
@@ -123,7 +124,7 @@ def seen(monkeypatch, tmp_path, capfd):
 
 plain = st.one_of(
     st.integers(-3, 300),
-    st.integers(),
+    st.integers(-(2**63), 2**63 - 1),  # YAML's; more is refused in words of its own
     st.floats(-2, 2),
     st.sampled_from([math.inf, math.nan, 1e-9]),
     st.sampled_from([value for values in (*REFUSED.values(), *TAKEN.values()) for value in values]),
@@ -141,6 +142,10 @@ def test_values_mean_the_same_wherever_they_are_given(seen):
         text = f"{value:g}" if isinstance(value, float) else str(value)
         meant = read(hint, text)
         expected = in_python(name, meant)
+        try:  # names, which Python checks when it plans
+            check_names(expected) if isinstance(expected, Request) else None
+        except UsageError as error:
+            expected = error
         if isinstance(expected, UsageError):
             expected = (2, f"error: {expected}".splitlines()[0])
         flag = name.replace("_", "-")

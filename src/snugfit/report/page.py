@@ -40,11 +40,14 @@ def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
     record = require_page(run_dir)
     page = render(record, read_metrics(run_dir / "metrics.csv"), pictures)
     path, draft = run_dir / "report.html", run_dir / "report.html.tmp"
-    with listing(run_dir) as manifest:
-        draft.write_text(page, encoding="utf-8", errors="replace")
-        if manifest is not None:
-            manifest.announce({path: FileDigest.of(draft)})
-        draft.replace(path)
+    try:
+        with listing(run_dir) as manifest:
+            draft.write_text(page, encoding="utf-8", errors="replace")
+            if manifest is not None:
+                manifest.announce({path: FileDigest.of(draft)})
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
     return path
 
 

@@ -197,7 +197,7 @@ def test_nothing_is_imported_once_training_runs():
     """Modules that load during training would count against the memory budget."""
     here = Path(__file__).parent
     code = (
-        "import io, sys; sys.path.insert(0, sys.argv[1])\n"
+        "import io, sys; sys.path[:0] = sys.argv[1:]\n"
         "from test_report_console import run_events, ConsoleProgress, Console\n"
         "events = list(run_events())\n"
         "plain = dict(highlight=False, markup=False, emoji=False)\n"
@@ -207,4 +207,4 @@ def test_nothing_is_imported_once_training_runs():
         "progress.close()\n"
         "assert set(sys.modules) == before, set(sys.modules) - before\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(here)], check=True)
+    subprocess.run([sys.executable, "-c", code, str(here), str(Path(fake_runs.__file__).parent)], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -201,3 +202,17 @@ def test_drawing_leaves_matplotlib_and_torch_alone(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ})
     assert json.loads((tmp_path / "record.json").read_text())["schema"] == 1
+
+
+def test_a_page_that_the_disk_does_not_hold_leaves_no_draft(tmp_path, monkeypatch):
+    record = fake_runs.blockwise(Path("runs/0001"))
+    run = fake_runs.write_run(tmp_path, record, fake_runs.metrics(record))
+
+    def full(path, text, **options):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        write_report(run)
+    assert not list(run.glob("report.html*"))

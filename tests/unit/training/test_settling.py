@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from training_samples import PHASE, OneWeight, Source, make_run, make_workload
 
+from snugfit.core.manifest import Manifest
 from snugfit.core.workload import OptimizerSettings
 from snugfit.training.checkpoint import CheckpointStore
 from snugfit.training.judged_weights import images_for
@@ -125,6 +126,7 @@ def test_a_run_killed_while_statistics_are_taken_goes_on_to_the_same_ones(tmp_pa
         patched.setattr(NetworkTrainer, "settle", settle)
         with pytest.raises(KeyboardInterrupt):
             end(killed)
+    Manifest.of(killed)  # which a plan writes before a run
     again = end(killed, resume=True)
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
 
