@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -202,13 +202,11 @@ def small_memory(trial: Trial) -> None:
     started = command.after(seconds) and (trial.run / "plan.json").is_file()
     worker = command.worker() if started else None
     if worker is not None:
-        try:
+        with suppress(OSError, IndexError):  # it ended meanwhile, and nothing was done to it
             size = int(Path(f"/proc/{worker}/statm").read_text().split()[0]) * resource.getpagesize() + more
             resource.prlimit(worker, resource.RLIMIT_AS, (size, size))
             trial.did.append(f"{more / 1e6:.1f} MB more after {seconds:.1f} s, and no byte beyond")
             trial.refused = True
-        except (OSError, IndexError):
-            pass
     crashed = command.ends() == INTERNAL and "killed by SIGSEGV" in command.said
     trial.end(command, {INTERNAL} if crashed and trial.refused else {0, EXCEEDED})
     trial.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -80,11 +81,9 @@ def test_whenever_it_is_killed_every_file_is_sound_and_the_work_can_go_on(tmp_pa
         cache = tmp_path / f"cache{moment}" if moment % 2 else folder / "cache"
         with pytest.MonkeyPatch.context() as patch:
             made = kill_at(patch, moment)
-            try:
+            with suppress(KilledError):
                 work(folder, cache)
                 ended = True
-            except KilledError:
-                pass
         for _ in range(2):  # whoever takes it up
             manifest = Manifest.take_up(folder, cache)
             assert not list(manifest.flaws()), made[-3:]
