@@ -167,3 +167,37 @@ app.main()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (3, "")
+
+
+SWALLOWED = """
+import os, signal, sys, time
+from snugfit.cli import worker
+reading, writing = os.pipe()
+sys.argv = ["worker", str(writing), str(os.getppid())]
+worker.die_with_parent = lambda: None
+
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(100))
+
+def work(job, send):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    Dying()
+    time.sleep({seconds})
+    return 7
+
+worker._work = work
+print(worker.main(), os.read(reading, 1000).decode())
+"""
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(60, "130 {"), (0, '0 {"result": 7}')])
+def test_an_interrupt_in_a_finalizer_interrupts_without_a_traceback(seconds: int, said: str) -> None:
+    """Unless the work was done."""
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWED.format(seconds=seconds)], input='{"debug": false}', capture_output=True,
+        text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(said)

@@ -74,8 +74,22 @@ def ignore_signals() -> None:
 
     A signal then would show a traceback from a module that is being torn down, or replace the exit code.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
+
+
+def redeliver_swallowed_interrupts() -> None:
+    """Deliver an interrupt in a finalizer again, 10 ms later: Python would print a traceback and forget it."""
+    usual = sys.unraisablehook
+
+    def again(swallowed: Any) -> None:
+        if swallowed.exc_type is KeyboardInterrupt:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            usual(swallowed)
+
+    sys.unraisablehook = again
 
 
 def raise_at_signals() -> None:

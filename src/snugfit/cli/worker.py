@@ -14,7 +14,7 @@ from typing import Any
 from snugfit.cli.child_process import FORWARDED
 from snugfit.cli.failures import FailedError, explain
 from snugfit.cli.parent import die_with_parent
-from snugfit.cli.startup import ignore_signals, prepare_streams
+from snugfit.cli.startup import ignore_signals, prepare_streams, redeliver_swallowed_interrupts
 from snugfit.core.request import Request
 from snugfit.errors import InterruptedRunError
 from snugfit.report.console import ConsoleProgress
@@ -53,6 +53,7 @@ def main() -> int:
 
 def _attempt(job: dict[str, Any], send: Send) -> FailedError | None:
     try:
+        redeliver_swallowed_interrupts()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # modules that are being imported may swallow an exception
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         result = _work(job, send)
