@@ -88,7 +88,7 @@ def _throughputs(folders: dict[str, Path], rounds: int, options: Options) -> Cel
     if options.threads:
         torch.set_num_threads(options.threads)
     networks = {strategy: snugfit.load(folder) for strategy, folder in folders.items()}
-    architecture = snugfit.api.Architecture.read(folders["backprop"])
+    architecture = snugfit._api.Architecture.read(folders["backprop"])
     shape = architecture.input_shape
     return {"images_per_second": {str(size): throughput(networks, shape, size, rounds) for size in BATCHES}}
 

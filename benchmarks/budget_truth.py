@@ -47,7 +47,7 @@ SLACK_BYTES = 500_000
 """How far memory at rest differs between the process that trains and the one that tells the baseline."""
 LESS_BYTES = 3_000_000
 """By how much less than the smallest budget that is named must not do."""
-BASELINE = "import sys; import snugfit.cli.worker, snugfit.api as api; from snugfit.memory import read_status; " \
+BASELINE = "import sys; import snugfit._cli.worker, snugfit._api as api; from snugfit.memory import read_status; " \
     "api.prepare_process(int(sys.argv[1])); print(read_status().anon)"  # fmt: skip
 
 app = program("budget_truth")
@@ -183,7 +183,7 @@ class _Observer(threading.Thread):
 
 def _below(parent: psutil.Process) -> list[int]:
     try:
-        return [child.pid for child in parent.children() if "snugfit.cli.worker" in child.cmdline()]
+        return [child.pid for child in parent.children() if "snugfit._cli.worker" in child.cmdline()]
     except psutil.Error:
         return []
 

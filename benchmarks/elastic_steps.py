@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Settings
-from snugfit import models
-from snugfit.api.builder import assemble
-from snugfit.api.process import baseline, choose_device
-from snugfit.chain import Chain, UnitStore, load_into
-from snugfit.core.request import DataOptions, ModelOptions, Request, TrainingOptions
-from snugfit.core.tensors import TensorProfile
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit import _models as models
+from snugfit._api.builder import assemble
+from snugfit._api.process import baseline, choose_device
+from snugfit._chain import Chain, UnitStore, load_into
+from snugfit._core.request import DataOptions, ModelOptions, Request, TrainingOptions
+from snugfit._core.tensors import TensorProfile
+from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.lean import use_lean, use_stock
 from snugfit.memory import MemoryLimit
 from snugfit.memory.scratch import ScratchFile

@@ -29,7 +29,7 @@ _EPOCHS_BEYOND = 3
 _START_SECONDS = 180.0
 _END_SECONDS = 90.0
 _POLL_SECONDS = 0.1
-_WORKER = "snugfit.cli.worker"
+_WORKER = "snugfit._cli.worker"
 TRAIN = (
     "train", "--model", "smallconv", "--data", "digits", "--image-size", "16", "--max-train", "96", "--max-val", "40",
     "--batch-size", "32", "--strategy", "tiled", "--threads", "1", "--out", "run", "--quiet",

@@ -13,17 +13,17 @@ import torch
 import snugfit
 from benchmarks.common import DEFAULTS, Cell, Options, Settings, program
 from benchmarks.store import ResultFile, finish, markdown, mb, number
-from snugfit import models
-from snugfit.api.process import baseline, choose_device
-from snugfit.chain import Chain
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit import _models as models
+from snugfit._api.process import baseline, choose_device
+from snugfit._chain import Chain
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._training.loop import Trainable
+from snugfit._training.network import NetworkTrainer
 from snugfit.local.assignment import Layout
 from snugfit.memory import make_meter, release_memory
 from snugfit.strategies.blockwise.units import initialise_loss, own_loss
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import random_batch
-from snugfit.training.loop import Trainable
-from snugfit.training.network import NetworkTrainer
 
 BACKPROP = "backprop"
 METHODS = (BACKPROP, "linear", "lls", "lls-m", "lls-mxm")

@@ -65,9 +65,9 @@ GROUPS = {
     ),
     "partition": Group(("local/partition.py",), ("local/test_partition.py",)),
     "memory": Group(("memory/line_fit.py",), ("memory/test_line_fit.py",)),
-    "store": Group(("chain/store.py",), ("chain/test_unit_store.py",)),
+    "store": Group(("_chain/store.py",), ("chain/test_unit_store.py",)),
     "rows": Group(
-        ("training/row_format.py", "training/tensorfile.py"),
+        ("_training/row_format.py", "_training/tensorfile.py"),
         ("training/test_rows.py", "training/test_tensorfile.py", "training/test_cache.py",
          "training/test_checkpoint.py"),
     ),

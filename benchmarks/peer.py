@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import INFEASIBLE, program
-from snugfit import data as datasets
-from snugfit import models
-from snugfit.api.process import choose_device
-from snugfit.data import Batches, Splits, Transform
+from snugfit import _data as datasets
+from snugfit import _models as models
+from snugfit._api.process import choose_device
+from snugfit._data import Batches, Splits, Transform
+from snugfit._quantities import format_bytes, parse_bytes
 from snugfit.memory import (
     MemoryLimit,
     PeakMeter,
@@ -29,7 +30,6 @@ from snugfit.memory import (
     prepare_process,
     release_memory,
 )
-from snugfit.quantities import format_bytes, parse_bytes
 
 app = program("peer")
 

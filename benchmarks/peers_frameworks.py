@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.peers_race import Race, guard, largest, try_steps
-from snugfit.data import Batches
+from snugfit._data import Batches
 from snugfit.memory import make_meter, prepare_process, release_memory
 
 MEMORY_BUDGETS = (1.0, 0.5, 0.2)

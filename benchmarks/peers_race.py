@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.peer import accuracy
-from snugfit import models
-from snugfit.data import Batches, Splits, Transform
+from snugfit import _models as models
+from snugfit._data import Batches, Splits, Transform
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.memory.kernels import KERNEL_BYTES, KernelAllowance
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import program
-from snugfit.api.builder import assemble, make_strategies
-from snugfit.api.process import choose_device, describe_hardware
-from snugfit.core.request import BudgetOptions, DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
+from snugfit._api.builder import assemble, make_strategies
+from snugfit._api.process import choose_device, describe_hardware
+from snugfit._core.request import BudgetOptions, DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
+from snugfit._quantities import parse_bytes
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, make_meter, prepare_process
 from snugfit.profiling import LOOKING_BYTES, Probe, smallest_floor
-from snugfit.quantities import parse_bytes
 
 NEEDS_ALL = {"blockwise": ("",), "elastic": ("elastic:head", "elastic:importance")}
 """Strategies that need every part, and how the names of those parts begin; of any other strategy one way will do."""

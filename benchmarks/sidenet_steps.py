@@ -10,9 +10,9 @@ import torch
 from torch import fx, nn
 
 from benchmarks.common import Cell
-from snugfit import models
-from snugfit.chain import Chain
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit import _models as models
+from snugfit._chain import Chain
+from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.lean import overwrite_maps, use_lean
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, true_activation_memory

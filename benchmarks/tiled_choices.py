@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.netns import _bits
 from benchmarks.tiled_rank import network
-from snugfit.core.cluster import Link, Rank, made_up
+from snugfit._core.cluster import Link, Rank, made_up
 from snugfit.tiling.candidates import meeting_points, thinned, ways_on_one_device
 from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.distributed import schedule_of

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
-from snugfit import models
-from snugfit.chain import Chain
+from snugfit import _models as models
+from snugfit._chain import Chain
 from snugfit.memory.mapped import MappedScratch
 from snugfit.memory.status import read_status, reset_high_water
 from snugfit.memory.tensors import tensor_peak_bytes

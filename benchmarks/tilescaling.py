@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.common import DEFAULTS, Cell, Options, program
 from benchmarks.store import ResultFile, finish, markdown
 from benchmarks.yolo_tiles import layers, schedule
-from snugfit.core.cluster import Cluster, Link, Rank, made_up
-from snugfit.core.request import WeightUpdate
+from snugfit._core.cluster import Cluster, Link, Rank, made_up
+from snugfit._core.request import WeightUpdate
 from snugfit.tiling.candidates import squarest
 from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.grouping import CostModel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snugfit.models.yolo import LAYERS
+from snugfit._models.yolo import LAYERS
 from snugfit.tiling.geometry import Window
 from snugfit.tiling.layers import Layer, Layers, MapSize
 from snugfit.tiling.plan import tiling_of

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import ROOT
-from snugfit.core.manifest import Manifest
-from snugfit.training.cache import CacheWriter
-from snugfit.training.tensorfile import write_tensors
+from snugfit._core.manifest import Manifest
+from snugfit._training.cache import CacheWriter
+from snugfit._training.tensorfile import write_tensors
 
 _TRAIN = (
     "train --model benchmarks.fuzz.tiny:net --data digits --image-size 8 --max-train 32 --max-val 16 --epochs 1 "

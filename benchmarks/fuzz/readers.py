@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fuzz import run_readers
-from snugfit.data import Decoder, Splits, load, load_boxed, super_classes, upright_size
-from snugfit.data.decode import check_headers
+from snugfit._data import Decoder, Splits, load, load_boxed, super_classes, upright_size
+from snugfit._data.decode import check_headers
 from snugfit.errors import DataError
 
 _SIZE = 8

@@ -11,27 +11,27 @@ import numpy as np
 import torch
 
 import snugfit
-from snugfit.api.history import _runs_file, past_runs
-from snugfit.api.loading import Architecture, read_data
-from snugfit.chain.store import UnitStore
-from snugfit.cli.config import read_config
-from snugfit.cli.hosts import read_hosts
-from snugfit.core.cluster import read_cluster
-from snugfit.core.digests import Digester
-from snugfit.core.documents import read_data as read_file
-from snugfit.core.hardware import Hardware
-from snugfit.core.manifest import MANIFEST_FILE, Manifest, _Content, _digest
-from snugfit.core.plan import Plan
-from snugfit.core.profile import Profile
-from snugfit.core.request import MachineOptions, Request
-from snugfit.core.serial import to_data
+from snugfit._api.history import _runs_file, past_runs
+from snugfit._api.loading import Architecture, read_data
+from snugfit._chain.store import UnitStore
+from snugfit._cli.config import read_config
+from snugfit._cli.hosts import read_hosts
+from snugfit._core.cluster import read_cluster
+from snugfit._core.digests import Digester
+from snugfit._core.documents import read_data as read_file
+from snugfit._core.hardware import Hardware
+from snugfit._core.manifest import MANIFEST_FILE, Manifest, _Content, _digest
+from snugfit._core.plan import Plan
+from snugfit._core.profile import Profile
+from snugfit._core.request import MachineOptions, Request
+from snugfit._core.serial import to_data
+from snugfit._report.metrics import read_metrics
+from snugfit._report.page import read_record, render
+from snugfit._training.cache import ActivationCache
+from snugfit._training.checkpoint import CheckpointStore
+from snugfit._training.tensorfile import read_tensors
 from snugfit.errors import SnugfitError
 from snugfit.profiling.measurement_cache import Measurement
-from snugfit.report.metrics import read_metrics
-from snugfit.report.page import read_record, render
-from snugfit.training.cache import ActivationCache
-from snugfit.training.checkpoint import CheckpointStore
-from snugfit.training.tensorfile import read_tensors
 
 _UNITS = 3
 

@@ -17,11 +17,11 @@ from benchmarks.common import ROOT
 
 SOURCE = ROOT / "src"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-SHARED = ("snugfit.models", "snugfit.data.batches", "snugfit.data.split", "snugfit.data.transform")
-NEUTRAL = ("snugfit.api", "snugfit.cli", "snugfit.detection", "snugfit.errors", "snugfit.memory", "snugfit.planner",
-           "snugfit.profiling", "snugfit.quantities", "snugfit.report", "snugfit.training.launch")  # fmt: skip
+SHARED = ("snugfit._models", "snugfit._data.batches", "snugfit._data.split", "snugfit._data.transform")
+NEUTRAL = ("snugfit._api", "snugfit._cli", "snugfit.detection", "snugfit.errors", "snugfit.memory", "snugfit._planner",
+           "snugfit.profiling", "snugfit._quantities", "snugfit._report", "snugfit._training.launch")  # fmt: skip
 
-FIRST = ("snugfit.api.builder", "snugfit.api.weights")
+FIRST = ("snugfit._api.builder", "snugfit._api.weights")
 """Without what they import: they belong to a neutral package, but make the weights that training begins with."""
 
 

@@ -24,7 +24,7 @@ TYPE_CHECKING = False  # as in typing, which takes long to import: a Ctrl-C in t
 if TYPE_CHECKING:
     from typing import Any
 
-    from snugfit.api import (
+    from snugfit._api import (
         Architecture,
         Budget,
         Candidate,
@@ -32,13 +32,16 @@ if TYPE_CHECKING:
         Record,
         Request,
         RunnablePlan,
+        Splits,
         StopFlag,
         TrainedRecord,
         Verification,
         draw_report,
         evaluate,
         export,
+        from_dataset,
         load,
+        load_boxed,
         plan,
         plan_request,
         predict,
@@ -57,13 +60,16 @@ __all__ = [
     "Record",
     "Request",
     "RunnablePlan",
+    "Splits",
     "StopFlag",
     "TrainedRecord",
     "Verification",
     "draw_report",
     "evaluate",
     "export",
+    "from_dataset",
     "load",
+    "load_boxed",
     "plan",
     "plan_request",
     "predict",
@@ -79,5 +85,5 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in __all__:
-        return getattr(import_module("snugfit.api"), name)
+        return getattr(import_module("snugfit._api"), name)
     raise AttributeError(f"module 'snugfit' has no attribute '{name}'")

@@ -1,5 +1,5 @@
 """``python -m snugfit``."""
 
-from snugfit.cli import main
+from snugfit._cli import main
 
 main()

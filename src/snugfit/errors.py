@@ -32,7 +32,7 @@ import errno
 import math
 from collections.abc import Iterable
 
-from snugfit.quantities import format_bytes
+from snugfit._quantities import format_bytes
 
 LONGEST_MESSAGE = 2000
 """Characters of a message; what it quotes of files may be of any length."""

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from snugfit.cli import app, child_process
-from snugfit.core import known
+from snugfit._cli import app, child_process
+from snugfit._core import known
 
 FAKES = Path(__file__).parent / "fakes"
 LAUNCH = (
-    "import snugfit.cli.child_process as job, snugfit.core.known as known; job.WORKER_MODULE = 'fake_worker'; "
-    "known.check_names = lambda request: None; from snugfit.cli import main; main()"
+    "import snugfit._cli.child_process as job, snugfit._core.known as known; job.WORKER_MODULE = 'fake_worker'; "
+    "known.check_names = lambda request: None; from snugfit._cli import main; main()"
 )
 
 

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from snugfit.cli import plan_cache
-from snugfit.cli.plan_cache import Answer
-from snugfit.core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request
+from snugfit._cli import plan_cache
+from snugfit._cli.plan_cache import Answer
+from snugfit._core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request
 
 ASKED = ("plan", "--memory", "1MB", "--model", "m")
 

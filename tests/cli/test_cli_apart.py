@@ -5,15 +5,15 @@ from importlib import import_module
 
 import pytest
 
-from snugfit.cli.failures import FailedError
-from snugfit.cli.fresh_processes import settled
-from snugfit.cli.options import SHOW_ALL
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost
-from snugfit.core.hardware import Hardware
-from snugfit.core.plan import Candidate, Plan
-from snugfit.core.request import BudgetOptions, MachineOptions, ModelOptions, Request, StrategyOptions
-from snugfit.core.workload import Workload
+from snugfit._cli.failures import FailedError
+from snugfit._cli.fresh_processes import settled
+from snugfit._cli.options import SHOW_ALL
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost
+from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.request import BudgetOptions, MachineOptions, ModelOptions, Request, StrategyOptions
+from snugfit._core.workload import Workload
 
 REQUEST = Request(
     model=ModelOptions("m"), budget=BudgetOptions("50MB"), machine=MachineOptions(profile_cache="off"),
@@ -182,7 +182,7 @@ def test_asked_again_the_same_budget_is_named(tmp_path):
 
 def test_a_way_that_fits_when_planned_and_not_when_trained_is_refused(monkeypatch):
     """A process that planned it had a little more memory than the one that would train it."""
-    command, refused = import_module("snugfit.cli.train"), refusal([alone("backprop")], backprop=60 * MB)
+    command, refused = import_module("snugfit._cli.train"), refusal([alone("backprop")], backprop=60 * MB)
     monkeypatch.setattr(command, "run_job", lambda job: refused)
     monkeypatch.setattr(command, "planned", lambda request, output: fitting("backprop"))
     with pytest.raises(FailedError, match="as guessed") as raised:

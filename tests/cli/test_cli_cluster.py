@@ -12,8 +12,8 @@ import time
 import psutil
 import pytest
 
-from snugfit.cli import app, hosts, launch_commands, launcher
-from snugfit.core.cluster import Cluster
+from snugfit._cli import app, hosts, launch_commands, launcher
+from snugfit._core.cluster import Cluster
 
 HOSTS = """
 hosts:
@@ -47,7 +47,7 @@ def test_processes_of_this_machine_listen_on_loopback(snug):
     )
     words = shlex.split(out)
     assert code == 0 and words[:2] == [f"GLOO_SOCKET_IFNAME={launch_commands.LOOPBACK}", "SNUGFIT_TIMEOUT=4s"]
-    assert words[2:6] == ["SNUGFIT_JOIN_TIMEOUT=60s", sys.executable, "-m", "snugfit.cli.agent"]
+    assert words[2:6] == ["SNUGFIT_JOIN_TIMEOUT=60s", sys.executable, "-m", "snugfit._cli.agent"]
     assert words[words.index("--nproc-per-node") + 1] == "3" and words[words.index("--serve") + 1] == "127.0.0.1:0"
     assert words[words.index("--max-restarts") + 1] == "3"
     assert words[words.index("--module") + 1 :] == ["snugfit", "train", "--json", "--epochs", "2"]
@@ -231,7 +231,7 @@ def test_both_processes_run_and_what_cannot_get_better_is_not_tried_again(tmp_pa
 
 
 def test_an_agent_that_is_interrupted_while_it_begins_says_so_in_a_line(tmp_path):
-    command = [sys.executable, "-m", "snugfit.cli.agent", "--nproc-per-node", "1", "--module", "snugfit", "--version"]
+    command = [sys.executable, "-m", "snugfit._cli.agent", "--nproc-per-node", "1", "--module", "snugfit", "--version"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, text=True, cwd=tmp_path, **pipes)
     asleep, began = 0, psutil.Process(process.pid)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from snugfit.core.plan import Plan
-from snugfit.core.request import Request
+from snugfit._core.plan import Plan
+from snugfit._core.request import Request
 
 
 @pytest.fixture(autouse=True)
 def drawings(monkeypatch):
     """Note what the report package is asked to draw."""
     drawn: list[str] = []
-    page, table = types.ModuleType("snugfit.report.page"), types.ModuleType("snugfit.report.table")
+    page, table = types.ModuleType("snugfit._report.page"), types.ModuleType("snugfit._report.table")
 
     def write_report(run_dir: Path) -> Path:
         drawn.append(f"page {run_dir}")
@@ -31,8 +31,8 @@ def drawings(monkeypatch):
         print(plan, file=sys.stderr)
 
     page.write_report, table.print_plan = write_report, print_plan  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "snugfit.report.page", page)
-    monkeypatch.setitem(sys.modules, "snugfit.report.table", table)
+    monkeypatch.setitem(sys.modules, "snugfit._report.page", page)
+    monkeypatch.setitem(sys.modules, "snugfit._report.table", table)
     return drawn
 
 
@@ -63,7 +63,7 @@ def test_a_page_that_cannot_be_drawn_does_not_spoil_the_run(snugfit, monkeypatch
     def fail(run_dir: Path) -> Path:
         raise ValueError("no ink")
 
-    monkeypatch.setattr(sys.modules["snugfit.report.page"], "write_report", fail)
+    monkeypatch.setattr(sys.modules["snugfit._report.page"], "write_report", fail)
     outcome = snugfit("train", "--out", "here", "--json")
     assert outcome.code == 0 and outcome.json["run_dir"] == "here"
     assert "no ink" in outcome.err and "snugfit report here" in outcome.err
@@ -235,8 +235,8 @@ def test_a_reader_that_leaves_early_is_no_error(start):
 
 def test_help_and_usage_errors_import_no_torch():
     code = (
-        "import sys\nfrom snugfit.cli.app import run\nrun(sys.argv[1:])\n"
-        "import snugfit.report.page\nsys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+        "import sys\nfrom snugfit._cli.app import run\nrun(sys.argv[1:])\n"
+        "import snugfit._report.page\nsys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     for tokens in (["--help"], ["train", "--help"], ["train", "--lr", "x"], ["report", "nowhere"]):
         assert subprocess.run([sys.executable, "-c", code, *tokens], capture_output=True, check=False).returncode == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from snugfit.cli.app import build
-from snugfit.core.request import MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit._cli.app import build
+from snugfit._core.request import MachineOptions, ModelOptions, Request, TrainingOptions
 from snugfit.errors import UnknownNameError, UsageError
 
 

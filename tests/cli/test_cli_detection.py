@@ -14,8 +14,8 @@ import tiny_boxes
 import torch
 
 import snugfit
-from snugfit.cli.evaluate import summary
-from snugfit.core.manifest import Manifest
+from snugfit._cli.evaluate import summary
+from snugfit._core.manifest import Manifest
 from snugfit.detection import detections
 
 MODEL = ["--task", "detect", "--model", "yolov2_16", "--image-size", "64", "--threads", "1"]
@@ -138,7 +138,7 @@ def test_a_resumed_run_ends_like_one_that_was_left_alone(place, tmp_path):
     snug("train", "--resume", str(whole), cwd=tmp_path)
     stopper = (
         "import sys, snugfit\nfrom snugfit.errors import InterruptedRunError\n"
-        "from snugfit.training.events import EpochDone\n"
+        "from snugfit._training.events import EpochDone\n"
         "def stop(event):\n    if isinstance(event, EpochDone):\n        stop.epochs += 1\n"
         "        if stop.epochs == 2:\n            raise InterruptedRunError('stopped')\n"
         "stop.epochs = 0\nsnugfit.prepare_process(1)\n"

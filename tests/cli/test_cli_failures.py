@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from snugfit import errors
-from snugfit.cli.child_process import death_error
-from snugfit.cli.failures import FailedError, explain
+from snugfit._cli.child_process import death_error
+from snugfit._cli.failures import FailedError, explain
 
 NAMED = [
     (errors.SnugfitError, 1),
@@ -122,7 +122,7 @@ def test_a_killed_child_ran_out_of_memory_where_the_kernel_says_so(of_memory, co
 
 def test_the_counts_of_kills_before_and_after_are_compared(snugfit, monkeypatch):
     counts = iter([3, 4])
-    monkeypatch.setattr("snugfit.cli.child_process.memory_kills", lambda: next(counts))
+    monkeypatch.setattr("snugfit._cli.child_process.memory_kills", lambda: next(counts))
     assert snugfit("train", "--model", "sigkill", "--out", "here", "--quiet").code == 5
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import fake_runs
 import pytest
 
-from snugfit.core.record import Record
+from snugfit._core.record import Record
 
 SAID = (
     "error: interrupted; the run in {0} is finished, and only its report is missing.\n`snugfit report {0}` draws it.\n"
@@ -27,7 +27,7 @@ def test_an_interruption_while_the_page_is_drawn(snugfit, monkeypatch):
     def interrupt(run_dir: Path) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("snugfit.report.page.write_report", interrupt)
+    monkeypatch.setattr("snugfit._report.page.write_report", interrupt)
     outcome = snugfit("train", "--out", "here", "--quiet")
     assert (outcome.code, outcome.out, outcome.err) == (130, "", SAID.format("here"))
 
@@ -40,7 +40,7 @@ def test_an_interruption_between_the_record_and_the_page(snugfit):
 
 
 def test_resuming_it_draws_the_page_and_trains_nothing(snugfit, finished, monkeypatch):
-    monkeypatch.setattr("snugfit.cli.train.run_job", lambda job: pytest.fail("trained again"))
+    monkeypatch.setattr("snugfit._cli.train.run_job", lambda job: pytest.fail("trained again"))
     outcome = snugfit("train", "--resume", "a")
     assert (outcome.code, outcome.out) == (0, "a\n") and "only its report was missing" in outcome.err
     assert (finished / "report.html").is_file()

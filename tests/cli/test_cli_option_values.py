@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugfit.cli.app import run
-from snugfit.core.command import flags_of
-from snugfit.core.known import check_names
-from snugfit.core.options import read
-from snugfit.core.request import Request
+from snugfit._cli.app import run
+from snugfit._core.command import flags_of
+from snugfit._core.known import check_names
+from snugfit._core.options import read
+from snugfit._core.request import Request
 from snugfit.errors import UsageError
 
 GROUPS = typing.get_type_hints(Request)
@@ -107,7 +107,9 @@ def test_right_values_are_kept(name, value):
 def seen(monkeypatch, tmp_path, capfd):
     """Give options on the command line or in YAML: the request that comes of them, or exit code and message."""
     caught = []
-    monkeypatch.setattr("snugfit.cli.train.run_job", lambda job: caught.append(Request.from_json(job["request"])) or {})
+    monkeypatch.setattr(
+        "snugfit._cli.train.run_job", lambda job: caught.append(Request.from_json(job["request"])) or {}
+    )
     monkeypatch.chdir(tmp_path)
 
     def of(*tokens: str, yaml: str | None = None) -> Request | tuple[int, str]:

@@ -8,8 +8,8 @@ import typing
 import docstring_parser
 import pytest
 
-from snugfit.cli.app import build
-from snugfit.core.request import Request
+from snugfit._cli.app import build
+from snugfit._core.request import Request
 
 GROUPS = typing.get_type_hints(Request)
 OPTIONS = [(name, field) for name, kind in GROUPS.items() for field in dataclasses.fields(kind)]

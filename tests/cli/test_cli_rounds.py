@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from snugfit.cli.launcher import Terms, run_all
-from snugfit.cli.member import AGENT, Member, Start
+from snugfit._cli.launcher import Terms, run_all
+from snugfit._cli.member import AGENT, Member, Start
 from snugfit.errors import UsageError
 
 FAKE = str(Path(__file__).parent / "fakes" / "agent.py")
@@ -161,10 +161,10 @@ def test_nothing_is_left_running():
 
 
 def test_a_silent_agent_is_ended_before_the_next_is_started():
-    remote = Start("x", ("ssh", "x", "exec env A=1 python -m snugfit.cli.agent"), remote=True)
+    remote = Start("x", ("ssh", "x", "exec env A=1 python -m snugfit._cli.agent"), remote=True)
     assert remote.after(None) == remote.command
     *before, last = remote.after(4711)
-    assert before == ["ssh", "x"] and last.endswith("; exec env A=1 python -m snugfit.cli.agent")
+    assert before == ["ssh", "x"] and last.endswith("; exec env A=1 python -m snugfit._cli.agent")
     assert last.startswith(f"ps -o args= -p 4711 | grep -q {AGENT} && kill -9 4711")
     assert host("a").after(4711) == host("a").command
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from snugfit.cli.app import BROKEN_PIPE
+from snugfit._cli.app import BROKEN_PIPE
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ class Slow:
             print("loading", file=sys.stderr, flush=True)
             time.sleep(60)
 sys.meta_path.insert(0, Slow())
-from snugfit.cli import main
+from snugfit._cli import main
 main()
 """
 
@@ -89,10 +89,10 @@ main()
 @pytest.mark.parametrize(
     ("module", "as_json", "number"),
     [
-        ("snugfit.cli.app", True, signal.SIGINT),
+        ("snugfit._cli.app", True, signal.SIGINT),
         ("cyclopts", False, signal.SIGTERM),
-        ("snugfit.cli.startup", False, signal.SIGINT),
-        ("snugfit.cli.startup", True, signal.SIGTERM),
+        ("snugfit._cli.startup", False, signal.SIGINT),
+        ("snugfit._cli.startup", True, signal.SIGTERM),
     ],
 )
 def test_a_signal_while_the_command_loads(module, as_json, number, fakes, tmp_path):
@@ -127,7 +127,7 @@ def test_a_signal_while_the_worker_loads_what_swallows_exceptions(number, start,
 
 def test_streams_are_three_descriptors_whatever_was_closed(shell, tmp_path: Path):
     """No file that is opened later may take the number of a stream that is missing."""
-    line = "import os, sys; from snugfit.cli.startup import prepare_streams; prepare_streams(); "
+    line = "import os, sys; from snugfit._cli.startup import prepare_streams; prepare_streams(); "
     line += "f = open('later', 'w'); os.write(1, b'x'); print(f.fileno() > 2, file=f)"
     found = shell(f"{shlex.quote(sys.executable)} -c {shlex.quote(line)} <&- >&- 2>&-")
     assert found.returncode == 0 and (tmp_path / "later").read_text() == "True\n"
@@ -135,7 +135,7 @@ def test_streams_are_three_descriptors_whatever_was_closed(shell, tmp_path: Path
 
 ENDING = """
 import os, signal, sys
-from snugfit.cli import worker
+from snugfit._cli import worker
 reading, writing = os.pipe()
 sys.argv = ["worker", str(writing), str(os.getppid())]
 worker.die_with_parent = lambda: None
@@ -161,7 +161,7 @@ def test_the_command_ends_with_its_code_whatever_signals_come_at_its_end() -> No
     script = """
 import atexit, os, signal, sys
 atexit.register(lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)])
-from snugfit.cli import app
+from snugfit._cli import app
 app.run = lambda tokens: 3
 app.main()
 """
@@ -171,7 +171,7 @@ app.main()
 
 SWALLOWED = """
 import os, signal, sys, time
-from snugfit.cli import worker
+from snugfit._cli import worker
 reading, writing = os.pipe()
 sys.argv = ["worker", str(writing), str(os.getppid())]
 worker.die_with_parent = lambda: None

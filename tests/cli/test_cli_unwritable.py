@@ -12,8 +12,8 @@ from pathlib import Path
 import fake_runs
 import pytest
 
-from snugfit.api import run_page
-from snugfit.cli.examine import MARK
+from snugfit._api import run_page
+from snugfit._cli.examine import MARK
 from snugfit.errors import UsageError
 
 DROP, OVERRIDE = 24, 1
@@ -76,7 +76,7 @@ def test_places_of_pictures_are_looked_at_before_they_are_made(run, monkeypatch)
 
 @pytest.mark.parametrize("out", ["/proc/x", "dangling/x", "file/x", "missing/x.json", "a", "."])
 def test_doctor_looks_at_its_place_before_it_measures(out, run, snugfit, monkeypatch):
-    monkeypatch.setattr("snugfit.cli.doctor.run_all", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr("snugfit._cli.doctor.run_all", lambda *_: pytest.fail("work began"))
     Path("file").touch()
     Path("dangling").symlink_to("missing/place")
     before = sorted(run.parent.rglob("*"))
@@ -103,7 +103,7 @@ def test_what_doctor_found_is_shown_where_its_place_is_full(run, snugfit, monkey
         on_line(MARK + json.dumps(told))
         return 0
 
-    monkeypatch.setattr("snugfit.cli.doctor.run_all", measured)
+    monkeypatch.setattr("snugfit._cli.doctor.run_all", measured)
     outcome = snugfit("cluster", "doctor", "--processes", "1", "--out", "/dev/full")
     assert outcome.code == 6 and "Processes" in outcome.err
     assert outcome.err.endswith("error: no space left to write /dev/full; free some. Choose another --out.\n")

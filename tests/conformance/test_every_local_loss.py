@@ -18,7 +18,7 @@ from pathlib import Path
 import snugfit
 from safetensors.torch import load_file
 from snugfit.errors import InterruptedRunError
-from snugfit.training.events import StepDone
+from snugfit._training.events import StepDone
 snugfit.prepare_process(1)
 losses, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
 

@@ -8,8 +8,8 @@ from tiled_nets import LAYERS, assert_same, gradients, images, network, untiled,
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit import models
-from snugfit.chain import Chain
+from snugfit import _models as models
+from snugfit._chain import Chain
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Tiling

@@ -8,8 +8,9 @@ import torch.distributed as dist
 from tiled_nets import images
 from torch import nn
 
-from snugfit.chain import Chain
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._chain import Chain
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._training.network import NetworkTrainer
 from snugfit.strategies.tiled.runner import follow
 from snugfit.strategies.tiled.trainer import GatewayTrainer
 from snugfit.tiling.coordinator import drawing_from
@@ -17,7 +18,6 @@ from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.messages import receive_tensors, send_tensors
 from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.transport import GATEWAY, Processes
-from snugfit.training.network import NetworkTrainer
 
 STEPS, BATCH, SIZE = 4, 5, 12
 WORKLOAD = Workload("small", "digits", (3, SIZE, SIZE), 4, 64, 16, 0, optimizer=OptimizerSettings("sgd", lr=0.02))

@@ -86,7 +86,7 @@ def lose(launch, rank, number, run, epoch):
         assert launch.poll() is None and time.monotonic() < deadline, launch.communicate()
         time.sleep(0.05)
     for child in psutil.Process(launch.pid).children(recursive=True):
-        if "snugfit.cli.worker" in " ".join(child.cmdline()) and child.environ().get("RANK") == str(rank):
+        if "snugfit._cli.worker" in " ".join(child.cmdline()) and child.environ().get("RANK") == str(rank):
             child.send_signal(number)
             return
     raise AssertionError("there is no such process")

@@ -24,8 +24,8 @@ def main(modules):
 
 
 def uses_runs(name):
-    on_the_ground_floor = ("snugfit.core.record", "snugfit.core.verify")
-    return name in ("snugfit", *on_the_ground_floor) or name.startswith(("snugfit.api", "snugfit.training"))
+    on_the_ground_floor = ("snugfit._core.record", "snugfit._core.verify")
+    return name in ("snugfit", *on_the_ground_floor) or name.startswith(("snugfit._api", "snugfit._training"))
 
 
 def run(name):
@@ -37,7 +37,7 @@ def run(name):
 
 def make_runs():
     import snugfit
-    from snugfit.training.events import StepDone
+    from snugfit._training.events import StepDone
 
     snugfit.prepare_process(1)
     plan = snugfit.plan("smallconv", "digits", max_train=32, max_val=16, **SMALL)

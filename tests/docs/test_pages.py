@@ -8,13 +8,14 @@ import pytest
 from packaging.requirements import Requirement
 from pages import PAGES, ROOT, code_blocks, name, prose, snugfit_commands
 
-from snugfit import errors, models
-from snugfit.cli.app import build
-from snugfit.cli.launch import ClusterOptions
-from snugfit.cli.options import PlanOptions, ProfileOptions
-from snugfit.core.registry import STRATEGIES
-from snugfit.core.request import Request
-from snugfit.data.catalog import SOURCES
+from snugfit import _models as models
+from snugfit import errors
+from snugfit._cli.app import build
+from snugfit._cli.launch import ClusterOptions
+from snugfit._cli.options import PlanOptions, ProfileOptions
+from snugfit._core.registry import STRATEGIES
+from snugfit._core.request import Request
+from snugfit._data.catalog import SOURCES
 from snugfit.local import LOCAL_LOSSES
 
 README = ROOT / "README.md"

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import snugfit
-from snugfit.api.builder import make_strategies
-from snugfit.core.request import BudgetOptions, Request, StrategyOptions
+from snugfit._api.builder import make_strategies
+from snugfit._core.request import BudgetOptions, Request, StrategyOptions
+from snugfit._training.events import TensorsSelected
 from snugfit.errors import (
     CheckpointError,
     InfeasibleBudgetError,
@@ -28,7 +29,6 @@ from snugfit.errors import (
     UnknownNameError,
     UsageError,
 )
-from snugfit.training.events import TensorsSelected
 
 NETWORKS = Path(__file__).parents[1] / "conformance" / "tiny_nets.py"
 SMALL = {"max_train": 64, "max_val": 20, "image_size": 16, "batch_size": 32, "epochs": 1, "strategy": "elastic"}

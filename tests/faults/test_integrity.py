@@ -19,21 +19,21 @@ import pytest
 import torch
 
 import snugfit
-from snugfit.api.images import RunImages
-from snugfit.api.running import FIRST_FILES
-from snugfit.cli.app import run as command
-from snugfit.cli.worker import COMMANDS
-from snugfit.core import lock
-from snugfit.core.digests import FileDigest
-from snugfit.core.manifest import Manifest
-from snugfit.core.outputs import require_run_folder
+from snugfit._api.images import RunImages
+from snugfit._api.running import FIRST_FILES
+from snugfit._cli.app import run as command
+from snugfit._cli.worker import COMMANDS
+from snugfit._core import lock
+from snugfit._core.digests import FileDigest
+from snugfit._core.manifest import Manifest
+from snugfit._core.outputs import require_run_folder
+from snugfit._training.files import write_json_atomic
 from snugfit.errors import CheckpointError, UsageError
-from snugfit.training.files import write_json_atomic
 
 MAKE = """
 import sys
 import snugfit
-from snugfit.training.events import StepDone
+from snugfit._training.events import StepDone
 
 small = {"image_size": 8, "max_train": 48, "max_val": 24, "batch_size": 16, "epochs": 2, "threads": 1, "memory": "90MB"}
 blocks = {"strategy": "blockwise", "local_loss": "linear", "block_units": 2}
@@ -137,7 +137,7 @@ def reported(run: Path) -> Any:
 
 def looked_at(run: Path) -> Any:
     """A unit's weights and its exit, as pictures read them."""
-    from snugfit.api.finished_run import Source
+    from snugfit._api.finished_run import Source
 
     return [Source(run).stored(kind, 0) for kind in ("weights", "exits")]
 
@@ -146,7 +146,7 @@ def looked_at(run: Path) -> Any:
 def one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of a run are opened once."""
     known: dict[Any, RunImages] = {}
-    from snugfit.api import images, inference
+    from snugfit._api import images, inference
 
     real = images.run_images
 
@@ -225,7 +225,7 @@ def test_a_changed_list_of_classes_is_noticed(finished: Path) -> None:
 RESUME = """
 import sys
 import snugfit
-from snugfit.training.events import Notice
+from snugfit._training.events import Notice
 
 record = snugfit.resume(sys.argv[1], subscribers=[lambda event: isinstance(event, Notice) and print(event)])
 assert record.enforced and record.measured["peak_bytes"] <= record.predicted["peak_bytes"], record.measured
@@ -257,7 +257,7 @@ def test_a_lost_manifest_is_said_by_every_command(
     made: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(made)
-    monkeypatch.setattr(f"snugfit.cli.{name}.run_job", in_this_process, raising=False)
+    monkeypatch.setattr(f"snugfit._cli.{name}.run_job", in_this_process, raising=False)
     before = files(made / USES[name])
     words = {"predict": ["predict", "finished", "photo.png"], "train": ["train", "--resume", "interrupted"]}
     with damaged(made / USES[name] / "manifest.json", delete):
@@ -271,7 +271,7 @@ def test_a_lost_manifest_is_said_by_every_command(
 def in_this_process(asked: dict[str, Any], on_row: Any = None) -> dict[str, Any]:
     """A job of the command line, without a process of its own."""
     rows: list[Any] = []
-    return dict(COMMANDS[asked["command"]](snugfit.api, asked, (), lambda **said: rows.append(said)))
+    return dict(COMMANDS[asked["command"]](snugfit._api, asked, (), lambda **said: rows.append(said)))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
@@ -332,7 +332,7 @@ def test_a_folder_in_another_place_is_as_good(finished: Path, tmp_path: Path) ->
 HOLD = """
 import sys, time
 from pathlib import Path
-from snugfit.core.lock import run_lock
+from snugfit._core.lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)
@@ -351,7 +351,7 @@ def test_only_one_process_continues_a_run(interrupted: Path, monkeypatch: pytest
                 if folder == interrupted:
                     snugfit.resume(folder, subscribers=())
                 else:
-                    from snugfit.api.running import execute
+                    from snugfit._api.running import execute
 
                     execute(None, None, None, None, (), folder)  # type: ignore[arg-type]
         finally:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import snugfit
+from snugfit._training.events import EpochDone, Event
 from snugfit.errors import InterruptedRunError, SnugfitError
-from snugfit.training.events import EpochDone, Event
 
 NETWORKS = Path(__file__).parents[1] / "conformance"
 SMALL = {"image_size": 16, "max_train": 96, "max_val": 40, "batch_size": 16}

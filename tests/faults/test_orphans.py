@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 
-from snugfit.cli import child_process
-from snugfit.cli.worker import main
+from snugfit._cli import child_process
+from snugfit._cli.worker import main
 
 START = """
 import json, os, subprocess, sys
 reading, writing = os.pipe()
 worker = subprocess.Popen(
-    [sys.executable, "-m", "snugfit.cli.worker", str(writing), str(os.getpid())],
+    [sys.executable, "-m", "snugfit._cli.worker", str(writing), str(os.getpid())],
     stdin=subprocess.PIPE, pass_fds=(writing,), start_new_session=True,
 )
 worker.stdin.write(json.dumps({"command": "train", "threads": 1, "quiet": True, "debug": True}).encode())
@@ -47,5 +47,5 @@ def test_a_worker_is_told_its_parent(monkeypatch) -> None:
 
 def test_another_parent_ends_it_before_it_reads_a_job(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["worker", "0", "-1"])
-    monkeypatch.setattr("snugfit.cli.worker.die_with_parent", lambda: None)
+    monkeypatch.setattr("snugfit._cli.worker.die_with_parent", lambda: None)
     assert main() == 130

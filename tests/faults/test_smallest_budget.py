@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from snugfit._quantities import parse_bytes
 from snugfit.errors import InfeasibleBudgetError
-from snugfit.quantities import parse_bytes
 
 RUN = [
     "--data", "digits", "--batch-size", "8", "--epochs", "1", "--max-train", "16", "--max-val", "10", "--threads", "1",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit.api.builder import assemble
-from snugfit.core.request import DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
-from snugfit.training.judged_weights import images_for
+from snugfit._api.builder import assemble
+from snugfit._core.request import DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
+from snugfit._training.judged_weights import images_for
 
 
 def train_plainly(network: nn.Module, options: dict[str, Any], epochs: int = 2) -> dict[str, Tensor]:

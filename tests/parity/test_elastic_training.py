@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import snugfit
+from snugfit._training.events import EpochDone, Event, PhaseDone, StepDone, TensorsSelected
 from snugfit.errors import InterruptedRunError
 from snugfit.strategies.elastic import drift, runner
-from snugfit.training.events import EpochDone, Event, PhaseDone, StepDone, TensorsSelected
 
 OPTIONS = {"max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "strategy": "elastic"}
 pytestmark = pytest.mark.usefixtures("steady_times")

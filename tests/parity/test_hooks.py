@@ -15,9 +15,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 import snugfit
-from snugfit.chain import Chain
-from snugfit.core.registry import STRATEGIES, strategy_class
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.registry import STRATEGIES, strategy_class
+from snugfit._core.workload import Workload
 from snugfit.errors import ModelError
 
 OPTIONS: dict[str, Any] = {"epochs": 1, "max_train": 64, "max_val": 20, "image_size": 16, "batch_size": 32, "seed": 3}

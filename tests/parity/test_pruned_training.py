@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import snugfit
-from snugfit.chain import Chain
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._chain import Chain
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._training.events import EpochDone, Event, Notice, StepDone
 from snugfit.errors import InterruptedRunError
 from snugfit.strategies.elastic import pruning
 from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.trainer import TensorTrainer
-from snugfit.training.events import EpochDone, Event, Notice, StepDone
 
 OPTIONS = {
     "max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "strategy": "elastic",

@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import snugfit
-from snugfit.api import RunnablePlan
-from snugfit.core.manifest import Manifest
-from snugfit.core.serial import from_data, to_data
+from snugfit._api import RunnablePlan
+from snugfit._core.manifest import Manifest
+from snugfit._core.serial import from_data, to_data
+from snugfit._training.events import CacheProgress, Event, PhaseDone, StepDone
 from snugfit.errors import InterruptedRunError
 from snugfit.strategies.blockwise import Blockwise
-from snugfit.training.events import CacheProgress, Event, PhaseDone, StepDone
 
 OPTIONS = {"epochs": 2, "max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "augment": True}
 

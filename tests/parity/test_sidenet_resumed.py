@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import snugfit
+from snugfit._training.checkpoint import CheckpointStore
 from snugfit.errors import CheckpointError, InterruptedRunError
 from snugfit.strategies.sidenet.retraining import PRUNED_FILE
-from snugfit.training.checkpoint import CheckpointStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 import tiny_nets

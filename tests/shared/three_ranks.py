@@ -12,7 +12,7 @@ LOOP = """
 import os, sys, time
 import torch, torch.distributed as dist
 from snugfit.errors import SnugfitError
-from snugfit.training.launch import Commands, Heartbeat, join, naming_lost, world
+from snugfit._training.launch import Commands, Heartbeat, join, naming_lost, world
 
 limit, what = float(sys.argv[1]), sys.argv[2]
 here = world()

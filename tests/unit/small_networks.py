@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._chain import Chain
+from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.memory import Baseline, MemoryLimit
 from snugfit.strategies.elastic.probes import ElasticProbes
 

@@ -8,8 +8,10 @@ from importlib import import_module
 import pytest
 
 PACKAGES = ("memory", "lean", "local", "selection", "surgery", "tiling")
-ABOVE = ("snugfit.api", "snugfit.cli", "snugfit.planner", "snugfit.report", "snugfit.strategies", "snugfit.training",
-         "snugfit.models", "snugfit.data", "kornia", "matplotlib")  # fmt: skip
+ABOVE = (
+    *(f"snugfit.{package}" for package in ("_api", "_cli", "_planner", "_report", "strategies")),
+    *("snugfit._training", "snugfit._models", "snugfit._data", "kornia", "matplotlib"),
+)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from snugfit._upstream import GROUP_NORM_MENDED
 from snugfit.memory import tensor_peak_bytes
-from snugfit.upstream import GROUP_NORM_MENDED
 
 PACKAGES = ("chain", "lean", "local", "memory", "profiling", "selection", "surgery", "tiling")
 CRASH = """

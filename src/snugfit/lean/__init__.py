@@ -14,6 +14,7 @@
 ``examples/own_loop_with_lean.py`` trains with it.
 """
 
+from snugfit._upstream import mend_group_norm
 from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
 from snugfit.lean.batchnorm import LeanBatchNorm1d, LeanBatchNorm2d, LeanBatchNorm3d
 from snugfit.lean.convolution import LeanConv2d
@@ -27,7 +28,6 @@ from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, average_p
 from snugfit.lean.release_input import empty_images, keep_images
 from snugfit.lean.standardised_conv import StandardisedConv2d
 from snugfit.lean.swap import use_lean, use_lean_convolutions, use_stock
-from snugfit.upstream import mend_group_norm
 
 mend_group_norm()
 

@@ -24,7 +24,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from snugfit.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from snugfit.chain.blocks import ModuleBlock
+    from snugfit._chain.blocks import ModuleBlock
 
 _RUNNERS = "blocks_by_sample"
 """Path below which a network has what runs its blocks sample by sample; nothing of it is in the state dict."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit.chain import split_tail
+from snugfit._chain import split_tail
 from snugfit.local.auxiliary import is_initial
 from snugfit.local.base import LocalLoss, LocalOutput, NetworkFacts, UnitShape
 from snugfit.local.exit_model import ExitModel, trunk
@@ -16,7 +16,7 @@ from snugfit.local.macs import input_gradient_macs
 from snugfit.local.registry import build_local_loss
 
 if TYPE_CHECKING:
-    from snugfit.chain import Chain
+    from snugfit._chain import Chain
 
 
 def parts(unit: nn.Module, loss: LocalLoss) -> tuple[nn.Module, nn.Module]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from snugfit.chain import split_tail
+from snugfit._chain import split_tail
 from snugfit.local.base import LocalLoss
 
 if TYPE_CHECKING:
-    from snugfit.chain import Chain
+    from snugfit._chain import Chain
 
 
 class ExitModel(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from snugfit.core.record import ExitRecord
+from snugfit._core.record import ExitRecord
 
 
 def standard_error(accuracy: float, count: int) -> float:

@@ -1,4 +1,4 @@
-"""The local losses by name. A new local loss is one class, one line here, and its name in `core/known.py`."""
+"""The local losses by name. A new local loss is one class, one line here, and its name in `_core/known.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from snugfit.core import known
+from snugfit._core import known
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local.auxiliary import adaptive_auxiliary, classic_auxiliary
 from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape

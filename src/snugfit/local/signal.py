@@ -17,7 +17,7 @@ from snugfit.local.macs import input_gradient_macs
 from snugfit.local.registry import LOCAL_LOSSES
 
 if TYPE_CHECKING:
-    from snugfit.chain import Chain
+    from snugfit._chain import Chain
 
 BACKPROP = "backprop"
 

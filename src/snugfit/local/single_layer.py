@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from snugfit.chain import Unit
-from snugfit.chain.tracing import is_torch_class
+from snugfit._chain import Unit
+from snugfit._chain.tracing import is_torch_class
 from snugfit.errors import ModelError
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)

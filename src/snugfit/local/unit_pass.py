@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit.chain.tracing import attributes_of
+from snugfit._chain.tracing import attributes_of
 from snugfit.lean import LeanConv2d, NormActivation, PooledEnding
 from snugfit.local.base import LocalLoss
 

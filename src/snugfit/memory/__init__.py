@@ -14,6 +14,7 @@ True True
 ``examples/own_loop_with_memory.py`` trains with it.
 """
 
+from snugfit._upstream import mend_group_norm
 from snugfit.memory.baseline import Baseline, prepare_process
 from snugfit.memory.limit import MemoryLimit, is_out_of_memory
 from snugfit.memory.line_fit import fit_line
@@ -21,7 +22,6 @@ from snugfit.memory.meter import PeakMeter, make_meter
 from snugfit.memory.status import MemoryStatus, read_status
 from snugfit.memory.tensors import saved_bytes, tensor_peak_bytes
 from snugfit.memory.trim import release_memory, trim_heap
-from snugfit.upstream import mend_group_norm
 
 mend_group_norm()
 

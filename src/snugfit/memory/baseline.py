@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from snugfit.core.options import Workers, checked
+from snugfit._core.options import Workers, checked
 from snugfit.memory.status import read_status
 from snugfit.memory.trim import release_memory, tighten_allocator
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from snugfit.quantities import format_bytes
+from snugfit._quantities import format_bytes
 
 if TYPE_CHECKING:
     from snugfit.memory.limit import MemoryLimit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from snugfit.core.profile import ProbeLine, ProbePoint
+from snugfit._core.profile import ProbeLine, ProbePoint
 
 
 def fit_line(name: str, points: Sequence[ProbePoint], smallest_batch: int = 1) -> ProbeLine:

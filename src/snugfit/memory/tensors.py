@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from snugfit._upstream import hidden_bytes
 from snugfit.memory import meta
-from snugfit.upstream import hidden_bytes
 
 _left_out: dict[int, weakref.ref[Any]] = {}
 

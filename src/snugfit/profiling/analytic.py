@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from snugfit.chain.propagation import Shapes, node_shapes
+from snugfit._chain.propagation import Shapes, node_shapes
 from snugfit.memory.activation import LayerRecord
 from snugfit.profiling.block_members import Members
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from snugfit.chain import find_blocks
-from snugfit.chain.blocks import SIDE_NETWORK
-from snugfit.chain.tracing import owner_of
+from snugfit._chain import find_blocks
+from snugfit._chain.blocks import SIDE_NETWORK
+from snugfit._chain.tracing import owner_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Members:
 
 
 def find_members(module: fx.GraphModule, input_shape: tuple[int, ...]) -> Members:
-    """Tell the blocks of a traced network, as :func:`snugfit.chain.find_blocks` numbers them.
+    """Tell the blocks of a traced network, as :func:`snugfit._chain.find_blocks` numbers them.
 
     Args:
         module: a traced network, with or without a side network.

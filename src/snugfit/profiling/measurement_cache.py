@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
-from snugfit.core.documents import read_data
-from snugfit.core.paths import keep_text
-from snugfit.core.profile import ProbeLine
-from snugfit.core.serial import to_data
-from snugfit.core.tensors import TensorProfile
+from snugfit._core.documents import read_data
+from snugfit._core.paths import keep_text
+from snugfit._core.profile import ProbeLine
+from snugfit._core.serial import to_data
+from snugfit._core.tensors import TensorProfile
 from snugfit.errors import CheckpointError
 
 AS_MUCH = 1.04

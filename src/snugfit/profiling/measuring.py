@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from snugfit.core.profile import ProbeLine, Profile
-from snugfit.core.tensors import TensorProfile
+from snugfit._core.profile import ProbeLine, Profile
+from snugfit._core.tensors import TensorProfile
 from snugfit.memory import MemoryLimit, PeakMeter, meta, release_memory
 from snugfit.profiling.floors import LOOKING_BYTES, Floors
 from snugfit.profiling.measurement_cache import Measurement, Measurements

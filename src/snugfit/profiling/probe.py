@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from snugfit.core.profile import ProbeLine, ProbePoint
+from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
 from snugfit.profiling.floors import Floors
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter
 
-from snugfit.chain import Chain
-from snugfit.core.tensors import OperatorFacts, Saved, Scratch, StepSeconds, TensorFacts, TensorProfile
+from snugfit._chain import Chain
+from snugfit._core.tensors import OperatorFacts, Saved, Scratch, StepSeconds, TensorFacts, TensorProfile
 from snugfit.errors import ModelError
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.profiling.operator import Kept, KeptMap, KernelContext, Operator, Timed, enough, storage, timed, typical

@@ -7,8 +7,8 @@ import math
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from snugfit.chain import Chain, Unit, tracking_norms
-from snugfit.core.profile import UnitFacts
+from snugfit._chain import Chain, Unit, tracking_norms
+from snugfit._core.profile import UnitFacts
 from snugfit.memory.tensors import saved_bytes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from snugfit.core.tensors import OperatorFacts, Saved
+from snugfit._core.tensors import OperatorFacts, Saved
 from snugfit.selection.network import Mask, Network
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from snugfit.core.tensors import OperatorFacts, TensorFacts, TensorProfile
+from snugfit._core.tensors import OperatorFacts, TensorFacts, TensorProfile
 
 Mask = np.ndarray
 """Which tensors train: (N,) bool, in order of execution."""

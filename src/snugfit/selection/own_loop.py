@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from snugfit.chain import Chain
-from snugfit.core.tensors import TensorProfile
+from snugfit._chain import Chain
+from snugfit._core.tensors import TensorProfile
 from snugfit.errors import InfeasibleTimeError, UsageError
 from snugfit.memory.scratch import ScratchFile
 from snugfit.selection.choice import Headroom, choose
@@ -33,7 +33,7 @@ class TensorSelection:
 
     >>> import torch
     >>> from torch import nn
-    >>> from snugfit.chain import Chain
+    >>> from snugfit._chain import Chain
     >>> from snugfit.profiling import time_tensors
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from snugfit.chain import Chain
-from snugfit.core.profile import UnitFacts
+from snugfit._chain import Chain
+from snugfit._core.profile import UnitFacts
+from snugfit._training.network import Forward
 from snugfit.strategies.full_network import PLAIN, MakeTrainer, WholeNetwork, by_own_loss
-from snugfit.training.network import Forward
 
 
 def _forward(chain: Chain) -> Forward:

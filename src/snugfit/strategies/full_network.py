@@ -12,13 +12,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from snugfit.chain import Chain, load_into, release
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Phase, Shortfall
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import ProbeLine, Profile, UnitFacts
-from snugfit.core.record import Record
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain, load_into, release
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Phase, Shortfall
+from snugfit._core.hardware import Hardware
+from snugfit._core.profile import ProbeLine, Profile, UnitFacts
+from snugfit._core.record import Record
+from snugfit._core.workload import Workload
+from snugfit._training.artifact import save_model
+from snugfit._training.dry_run import falling, rehearse
+from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.loop import train_phase
+from snugfit._training.network import Forward, NetworkTrainer
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
+from snugfit._training.task import measure, task_of
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_facts
 from snugfit.strategies.memory_estimates import (
@@ -30,14 +38,6 @@ from snugfit.strategies.memory_estimates import (
     step_headroom,
     with_safety,
 )
-from snugfit.training.artifact import save_model
-from snugfit.training.dry_run import falling, rehearse
-from snugfit.training.finalize import evaluate_model, make_record
-from snugfit.training.loop import train_phase
-from snugfit.training.network import Forward, NetworkTrainer
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
-from snugfit.training.task import measure, task_of
 
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]

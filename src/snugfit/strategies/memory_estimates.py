@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit.core.budget import Budget
-from snugfit.core.profile import Profile
-from snugfit.core.request import CacheDtype
-from snugfit.core.workload import Workload
+from snugfit._core.budget import Budget
+from snugfit._core.profile import Profile
+from snugfit._core.request import CacheDtype
+from snugfit._core.workload import Workload
+from snugfit._training.judged_weights import images_for
+from snugfit._training.loop import Trainable
+from snugfit._training.row_format import RowFormat
+from snugfit._training.task import Classification, Task
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.training.judged_weights import images_for
-from snugfit.training.loop import Trainable
-from snugfit.training.row_format import RowFormat
-from snugfit.training.task import Classification, Task
 
 SAFETY = 0.02
 """Share of a peak added for what no probe sees: Python objects, file buffers, the allocator's slack."""

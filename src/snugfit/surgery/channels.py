@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from snugfit.chain.propagation import Shapes, node_shapes
+from snugfit._chain.propagation import Shapes, node_shapes
 from snugfit.errors import ModelError
 from snugfit.surgery import operators
 

@@ -18,8 +18,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit.chain.blocks import find_blocks
-from snugfit.chain.subgraph import part_of
+from snugfit._chain.blocks import find_blocks
+from snugfit._chain.subgraph import part_of
 from snugfit.errors import DivergedError, ModelError, UsageError
 from snugfit.lean import use_lean
 from snugfit.surgery.importance import evaluating

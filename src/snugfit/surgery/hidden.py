@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from snugfit.chain.blocks import ModuleBlock, find_blocks
+from snugfit._chain.blocks import ModuleBlock, find_blocks
 from snugfit.surgery.channels import ChannelGroup, find_groups
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit.chain.subgraph import computed, part_of
+from snugfit._chain.subgraph import computed, part_of
 from snugfit.errors import ModelError, UsageError
 from snugfit.surgery import operators
 from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, width

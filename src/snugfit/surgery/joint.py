@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit.chain.subgraph import part_of
+from snugfit._chain.subgraph import part_of
 from snugfit.errors import DivergedError, UsageError
 from snugfit.surgery.distil import Pair, training
 from snugfit.surgery.importance import evaluating

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import fx, nn
 
-from snugfit.chain.blocks import find_blocks
+from snugfit._chain.blocks import find_blocks
 from snugfit.surgery.channels import ChannelGroup
 from snugfit.surgery.hidden import blocks_of
 from snugfit.surgery.reshape import remove_channels

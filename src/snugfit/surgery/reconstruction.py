@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit.chain.subgraph import part_of
+from snugfit._chain.subgraph import part_of
 from snugfit.errors import UsageError
 from snugfit.surgery.channels import ChannelGroup, width
 from snugfit.surgery.importance import channel_importance, evaluating, most_important

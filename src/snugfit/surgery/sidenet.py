@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from snugfit.chain import ModuleBlock, find_blocks
-from snugfit.chain.blocks import SIDE_NETWORK as SIDE
-from snugfit.chain.propagation import node_shapes
-from snugfit.chain.tracing import assemble, attributes_of, is_torch_class
+from snugfit._chain import ModuleBlock, find_blocks
+from snugfit._chain.blocks import SIDE_NETWORK as SIDE
+from snugfit._chain.propagation import node_shapes
+from snugfit._chain.tracing import assemble, attributes_of, is_torch_class
 from snugfit.errors import ModelError
 from snugfit.lean.fused_frozen_conv import keep_maps
 from snugfit.lean.standardised_conv import StandardisedConv2d
@@ -47,7 +47,7 @@ class ZeroScaledBatchNorm2d(nn.BatchNorm2d):
 
 
 def side_positions(module: fx.GraphModule, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Indices, into :func:`snugfit.chain.find_blocks`, of the blocks that get a side module.
+    """Indices, into :func:`snugfit._chain.find_blocks`, of the blocks that get a side module.
 
     They are the first blocks of each run of blocks with equal output shapes, whose output side is at most a quarter of
     the image's (rounded up) and which have a spatial convolution; the stem is none. For MobileNetV2 at 224x224 these

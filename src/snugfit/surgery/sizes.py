@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from snugfit.chain.propagation import run_on_meta
+from snugfit._chain.propagation import run_on_meta
 from snugfit.errors import CheckpointError
 from snugfit.surgery.operators import is_depthwise
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from snugfit.core.request import Rest
+from snugfit._core.request import Rest
 from snugfit.tiling.adjoint import Adjoint, Held, Norm, Part, zeros
 from snugfit.tiling.exchange import Pending
 from snugfit.tiling.layers import Region, Tiling

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit.chain.subgraph import part_of
+from snugfit._chain.subgraph import part_of
 from snugfit.errors import ModelError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.tiling.geometry import balanced

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from snugfit.chain.propagation import node_shapes
+from snugfit._chain.propagation import node_shapes
 from snugfit.errors import ModelError
 from snugfit.lean import LeanConv2d, LeanReLU, LeanReLU6
 from snugfit.tiling import adjoint

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from snugfit import errors
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost
-from snugfit.core.hardware import Hardware
-from snugfit.core.plan import Candidate, Plan
-from snugfit.core.record import Record
-from snugfit.core.request import Request
-from snugfit.core.trial import Trial
-from snugfit.core.workload import Workload
-from snugfit.training.events import RunStarted
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost
+from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.record import Record
+from snugfit._core.request import Request
+from snugfit._core.trial import Trial
+from snugfit._core.workload import Workload
+from snugfit._training.events import RunStarted
 
 prepared = []
 HARDWARE = Hardware(

@@ -4,7 +4,7 @@ import contextlib
 import sys
 import types
 
-from snugfit.cli import worker
+from snugfit._cli import worker
 
 
 class FakeProgress(contextlib.nullcontext):
@@ -17,9 +17,9 @@ class FakeProgress(contextlib.nullcontext):
             print(f"event {type(event).__name__}", file=sys.stderr)
 
 
-planner = types.ModuleType("snugfit.planner")
+planner = types.ModuleType("snugfit._planner")
 planner.infeasible_error = lambda plan: plan.error
-sys.modules["snugfit.planner"] = planner
+sys.modules["snugfit._planner"] = planner
 
 worker.API_MODULE = "fake_api"
 worker.ConsoleProgress = FakeProgress

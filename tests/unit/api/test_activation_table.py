@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit.api import activations
-from snugfit.api.activations import activation_table, make_subject
-from snugfit.api.builder import assemble
-from snugfit.core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit._api import activations
+from snugfit._api.activations import activation_table, make_subject
+from snugfit._api.builder import assemble
+from snugfit._core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
 from snugfit.errors import ModelError
 from snugfit.memory import Baseline
 

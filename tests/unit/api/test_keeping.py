@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import snugfit
-from snugfit.api.history import machine_text, past_runs
-from snugfit.core.request import MachineOptions
+from snugfit._api.history import machine_text, past_runs
+from snugfit._core.request import MachineOptions
+from snugfit._training.events import Notice, ProbeMeasured
 from snugfit.errors import UsageError
-from snugfit.training.events import Notice, ProbeMeasured
 
 
 def make_net(channels=4):
@@ -54,7 +54,7 @@ def test_renewed_measurements_take_the_place_of_the_old(tmp_path, monkeypatch):
 
 
 def test_runs_correct_later_predictions(tmp_path, monkeypatch):
-    monkeypatch.setattr("snugfit.planner.calibration.ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr("snugfit._planner.calibration.ENOUGH_SECONDS", 0.0)
     cache = tmp_path / "cache"
     found, _, _ = plan(cache, out=str(tmp_path / "run"))
     record = found.run(subscribers=())

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from snugfit.api.launch_folder import begun, finished, for_launch
-from snugfit.api.planning import plan_request
-from snugfit.core.manifest import Manifest
-from snugfit.core.outputs import require_run_folder
-from snugfit.core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, StrategyOptions
+from snugfit._api.launch_folder import begun, finished, for_launch
+from snugfit._api.planning import plan_request
+from snugfit._core.manifest import Manifest
+from snugfit._core.outputs import require_run_folder
+from snugfit._core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, StrategyOptions
+from snugfit._training.launch import World
 from snugfit.errors import UsageError
-from snugfit.training.launch import World
 
 FIRST = World(0, 1, 0, 1, restarts=0, addr="10.0.0.1", port=29400, run_id="x")
 LATER = replace(FIRST, restarts=1)

@@ -8,20 +8,20 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import snugfit
-from snugfit.api import process
-from snugfit.api.builder import make_strategies, own_splits
-from snugfit.api.planning import RunnablePlan, _budget_options, _request
-from snugfit.api.process import choose_device, describe_hardware
-from snugfit.api.running import _new_folder, _verify, from_anywhere, resume
-from snugfit.core.budget import Budget
-from snugfit.core.hardware import Hardware
-from snugfit.core.manifest import Manifest
-from snugfit.core.plan import Candidate, Plan
-from snugfit.core.registry import NAMED_ONLY, STRATEGIES, TILED, TIMED, TRANSFER
-from snugfit.core.request import ModelOptions, Request, StrategyOptions
-from snugfit.core.workload import Workload
+from snugfit._api import process
+from snugfit._api.builder import make_strategies, own_splits
+from snugfit._api.planning import RunnablePlan, _budget_options, _request
+from snugfit._api.process import choose_device, describe_hardware
+from snugfit._api.running import _new_folder, _verify, from_anywhere, resume
+from snugfit._core.budget import Budget
+from snugfit._core.hardware import Hardware
+from snugfit._core.manifest import Manifest
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.registry import NAMED_ONLY, STRATEGIES, TILED, TIMED, TRANSFER
+from snugfit._core.request import ModelOptions, Request, StrategyOptions
+from snugfit._core.workload import Workload
+from snugfit._training.files import write_json_atomic
 from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
-from snugfit.training.files import write_json_atomic
 
 
 def test_options_find_their_group():

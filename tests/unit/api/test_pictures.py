@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import snugfit
-from snugfit.api.figure_data import first_of_each
-from snugfit.api.run_page import draw_report, make_pictures
-from snugfit.core.manifest import Manifest
+from snugfit._api.figure_data import first_of_each
+from snugfit._api.run_page import draw_report, make_pictures
+from snugfit._core.manifest import Manifest
 from snugfit.errors import DataError, UnknownNameError, UsageError
 from snugfit.local.spectra import spectrum
 
@@ -65,7 +65,7 @@ def test_activations_are_those_that_the_loss_reads(runs):
         if unit is not None:
             stored = next((runs / "mxm" / "weights").glob(f"unit_{unit:03d}*"))
             parameter.data = load_file(stored)[name]
-    splits = snugfit.api.run_page.Source(runs / "mxm").images
+    splits = snugfit._api.run_page.Source(runs / "mxm").images
     images, labels = (torch.cat(part) for part in zip(*splits.batches(), strict=True))
     with torch.no_grad():
         maps = network[:8](images[labels == 3])
@@ -84,7 +84,7 @@ def test_the_page_shows_them_only_when_asked_to(runs, monkeypatch):
 
 def plain_page(run, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("snugfit.api.run_page.make_pictures", None)
+        patch.setattr("snugfit._api.run_page.make_pictures", None)
         return (run / "report.html" if draw_report(run)["report"] else run).read_text()
 
 
@@ -112,14 +112,14 @@ def test_what_is_not_there_is_said_and_the_rest_is_drawn(runs, tmp_path, monkeyp
 
 def test_super_classes_colour_the_classes_where_the_data_has_them(runs, monkeypatch):
     groups = ("odd", "even") * 5
-    monkeypatch.setattr("snugfit.data.super_classes", lambda name, data_dir: groups)
+    monkeypatch.setattr("snugfit._data.super_classes", lambda name, data_dir: groups)
     made = make_pictures(runs / "mxm", model=make).projection
     assert made.groups == groups and 0 <= made.kinship[0] <= 1 and made.kinship[1] == pytest.approx(4 / 9)
 
     def fail(name, data_dir):
         raise DataError("cifar100 is not in here.\nGet it.")
 
-    monkeypatch.setattr("snugfit.data.super_classes", fail)
+    monkeypatch.setattr("snugfit._data.super_classes", fail)
     made = make_pictures(runs / "mxm", model=make).projection
     assert made.groups == () and made.why_no_groups == "cifar100 is not in here. Get it."
 

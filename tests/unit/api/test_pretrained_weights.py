@@ -5,16 +5,16 @@ import safetensors.torch
 import torch
 from torch.utils.data import TensorDataset
 
-from snugfit import models
-from snugfit.api.builder import assemble
-from snugfit.api.planning import _request
-from snugfit.api.weights import take_weights
-from snugfit.chain import Chain, UnitStore, initialise_by_reset, release
-from snugfit.data import from_dataset
+from snugfit import _models as models
+from snugfit._api.builder import assemble
+from snugfit._api.planning import _request
+from snugfit._api.weights import take_weights
+from snugfit._chain import Chain, UnitStore, initialise_by_reset, release
+from snugfit._data import from_dataset
+from snugfit._models.resnet50 import BottleneckResNet
+from snugfit._models.vgg import ImageNetVGG
+from snugfit._models.vit import VisionTransformer
 from snugfit.errors import CheckpointError
-from snugfit.models.resnet50 import BottleneckResNet
-from snugfit.models.vgg import ImageNetVGG
-from snugfit.models.vit import VisionTransformer
 
 TINY = {
     "resnet50": lambda classes, size, channels: BottleneckResNet(classes, channels, (1, 1, 1, 1), width=4),

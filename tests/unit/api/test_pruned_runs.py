@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import snugfit
-from snugfit.chain import Chain
-from snugfit.core.manifest import Manifest
+from snugfit._chain import Chain
+from snugfit._core.manifest import Manifest
 from snugfit.errors import CheckpointError
 from snugfit.surgery import find_groups, prune
 

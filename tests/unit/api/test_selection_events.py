@@ -1,7 +1,7 @@
 """What subscribers are told of a run that selects tensors is what its record keeps."""
 
 import snugfit
-from snugfit.training.events import RunDone, TensorsSelected
+from snugfit._training.events import RunDone, TensorsSelected
 
 
 def test_the_end_of_a_run_tells_its_intervals(tmp_path):

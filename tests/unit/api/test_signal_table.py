@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit.api.learning_signal import signal_table
-from snugfit.chain import Chain
-from snugfit.core.hardware import Hardware
-from snugfit.core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
-from snugfit.core.workload import Workload
+from snugfit._api.learning_signal import signal_table
+from snugfit._chain import Chain
+from snugfit._core.hardware import Hardware
+from snugfit._core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit._core.workload import Workload
+from snugfit._training.network import NetworkTrainer
 from snugfit.local import LOCAL_LOSSES, LLSMxM, learning_signal
 from snugfit.local.assignment import Layout
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import step_floor
-from snugfit.training.network import NetworkTrainer
 
 HARDWARE = Hardware("cpu", "a processor", 1, 10**9, "Linux", "2.13", True)
 BATCH = 64

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import nn
 
 import snugfit
-from snugfit.api.exporting import export
-from snugfit.api.inference import evaluate, predict
-from snugfit.api.loading import Architecture
+from snugfit._api.exporting import export
+from snugfit._api.inference import evaluate, predict
+from snugfit._api.loading import Architecture
 from snugfit.errors import UsageError
 
 COUNT = 40

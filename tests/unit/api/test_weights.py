@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from snugfit.api.builder import assemble
-from snugfit.api.loading import on_meta
-from snugfit.api.planning import _request
-from snugfit.api.weights import read_weights
-from snugfit.chain import Chain, UnitStore
-from snugfit.data import from_dataset
+from snugfit._api.builder import assemble
+from snugfit._api.loading import on_meta
+from snugfit._api.planning import _request
+from snugfit._api.weights import read_weights
+from snugfit._chain import Chain, UnitStore
+from snugfit._data import from_dataset
 from snugfit.errors import CheckpointError, ModelError
 
 

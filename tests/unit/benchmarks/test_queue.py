@@ -129,11 +129,11 @@ class TestDigest:
     @pytest.fixture
     def source(self, tmp_path: Path) -> Path:
         files = {
-            "": "", "strategies": "", "data": "", "report": "x = 1", "local": "", "models": "", "tiling": "y = 2",
-            "strategies/backprop": "from snugfit.local import loss\nfrom snugfit.report import x\n",
+            "": "", "strategies": "", "_data": "", "_report": "x = 1", "local": "", "_models": "", "tiling": "y = 2",
+            "strategies/backprop": "from snugfit.local import loss\nfrom snugfit._report import x\n",
             "local/loss": '"""Loss."""\ndef f():\n    """Do."""\n    return 1  # one\n',
-            **{f"data/{name}": "" for name in ("batches", "split", "transform")},
-            "api": "", "api/builder": "", "api/weights": "", "api/history": "",
+            **{f"_data/{name}": "" for name in ("batches", "split", "transform")},
+            "_api": "", "_api/builder": "", "_api/weights": "", "_api/history": "",
         }  # fmt: skip
         for name, text in files.items():
             folder = tmp_path / "snugfit" / name
@@ -151,10 +151,10 @@ class TestDigest:
         [
             ("local/loss.py", '"""Another."""\n\n\ndef f():\n    """Do it."""\n    return 1\n', True),
             ("local/loss.py", "def f():\n    return 2\n", False),
-            ("data/split.py", "z = 1", False),
-            ("api/builder.py", "seed = 1", False),
-            ("api/history.py", "seed = 1", True),
-            ("report/__init__.py", "x = 2", True),
+            ("_data/split.py", "z = 1", False),
+            ("_api/builder.py", "seed = 1", False),
+            ("_api/history.py", "seed = 1", True),
+            ("_report/__init__.py", "x = 2", True),
             ("tiling/__init__.py", "y = 3", True),
         ],
     )
@@ -166,7 +166,7 @@ class TestDigest:
     def test_the_real_strategies_differ(self) -> None:
         names = {each.settings["strategy"] for each in all_arms()}
         assert len({digest.digest_of(name) for name in names}) == len(names) == 5
-        assert "snugfit.training.loop" in digest.reached(["snugfit.strategies.backprop"])
+        assert "snugfit._training.loop" in digest.reached(["snugfit.strategies.backprop"])
 
 
 class FakeRun:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 
 
 class Bottleneck(nn.Module):

@@ -5,8 +5,8 @@ import torch
 from chain_zoo import SHAPE, ZOO, assert_chain_is_model
 from torch import nn
 
-from snugfit.chain import Chain, ConvFact
-from snugfit.models import build, names
+from snugfit._chain import Chain, ConvFact
+from snugfit._models import build, names
 
 
 def unit_names(model, shape=SHAPE):

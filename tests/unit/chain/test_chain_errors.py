@@ -5,7 +5,7 @@ import torch
 from chain_zoo import SHAPE, StochasticDepth
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.errors import ModelError
 
 

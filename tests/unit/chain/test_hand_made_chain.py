@@ -5,7 +5,7 @@ import torch
 from chain_zoo import SHAPE, run_checking_inputs
 from torch import nn
 
-from snugfit.chain import Chain, ConvFact
+from snugfit._chain import Chain, ConvFact
 from snugfit.errors import ModelError
 
 

@@ -5,7 +5,7 @@ import torch
 from chain_zoo import SHAPE, ZOO
 from torch import nn
 
-from snugfit.chain import Chain, UnitStore, initialise_by_reset, load_into, spill_module
+from snugfit._chain import Chain, UnitStore, initialise_by_reset, load_into, spill_module
 from snugfit.errors import ModelError
 
 

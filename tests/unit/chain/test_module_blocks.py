@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from snugfit import models
-from snugfit.chain import Chain, find_blocks
+from snugfit import _models as models
+from snugfit._chain import Chain, find_blocks
 
 
 def blocks_of(name: str, size: int):

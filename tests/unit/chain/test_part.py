@@ -4,9 +4,9 @@ import pytest
 import torch
 from chain_zoo import BottleneckNet
 
-from snugfit import models
-from snugfit.chain import Chain, find_blocks
-from snugfit.chain.subgraph import computed, part_of
+from snugfit import _models as models
+from snugfit._chain import Chain, find_blocks
+from snugfit._chain.subgraph import computed, part_of
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "vgg16", "bottlenecks", "vit_b_16"])

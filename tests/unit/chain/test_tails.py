@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain, split_tail
+from snugfit._chain import Chain, split_tail
 
 
 class Functional(nn.Module):

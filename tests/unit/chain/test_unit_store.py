@@ -14,10 +14,10 @@ from chain_zoo import SHAPE, ZOO
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from snugfit.chain import Chain, UnitStore, load_into, release
-from snugfit.chain import store as store_module
-from snugfit.core.digests import FileDigest
-from snugfit.core.manifest import Manifest
+from snugfit._chain import Chain, UnitStore, load_into, release
+from snugfit._chain import store as store_module
+from snugfit._core.digests import FileDigest
+from snugfit._core.manifest import Manifest
 from snugfit.errors import CheckpointError, OutOfStorageError
 from snugfit.memory import read_status
 

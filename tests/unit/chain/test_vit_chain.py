@@ -8,9 +8,9 @@ from chain_zoo import assert_chain_is_model
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain, UnitStore, initialise_by_reset, load_into, release, spill_module
-from snugfit.models import build
-from snugfit.models.vit import VisionTransformer
+from snugfit._chain import Chain, UnitStore, initialise_by_reset, load_into, release, spill_module
+from snugfit._models import build
+from snugfit._models.vit import VisionTransformer
 
 SHAPE = (3, 32, 32)
 LAYERS = [f"encoder.layers.encoder_layer_{index}" for index in range(3)]

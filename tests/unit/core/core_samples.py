@@ -1,12 +1,12 @@
 """One filled-in example of each noun."""
 
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Phase
-from snugfit.core.hardware import Hardware
-from snugfit.core.plan import Candidate, Plan
-from snugfit.core.profile import ProbeLine, ProbePoint, Profile, UnitFacts
-from snugfit.core.record import ExitRecord, PhaseRecord, Record
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Phase
+from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitFacts
+from snugfit._core.record import ExitRecord, PhaseRecord, Record
+from snugfit._core.workload import OptimizerSettings, Workload
 
 WORKLOAD = Workload(
     "vgg8", "digits", (1, 32, 32), 10, 1000, 100, 200, epochs=3, optimizer=OptimizerSettings("adamw", 0.001), seed=4

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snugfit.core.cluster import Cluster, Link, Rank, made_up, read_cluster
+from snugfit._core.cluster import Cluster, Link, Rank, made_up, read_cluster
 from snugfit.errors import UsageError
 
 RANKS = (

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from core_samples import PLAN
 
-from snugfit.cli.app import build
-from snugfit.core.command import as_typed, command_of, flags_of
-from snugfit.core.plan import Candidate
-from snugfit.core.request import (
+from snugfit._cli.app import build
+from snugfit._core.command import as_typed, command_of, flags_of
+from snugfit._core.plan import Candidate
+from snugfit._core.request import (
     OWN,
     BudgetOptions,
     DataOptions,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit.core.documents import DEEPEST, DocumentError, parse_json, read_data, read_json, read_text
-from snugfit.core.yaml_text import MOST_NODES, parse_yaml, read_yaml
+from snugfit._core.documents import DEEPEST, DocumentError, parse_json, read_data, read_json, read_text
+from snugfit._core.yaml_text import MOST_NODES, parse_yaml, read_yaml
 from snugfit.errors import CheckpointError, DataError, UsageError
 
 

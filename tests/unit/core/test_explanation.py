@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost
-from snugfit.core.explanation import explanation_of
-from snugfit.core.hardware import Hardware
-from snugfit.core.plan import Candidate, Plan
-from snugfit.core.ranking import ranked
-from snugfit.core.workload import Workload
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost
+from snugfit._core.explanation import explanation_of
+from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.ranking import ranked
+from snugfit._core.workload import Workload
 
 MB = 10**6
 HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)

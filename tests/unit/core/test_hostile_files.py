@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from core_samples import PLAN, PROFILE, RECORD
 
-from snugfit.cli import plan_cache
-from snugfit.core.documents import read_data
-from snugfit.core.request import Request
-from snugfit.core.serial import to_data
+from snugfit._cli import plan_cache
+from snugfit._core.documents import read_data
+from snugfit._core.request import Request
+from snugfit._core.serial import to_data
 from snugfit.errors import CheckpointError
 from snugfit.profiling.measurement_cache import Measurement, Measurements
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from snugfit import models
-from snugfit.core import known
-from snugfit.core.request import DataOptions, ModelOptions, Request, StrategyOptions
-from snugfit.data import catalog
+from snugfit import _models as models
+from snugfit._core import known
+from snugfit._core.request import DataOptions, ModelOptions, Request, StrategyOptions
+from snugfit._data import catalog
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local import LOCAL_LOSSES, check_local_loss
 
@@ -82,7 +82,7 @@ def test_what_a_request_may_name_otherwise_is_not_refused():
 
 COMMAND = """
 import sys
-from snugfit.cli import app
+from snugfit._cli import app
 code = app.run(sys.argv[1:])
 assert code == 2 and not {"torch", "numpy"} & set(sys.modules), code
 """

@@ -7,10 +7,10 @@ import sys
 import pytest
 from core_samples import PLAN, WORKLOAD
 
-from snugfit.core.budget import Budget
-from snugfit.core.plan import Plan
-from snugfit.core.registry import STRATEGIES, strategy_class
-from snugfit.core.workload import OptimizerSettings
+from snugfit._core.budget import Budget
+from snugfit._core.plan import Plan
+from snugfit._core.registry import STRATEGIES, strategy_class
+from snugfit._core.workload import OptimizerSettings
 from snugfit.errors import UnknownNameError, UsageError
 
 
@@ -88,7 +88,8 @@ def test_the_registry_knows_its_strategies():
 
 def test_the_ground_floor_imports_no_torch():
     code = (
-        "import sys, snugfit.errors, snugfit.quantities, snugfit.core.plan, snugfit.core.record, snugfit.core.request,"
-        "snugfit.core.profile, snugfit.core.registry, snugfit.core.strategy; assert 'torch' not in sys.modules"
+        "import sys, snugfit.errors, snugfit._quantities, snugfit._core.plan, snugfit._core.record, "
+        "snugfit._core.request, snugfit._core.profile, snugfit._core.registry, snugfit._core.strategy; "
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from snugfit.core.profile import ProbeLine, ProbePoint
+from snugfit._core.profile import ProbeLine, ProbePoint
 
 
 def line(fixed, sample, residual=0.0, smallest=1, **kwargs):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from snugfit.core.cost import Cost
-from snugfit.core.plan import Candidate
-from snugfit.core.ranking import default_aim, ranked
+from snugfit._core.cost import Cost
+from snugfit._core.plan import Candidate
+from snugfit._core.ranking import default_aim, ranked
 
 
 def fits(strategy, peak, seconds, exact=False):

@@ -8,12 +8,12 @@ from core_samples import COST, HARDWARE, LINE, PLAN, PROFILE, RECORD, WORKLOAD
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit.core.cost import Cost, Phase
-from snugfit.core.plan import Plan
-from snugfit.core.profile import ProbeLine, ProbePoint, Profile
-from snugfit.core.record import SCHEMA, Record
-from snugfit.core.request import Request
-from snugfit.core.serial import from_data, to_data
+from snugfit._core.cost import Cost, Phase
+from snugfit._core.plan import Plan
+from snugfit._core.profile import ProbeLine, ProbePoint, Profile
+from snugfit._core.record import SCHEMA, Record
+from snugfit._core.request import Request
+from snugfit._core.serial import from_data, to_data
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from snugfit.data import Batches, Transform
+from snugfit._data import Batches, Transform
 from snugfit.errors import UsageError
 
 

@@ -6,8 +6,8 @@ import tiny_boxes
 import torch
 from PIL import Image
 
-from snugfit.data import BoxedBatches, Transform, box_transform, load_boxed
-from snugfit.data.box_transform import BoxTransform, cropped, mirrored, recoloured
+from snugfit._data import BoxedBatches, Transform, box_transform, load_boxed
+from snugfit._data.box_transform import BoxTransform, cropped, mirrored, recoloured
 
 PLAIN = Transform((0.0,) * 3, (1.0,) * 3, 64, flip=True)
 WHITE = 255

@@ -6,7 +6,7 @@ import pytest
 import tiny_boxes
 from PIL import Image
 
-from snugfit.data import load_boxed
+from snugfit._data import load_boxed
 from snugfit.errors import DataError, UsageError
 
 
@@ -199,10 +199,10 @@ def test_a_file_name_of_coco_leads_out_of_no_folder(tmp_path):
 
 
 def test_a_label_file_without_end_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr("snugfit.data.yolo.LARGEST_LABELS", 1000)
+    monkeypatch.setattr("snugfit._data.yolo.LARGEST_LABELS", 1000)
     label(folder, "0 0.5 0.5 0.2 0.2\n" * 100)
     refuse(folder, "has 1,800 bytes; at most 1,000 are read")
-    monkeypatch.setattr("snugfit.data.files.LONGEST_LINE", 50)
+    monkeypatch.setattr("snugfit._data.files.LONGEST_LINE", 50)
     label(folder, "0 0.5 0.5 0.2 0.2" + " 0.5" * 100)
     refuse(folder, "has a line of over 50 characters")
 
@@ -279,6 +279,6 @@ def test_a_coco_file_without_end_is_an_error(tmp_path):
 
 
 def test_more_boxes_than_an_image_can_have(folder, monkeypatch):
-    monkeypatch.setattr("snugfit.data.box_checks.MOST_BOXES", 3)
+    monkeypatch.setattr("snugfit._data.box_checks.MOST_BOXES", 3)
     label(folder, "".join(f"0 0.5 0.5 0.2 0.{i}\n" for i in range(1, 6)))
     refuse(folder, r"0000\.txt: 5 boxes are more than 3 in one image")

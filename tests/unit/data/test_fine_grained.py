@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snugfit.data import ensure, load
-from snugfit.data.catalog import ARCHIVES, SOURCES
+from snugfit._data import ensure, load
+from snugfit._data.catalog import ARCHIVES, SOURCES
 from snugfit.errors import DataError
 
 BIRDS = ("001.Black_footed_Albatross", "002.Laysan_Albatross", "003.Sooty_Albatross")
@@ -125,7 +125,7 @@ def test_the_folder_itself_may_be_the_data_dir(tmp_path, name):
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_missing_data_says_where_to_get_it(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("snugfit.data.catalog.can_download", lambda: False)
+    monkeypatch.setattr("snugfit._data.catalog.can_download", lambda: False)
     with pytest.raises(DataError, match=rf"{name} is not in (.|\n)*https?://"):
         load(name, data_dir=tmp_path)
 
@@ -265,7 +265,7 @@ def test_dogs_in_class_folders_need_no_lists(tmp_path):
 
 def test_images_are_listed_as_names_alone(tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr("snugfit.data.listed.check_headers", opened.extend)
+    monkeypatch.setattr("snugfit._data.listed.check_headers", opened.extend)
     splits = open_set("pets", write_pets(tmp_path))
     assert type(splits.test.files).__name__ == "FileNames" and len(opened) == 24
 
@@ -282,7 +282,7 @@ def test_downloaded_pets_lie_in_a_folder_of_their_own(tmp_path, monkeypatch):
     datasets.utils = types.SimpleNamespace(download_and_extract_archive=fetch)
     monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.datasets", datasets)
-    monkeypatch.setattr("snugfit.data.catalog.can_download", lambda: True)
+    monkeypatch.setattr("snugfit._data.catalog.can_download", lambda: True)
     (tmp_path / "here").mkdir()
     assert ensure("pets", tmp_path / "here") == tmp_path / "here" / "oxford-iiit-pet"
     assert [url.rpartition("/")[2] for url, _ in calls] == ["images.tar.gz", "annotations.tar.gz"]

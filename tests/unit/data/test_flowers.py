@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snugfit.data import ensure, load
-from snugfit.data.flowers import KINDS
-from snugfit.data.matlab import read_vectors
+from snugfit._data import ensure, load
+from snugfit._data.flowers import KINDS
+from snugfit._data.matlab import read_vectors
 from snugfit.errors import DataError
 
 scipy_io = pytest.importorskip("scipy.io")
@@ -195,7 +195,7 @@ def test_the_division_is_fetched_last(flowers, tmp_path, monkeypatch):
     datasets.utils = types.SimpleNamespace(download_and_extract_archive=move, download_url=move)
     monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.datasets", datasets)
-    monkeypatch.setattr("snugfit.data.catalog.can_download", lambda: True)
+    monkeypatch.setattr("snugfit._data.catalog.can_download", lambda: True)
     assert ensure("flowers102", here) == here / "flowers-102"
     assert fetched == [("102flowers.tgz", 32), ("imagelabels.mat", 32), ("setid.mat", 32)]
     assert len(load("flowers102", data_dir=here, image_size=16).test) == 4

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from snugfit.data import Decoder, load
-from snugfit.data.decode import decode
+from snugfit._data import Decoder, load
+from snugfit._data.decode import decode
 from snugfit.errors import DataError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snugfit.data import load, super_classes
+from snugfit._data import load, super_classes
 from snugfit.errors import DataError
 
 

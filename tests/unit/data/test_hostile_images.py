@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from snugfit.data import Decoder, from_dataset
-from snugfit.data.decode import check_headers, decode
+from snugfit._data import Decoder, from_dataset
+from snugfit._data.decode import check_headers, decode
 from snugfit.errors import DataError
 
 

@@ -8,8 +8,8 @@ import pytest
 import tiny_boxes
 from PIL import Image
 
-from snugfit.data import load, load_boxed, read_folder
-from snugfit.data.files import below
+from snugfit._data import load, load_boxed, read_folder
+from snugfit._data.files import below
 from snugfit.errors import DataError
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import snugfit.data.catalog as catalog
-from snugfit.data import ensure, load, names
-from snugfit.data.catalog import SOURCES
-from snugfit.data.cifar import RecordImages
+import snugfit._data.catalog as catalog
+from snugfit._data import ensure, load, names
+from snugfit._data.catalog import SOURCES
+from snugfit._data.cifar import RecordImages
 from snugfit.errors import DataError, UnknownNameError, UsageError
 
 

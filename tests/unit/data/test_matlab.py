@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugfit.data.matlab import read_vectors
+from snugfit._data.matlab import read_vectors
 from snugfit.errors import DataError
 
 scipy_io = pytest.importorskip("scipy.io")
@@ -55,7 +55,7 @@ def refuse(path, match, content=None):
 
 def test_a_variable_unpacks_to_no_more_than_a_list_can_have(tmp_path, monkeypatch):
     """64 MB in 64 kB, taken in only up to the limit."""
-    monkeypatch.setattr("snugfit.data.matlab._LARGEST", 1 << 20)
+    monkeypatch.setattr("snugfit._data.matlab._LARGEST", 1 << 20)
     bomb = zlib.compress(bytes(1 << 26))
     header = b"MATLAB 5.0".ljust(124) + b"\0\1IM"
     refuse(

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from snugfit.data import Batches, Transform, load
+from snugfit._data import Batches, Transform, load
 
 pytestmark = [pytest.mark.data, pytest.mark.skipif("SNUGFIT_DATA" not in os.environ, reason="SNUGFIT_DATA is not set")]
 

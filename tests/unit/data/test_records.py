@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from snugfit.data import cifar, idx
-from snugfit.data.records import Records
+from snugfit._data import cifar, idx
+from snugfit._data.records import Records
 from snugfit.errors import DataError
 
 
@@ -59,7 +59,7 @@ CUT = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from snugfit.data import cifar
+from snugfit._data import cifar
 from snugfit.errors import DataError
 images = cifar.read(Path(sys.argv[1]), cifar.CIFAR10, 32).train
 os.truncate(Path(sys.argv[1], "data_batch_3.bin"), 5000)

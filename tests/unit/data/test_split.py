@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugfit.data.split import balanced, stratified
+from snugfit._data.split import balanced, stratified
 from snugfit.errors import DataError
 
 LABELS = st.lists(st.integers(0, 4), min_size=12, max_size=200).map(lambda xs: np.array(xs + [0, 1, 2, 3, 4] * 3))

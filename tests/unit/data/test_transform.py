@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snugfit.data import Transform
-from snugfit.data import transform as module
+from snugfit._data import Transform
+from snugfit._data import transform as module
 from snugfit.errors import DataError
 
 

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from snugfit.data import from_dataset
+from snugfit._data import from_dataset
 from snugfit.errors import DataError, UsageError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny_coco import TRAIN, VAL, ids
 
-from snugfit.data import load
+from snugfit._data import load
 
 
 def places(part):

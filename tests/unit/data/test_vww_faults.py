@@ -5,8 +5,8 @@ import json
 import pytest
 from tiny_coco import FIRST_ID, ids
 
-import snugfit.data.catalog as catalog
-from snugfit.data import load
+import snugfit._data.catalog as catalog
+from snugfit._data import load
 from snugfit.errors import DataError
 
 

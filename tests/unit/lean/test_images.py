@@ -6,7 +6,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from snugfit.chain import find_blocks
+from snugfit._chain import find_blocks
 from snugfit.lean import empty_images, keep_images, overwrite_maps, run_by_sample, use_lean
 from snugfit.memory.tensors import LiveBytes
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import fx, nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain, find_blocks
+from snugfit._chain import Chain, find_blocks
 from snugfit.lean import (
     keep_maps,
     overwrite_maps,

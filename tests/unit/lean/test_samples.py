@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit import models
-from snugfit.chain import Chain, find_blocks
+from snugfit import _models as models
+from snugfit._chain import Chain, find_blocks
 from snugfit.errors import ModelError, UsageError
 from snugfit.lean import run_by_sample, store_int8, use_lean
 from snugfit.memory.tensors import LiveBytes, saved_bytes

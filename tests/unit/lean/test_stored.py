@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from snugfit import models
-from snugfit.chain.store import write_tensors
+from snugfit import _models as models
+from snugfit._chain.store import write_tensors
 from snugfit.errors import ModelError
 from snugfit.lean import FloatState, LeanConv2d, StandardisedConv2d, restore_float, store_int8, use_lean
 from snugfit.lean.int8_weights import StoredConv2d, StoredLinear, dequantise, quantise

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.chain import Chain, split_tail
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._chain import Chain, split_tail
+from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.lean import NormActivation, PooledEnding
 from snugfit.local import NetworkFacts, UnitShape, build_local_loss
 from snugfit.local.assignment import parts

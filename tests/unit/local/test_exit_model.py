@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.local import build_local_loss
 from snugfit.local.assignment import Layout
 from snugfit.local.base import NetworkFacts, UnitShape

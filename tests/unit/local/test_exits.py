@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit.core.record import ExitRecord
+from snugfit._core.record import ExitRecord
 from snugfit.local.exits import choose_exit, frontier, saturated, standard_error
 
 

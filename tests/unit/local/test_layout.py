@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.local import NetworkFacts
 from snugfit.local.assignment import HeadLoss, Layout
 from snugfit.local.auxiliary import AuxiliaryNetwork

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.core.workload import Workload
+from snugfit._core.workload import Workload
 from snugfit.errors import ModelError, UnknownNameError
 from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkFacts, UnitShape, build_local_loss
 from snugfit.local.lls import PUBLISHED_TEMPERATURE

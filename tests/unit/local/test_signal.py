@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkFacts, UnitShape, build_local_loss, learning_signal
 from snugfit.local.macs import input_gradient_macs, loss_macs
 

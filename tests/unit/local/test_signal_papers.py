@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from snugfit import models
-from snugfit.chain import Chain
+from snugfit import _models as models
+from snugfit._chain import Chain
 from snugfit.local import learning_signal
 from snugfit.local.macs import input_gradient_macs
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.errors import ModelError
 from snugfit.local.single_layer import SingleLayer
 

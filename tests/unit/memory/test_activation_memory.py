@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit.core.serial import from_data, to_data
+from snugfit._core.serial import from_data, to_data
 from snugfit.memory.activation import ActivationMemory, LayerRecord, add_up
 
 THREE = [

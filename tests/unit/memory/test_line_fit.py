@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit.core.profile import ProbePoint
+from snugfit._core.profile import ProbePoint
 from snugfit.memory import fit_line
 
 

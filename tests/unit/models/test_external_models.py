@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from snugfit._models import build, external
+from snugfit._models.external import from_callable
 from snugfit.errors import ModelError, UnknownNameError
-from snugfit.models import build, external
-from snugfit.models.external import from_callable
 
 SOURCE = """
 from torch import nn

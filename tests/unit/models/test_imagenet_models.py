@@ -5,11 +5,11 @@ import importlib.util
 import pytest
 import torch
 
+from snugfit._models import build
+from snugfit._models.resnet50 import BottleneckResNet
+from snugfit._models.vgg import ImageNetVGG
+from snugfit._models.vit import VisionTransformer, image_size_of
 from snugfit.errors import ModelError
-from snugfit.models import build
-from snugfit.models.resnet50 import BottleneckResNet
-from snugfit.models.vgg import ImageNetVGG
-from snugfit.models.vit import VisionTransformer, image_size_of
 
 needs_torchvision = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"

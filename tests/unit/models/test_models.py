@@ -8,8 +8,8 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from snugfit._models import build, names
 from snugfit.errors import UnknownNameError
-from snugfit.models import build, names
 
 
 def count(model: nn.Module) -> int:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
+from snugfit._models import build
 from snugfit.errors import ModelError
-from snugfit.models import build
 from snugfit.tiling import stem_of
 
 # darknet's yolov2.cfg (NOTES, 5): channels and kernel of a convolution, channels alone of a pool; side at 608x608

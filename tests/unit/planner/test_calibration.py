@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from snugfit.core.cost import Cost, Phase
-from snugfit.core.plan import Correction
-from snugfit.core.record import PhaseRecord, Record
-from snugfit.core.workload import Workload
-from snugfit.planner.calibration import ALIKE, FEWEST_OTHERS, PastRun, corrected, correction, past_run
+from snugfit._core.cost import Cost, Phase
+from snugfit._core.plan import Correction
+from snugfit._core.record import PhaseRecord, Record
+from snugfit._core.workload import Workload
+from snugfit._planner.calibration import ALIKE, FEWEST_OTHERS, PastRun, corrected, correction, past_run
 
 WORK = Workload("net", "digits", (1, 16, 16), 10, 100, 10, 10)
 RUN = PastRun("backprop", "net", (1, 16, 16), 10.0, 20.0, 100, 90)

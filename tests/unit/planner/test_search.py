@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import pytest
 from torch import nn
 
-from snugfit.chain import Chain
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Shortfall
-from snugfit.core.hardware import Hardware
-from snugfit.core.plan import Candidate, Plan
-from snugfit.core.workload import Workload
-from snugfit.planner import infeasible_error, search
+from snugfit._chain import Chain
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Shortfall
+from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.workload import Workload
+from snugfit._planner import infeasible_error, search
 from snugfit.profiling import Probe
 
 MB = 10**6

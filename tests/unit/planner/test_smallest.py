@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Shortfall
-from snugfit.core.hardware import Hardware
-from snugfit.core.plan import Candidate, Plan
-from snugfit.core.profile import ProbeLine, ProbePoint, Profile
-from snugfit.core.workload import Workload
-from snugfit.planner import PastRun, smallest_budget_of
-from snugfit.planner.smallest import DRIFT_BYTES
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Shortfall
+from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.profile import ProbeLine, ProbePoint, Profile
+from snugfit._core.workload import Workload
+from snugfit._planner import PastRun, smallest_budget_of
+from snugfit._planner.smallest import DRIFT_BYTES
 from snugfit.strategies.backprop import Backprop
 
 MB = 10**6

@@ -11,16 +11,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit import models
-from snugfit.chain import Chain, find_blocks
-from snugfit.core.workload import OptimizerSettings
+from snugfit import _models as models
+from snugfit._chain import Chain, find_blocks
+from snugfit._core.workload import OptimizerSettings
+from snugfit._training.optimizers import ParameterOptimizers
 from snugfit.lean import use_lean
 from snugfit.lean.int8_weights import store_int8
 from snugfit.lean.per_sample import run_by_sample
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
 from snugfit.surgery.sidenet import attach_side_network
-from snugfit.training.optimizers import ParameterOptimizers
 
 MB = 10**6
 

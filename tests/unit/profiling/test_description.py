@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.profiling import describe
 
 

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.profiling import unit_facts
 
 

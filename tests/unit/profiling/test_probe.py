@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from snugfit.core.profile import ProbeLine
+from snugfit._core.profile import ProbeLine
 from snugfit.profiling import Measurements, Probe, measure_probe, measure_probes
 from snugfit.profiling.floors import LOOKING_BYTES
 from snugfit.profiling.measuring import FIRST_GROWTH

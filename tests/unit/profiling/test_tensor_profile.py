@@ -10,9 +10,9 @@ import torch
 from small_networks import CLASSES, NETWORKS, NO_LIMIT, ResidualNet, TinyViT, probes_of, profile_of
 from torch import nn
 
-from snugfit.chain import Chain
-from snugfit.core.serial import from_data, to_data
-from snugfit.core.tensors import TensorProfile
+from snugfit._chain import Chain
+from snugfit._core.serial import from_data, to_data
+from snugfit._core.tensors import TensorProfile
 from snugfit.errors import ModelError
 from snugfit.memory import Baseline, MemoryLimit
 from snugfit.profiling import TensorProbe, operator

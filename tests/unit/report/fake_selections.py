@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from snugfit.core.record import IntervalRecord, PhaseRecord, Record
+from snugfit._core.record import IntervalRecord, PhaseRecord, Record
 
 FULL = 0.622
 TRAIN = 2880

@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
+from snugfit._report.embedding import FEWEST, closest_pair, kinship, nearest, project
 from snugfit.errors import UnusableInputError, UsageError
-from snugfit.report.embedding import FEWEST, closest_pair, kinship, nearest, project
 
 
 @pytest.mark.filterwarnings("error")

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from snugfit._report.gradcam import grad_cam
 from snugfit.errors import ModelError
 from snugfit.local import NetworkFacts, UnitShape, build_local_loss
 from snugfit.local.exit_model import ExitModel
-from snugfit.report.gradcam import grad_cam
 
 
 @pytest.fixture(autouse=True)

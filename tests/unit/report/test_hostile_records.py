@@ -12,8 +12,8 @@ from typing import Any
 import fake_runs
 import pytest
 
-from snugfit.core.profile import ProbeLine
-from snugfit.core.record_checks import read_record
+from snugfit._core.profile import ProbeLine
+from snugfit._core.record_checks import read_record
 from snugfit.errors import CheckpointError
 
 HOSTILE = (None, -1, 2**60, -0.5, 1e300, "x", "", [], {}, True, [[1]], {"a": 1})

@@ -2,7 +2,7 @@
 
 import re
 
-from snugfit.report.activation import render_activation, totals
+from snugfit._report.activation import render_activation, totals
 
 BLOCKS = [
     {"name": "stem", "temporary_bytes": 3_000_000, "cumulative_bytes": 200_000, "peak_bytes": 3_000_000},

@@ -13,10 +13,10 @@ import fake_selections
 import pytest
 from rich.console import Console
 
-from snugfit.core.cost import Cost, Phase
-from snugfit.report.console import REFRESH_SECONDS, ConsoleProgress
-from snugfit.report.console_lines import against, make_console
-from snugfit.training.events import (
+from snugfit._core.cost import Cost, Phase
+from snugfit._report.console import REFRESH_SECONDS, ConsoleProgress
+from snugfit._report.console_lines import against, make_console
+from snugfit._training.events import (
     CacheProgress,
     EpochDone,
     ExitMeasured,

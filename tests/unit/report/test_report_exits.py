@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugfit.core.record import ExitRecord
-from snugfit.report.figure_sections import confused_pairs, pareto
+from snugfit._core.record import ExitRecord
+from snugfit._report.figure_sections import confused_pairs, pareto
 
 points = st.lists(st.tuples(st.integers(0, 10), st.integers(1, 6)), min_size=1, max_size=12)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import fake_runs
 import pytest
 
+from snugfit._report.formatting import count, percent, phase_label, shorten
+from snugfit._report.metrics import COLUMNS, Curve, curves, read_metrics
 from snugfit.errors import CheckpointError
-from snugfit.report.formatting import count, percent, phase_label, shorten
-from snugfit.report.metrics import COLUMNS, Curve, curves, read_metrics
 
 CSV = """phase,epoch,step,loss,accuracy,val_accuracy,lr,seconds,current_bytes,peak_bytes
 a,0,1,2.0,0.1,,0.05,1.5,10,20

@@ -15,12 +15,12 @@ import fake_runs
 import pytest
 from html_page import Page
 
-from snugfit.core.manifest import Manifest
-from snugfit.core.record import ExitRecord, Record
+from snugfit._core.manifest import Manifest
+from snugfit._core.record import ExitRecord, Record
+from snugfit._report.page import render, verdict, write_report
+from snugfit._report.run_figures import memory_lines
+from snugfit._report.svg import PALETTE
 from snugfit.errors import CheckpointError
-from snugfit.report.page import render, verdict, write_report
-from snugfit.report.run_figures import memory_lines
-from snugfit.report.svg import PALETTE
 
 
 def page_of(run_dir: Path, record: Record, rows) -> tuple[str, Page]:
@@ -195,9 +195,9 @@ def test_drawing_leaves_matplotlib_and_torch_alone(tmp_path):
     fake_runs.write_run(tmp_path, record, None)
     code = (
         "import sys, pathlib\n"
-        "import snugfit.report.page, snugfit.report.console, snugfit.report.table\n"
+        "import snugfit._report.page, snugfit._report.console, snugfit._report.table\n"
         "assert 'matplotlib' not in sys.modules and 'torch' not in sys.modules\n"
-        "snugfit.report.page.write_report(pathlib.Path(sys.argv[1]))\n"
+        "snugfit._report.page.write_report(pathlib.Path(sys.argv[1]))\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ})

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from html_page import Page
 
-from snugfit.report.page import render
-from snugfit.report.picture_figures import overlay
-from snugfit.report.pictures import HeatMaps, Pictures, Projection, Spectra
+from snugfit._report.page import render
+from snugfit._report.picture_figures import overlay
+from snugfit._report.pictures import HeatMaps, Pictures, Projection, Spectra
 
 RNG = np.random.default_rng(0)
 SPECTRA = Spectra(

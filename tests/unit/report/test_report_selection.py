@@ -11,12 +11,12 @@ import fake_selections as fake
 import pytest
 from html_page import Page
 
-from snugfit.core.record import Record
-from snugfit.report.intervals import StepTime, epoch_words, phase_of, step_time, tensors_of
-from snugfit.report.page import render, verdict
-from snugfit.report.selection import body
-from snugfit.report.selection_figures import flops, selections, step_times
-from snugfit.report.svg import PALETTE
+from snugfit._core.record import Record
+from snugfit._report.intervals import StepTime, epoch_words, phase_of, step_time, tensors_of
+from snugfit._report.page import render, verdict
+from snugfit._report.selection import body
+from snugfit._report.selection_figures import flops, selections, step_times
+from snugfit._report.svg import PALETTE
 
 LABELS = ["Tensors that train, by interval", "Operations per epoch", "Time of a training step by interval"]
 
@@ -151,7 +151,7 @@ def _with_units(record: Record) -> Record:
 
 
 def _row(cells):
-    from snugfit.report.metrics import MetricRow
+    from snugfit._report.metrics import MetricRow
 
     return MetricRow(cells["phase"], {k: float(v) for k, v in cells.items() if k != "phase" and v != ""})
 

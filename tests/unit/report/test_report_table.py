@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Phase
-from snugfit.core.hardware import Hardware
-from snugfit.core.plan import Candidate, Plan
-from snugfit.core.profile import Profile, UnitFacts
-from snugfit.core.workload import Workload
-from snugfit.report.table import print_plan, print_profile
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Phase
+from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.profile import Profile, UnitFacts
+from snugfit._core.workload import Workload
+from snugfit._report.table import print_plan, print_profile
 
 WORKLOAD = Workload("vgg16", "cifar10", (3, 32, 32), 10, 45_000, 5_000, 10_000)
 HARDWARE = Hardware("cpu", "cpu", 2, 4 * 10**9, "Linux", "2.13", enforces=True)

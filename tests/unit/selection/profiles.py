@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from snugfit.core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
+from snugfit._core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
 
 
 def tensor(name, seconds=0.0, update=0.0, *, size=4, macs=0, saved=()):

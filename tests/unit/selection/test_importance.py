@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.core.workload import OptimizerSettings
+from snugfit._core.workload import OptimizerSettings
+from snugfit._training.optimizers import ParameterOptimizers
 from snugfit.memory.scratch import ScratchFile
 from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.strategies.elastic.probes import trial_updates
-from snugfit.training.optimizers import ParameterOptimizers
 
 SETTINGS = {
     "sgd": OptimizerSettings("sgd", lr=0.05, weight_decay=0.01),

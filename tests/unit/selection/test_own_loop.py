@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.errors import InfeasibleTimeError, UsageError
 from snugfit.profiling import time_tensors
 from snugfit.selection import TensorSelection

@@ -7,8 +7,8 @@ import pytest
 import torch
 from small_networks import CLASSES, NETWORKS, SHAPE, profile_of, workload
 
-from snugfit.chain import Chain
-from snugfit.core.tensors import OperatorFacts, Saved, Scratch, TensorFacts, TensorProfile
+from snugfit._chain import Chain
+from snugfit._core.tensors import OperatorFacts, Saved, Scratch, TensorFacts, TensorProfile
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import operator
 from snugfit.selection.memory import step_bytes

@@ -2,8 +2,8 @@
 
 from strategy_samples import MB, facts, line
 
-from snugfit.core.profile import Profile
-from snugfit.core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
+from snugfit._core.profile import Profile
+from snugfit._core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
 
 BATCH = 8

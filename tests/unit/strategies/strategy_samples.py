@@ -1,8 +1,8 @@
 """Made-up workloads, lines and profiles."""
 
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import ProbeLine, ProbePoint, Profile, UnitFacts
-from snugfit.core.workload import Workload
+from snugfit._core.hardware import Hardware
+from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitFacts
+from snugfit._core.workload import Workload
 
 MB = 10**6
 HARDWARE = Hardware("cpu", "a processor", 1, 10**9, "Linux", "2.13", True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from strategy_samples import HARDWARE, MB, line, profile, workload
 
-from snugfit.core.budget import Budget
-from snugfit.core.profile import ProbePoint
-from snugfit.core.serial import from_data, to_data
+from snugfit._core.budget import Budget
+from snugfit._core.profile import ProbePoint
+from snugfit._core.serial import from_data, to_data
 from snugfit.errors import UsageError
 from snugfit.strategies.checkpoint import Checkpoint, Schedule
 from snugfit.strategies.checkpoint.candidates import Way

@@ -8,7 +8,8 @@ from schedule_samples import every_schedule, every_split
 from strategy_samples import workload
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
+from snugfit._training.network import NetworkTrainer
 from snugfit.memory.autocast import autocast
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import unit_facts
@@ -16,7 +17,6 @@ from snugfit.strategies.checkpoint import Schedule, recomputing_forward
 from snugfit.strategies.checkpoint.candidates import frontier, thinned, ways_of
 from snugfit.strategies.checkpoint.dynamic_program import price
 from snugfit.strategies.checkpoint.unit_costs import stages_of
-from snugfit.training.network import NetworkTrainer
 
 
 class Net(nn.Module):

@@ -14,8 +14,9 @@ from strategy_samples import workload
 from torch import nn
 
 import snugfit
-from snugfit.core.record import IntervalRecord
-from snugfit.core.tensors import TensorProfile
+from snugfit._core.record import IntervalRecord
+from snugfit._core.tensors import TensorProfile
+from snugfit._training.events import Notice, RunDone
 from snugfit.errors import BudgetExceededError, DivergedError, InfeasibleTimeError
 from snugfit.selection.choice import Headroom, choose, needed_bytes
 from snugfit.selection.network import Network
@@ -24,7 +25,6 @@ from snugfit.strategies.elastic import Elastic, drift, runner
 from snugfit.strategies.elastic.budgets import Sizes
 from snugfit.strategies.elastic.drift import drifted, dry_ratio, suspicious
 from snugfit.strategies.elastic.schemes import scheme_mask
-from snugfit.training.events import Notice, RunDone
 
 OPTIONS = {"epochs": 2, "max_train": 64, "max_val": 20, "image_size": 8, "batch_size": 32, "strategy": "elastic"}
 LAST = ("8.weight", "8.bias")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from strategy_samples import HARDWARE, MB, line, workload
 from torch import nn
 
-from snugfit.chain import Chain
-from snugfit.core.budget import Budget
-from snugfit.core.profile import Profile
-from snugfit.core.workload import OptimizerSettings
+from snugfit._chain import Chain
+from snugfit._core.budget import Budget
+from snugfit._core.profile import Profile
+from snugfit._core.workload import OptimizerSettings
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError
 from snugfit.selection.choice import choose
 from snugfit.strategies.elastic import Elastic

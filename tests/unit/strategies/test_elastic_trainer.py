@@ -7,7 +7,7 @@ import torch
 from strategy_samples import workload
 from torch import nn
 
-from snugfit.core.workload import OptimizerSettings
+from snugfit._core.workload import OptimizerSettings
 from snugfit.errors import CheckpointError
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
 

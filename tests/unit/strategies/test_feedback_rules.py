@@ -9,8 +9,8 @@ from strategy_samples import workload
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain
-from snugfit.core.workload import OptimizerSettings
+from snugfit._chain import Chain
+from snugfit._core.workload import OptimizerSettings
 from snugfit.strategies.feedback.trainers import TRAINERS
 
 IMAGES = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -5,11 +5,11 @@ from strategy_samples import HARDWARE, workload
 from torch import nn
 
 import snugfit
-from snugfit.chain import Chain
+from snugfit._chain import Chain
+from snugfit._training.events import EpochDone
 from snugfit.errors import InfeasibleBudgetError
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.strategies.feedback import Feedback
-from snugfit.training.events import EpochDone
 
 RULES = ("dfa", "drtp", "pepita")
 

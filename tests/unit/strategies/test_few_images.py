@@ -4,7 +4,7 @@ import pytest
 from strategy_samples import HARDWARE, workload
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.profiling import Probe, smallest_floor
 from snugfit.strategies.backprop import Backprop
 from snugfit.strategies.blockwise import Blockwise

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from strategy_samples import HARDWARE, MB, line, profile, workload
 
-from snugfit.core.budget import Budget
-from snugfit.core.request import StrategyOptions
+from snugfit._core.budget import Budget
+from snugfit._core.request import StrategyOptions
 from snugfit.profiling import Probe
 from snugfit.profiling.probe import PROBE_GROWTH
 from snugfit.strategies.blockwise import Blockwise

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit import models
-from snugfit.chain import Chain
+from snugfit import _models as models
+from snugfit._chain import Chain
 from snugfit.errors import ModelError
 from snugfit.profiling.activation import paper_activation_memory
 from snugfit.strategies.sidenet.frozen import Frozen

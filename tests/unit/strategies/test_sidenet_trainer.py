@@ -7,8 +7,8 @@ import torch
 from strategy_samples import workload
 from torch import nn
 
-from snugfit.chain import Chain
-from snugfit.core.workload import OptimizerSettings
+from snugfit._chain import Chain
+from snugfit._core.workload import OptimizerSettings
 from snugfit.errors import CheckpointError
 from snugfit.lean import FloatState, use_stock
 from snugfit.strategies.sidenet.configurations import Configuration

@@ -7,8 +7,8 @@ import pytest
 from strategy_samples import HARDWARE, line, profile, workload
 from torch import nn
 
-from snugfit.chain import Chain
-from snugfit.core.cluster import Cluster, Link, Rank
+from snugfit._chain import Chain
+from snugfit._core.cluster import Cluster, Link, Rank
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.candidates import chosen, key_of, plans_for, settings_of

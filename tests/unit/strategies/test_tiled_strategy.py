@@ -7,9 +7,9 @@ import torch
 from strategy_samples import line, profile
 from torch import nn
 
-from snugfit.chain import Chain
-from snugfit.core.hardware import Hardware
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._chain import Chain
+from snugfit._core.hardware import Hardware
+from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.candidates import chosen, key_of, meant_grid, plans_for, settings_of

@@ -6,8 +6,8 @@ import pytest
 import torch
 from strategy_samples import HARDWARE, workload
 
-from snugfit.chain import Chain
-from snugfit.models.vit import VisionTransformer
+from snugfit._chain import Chain
+from snugfit._models.vit import VisionTransformer
 from snugfit.strategies.backprop import Backprop
 from snugfit.strategies.blockwise import Blockwise
 from snugfit.strategies.checkpoint import Checkpoint

@@ -5,7 +5,7 @@ import torch
 from strategy_samples import HARDWARE, workload
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.local.assignment import Layout
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.strategies.blockwise import Blockwise

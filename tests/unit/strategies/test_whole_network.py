@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategy_samples import HARDWARE, MB, line, profile, workload
 
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Shortfall
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Shortfall
 from snugfit.strategies.backprop import Backprop
 from snugfit.strategies.full_network import batch_settings, divisors, held, whole_cost, whole_reasons
 from snugfit.strategies.memory_estimates import (

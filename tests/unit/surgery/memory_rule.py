@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 from torch import nn
 
-from snugfit.chain import find_blocks
-from snugfit.chain.propagation import node_shapes
+from snugfit._chain import find_blocks
+from snugfit._chain.propagation import node_shapes
 
 
 def numel(shape):

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.surgery import find_groups
 
 SIDE = 12

@@ -6,8 +6,8 @@ from surgery_zoo import NETWORKS, SHAPE, ResNet, conv_norm, plain, traced, vgg_l
 from torch import fx, nn
 from torch.nn import functional as F
 
-from snugfit import models
-from snugfit.chain import Chain
+from snugfit import _models as models
+from snugfit._chain import Chain
 from snugfit.errors import ModelError
 from snugfit.surgery import Slot, find_groups, width
 

@@ -7,7 +7,7 @@ from surgery_zoo import NETWORKS, conv_norm
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain, find_blocks
+from snugfit._chain import Chain, find_blocks
 from snugfit.errors import DivergedError, ModelError, UsageError
 from snugfit.lean import LeanConv2d, use_lean
 from snugfit.surgery import (

@@ -6,8 +6,8 @@ import pytest
 import torch
 from memory_rule import profile_by
 
-from snugfit import models
-from snugfit.chain import Chain
+from snugfit import _models as models
+from snugfit._chain import Chain
 from snugfit.errors import ModelError, UsageError
 from snugfit.surgery import best_widths, blocks_of, hidden_groups, narrowed, sensitive_blocks, width, widths_for
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from surgery_zoo import NETWORKS, SHAPE, traced
 
-from snugfit import models
-from snugfit.chain import Chain, find_blocks
+from snugfit import _models as models
+from snugfit._chain import Chain, find_blocks
 from snugfit.errors import ModelError
 from snugfit.surgery import blocks_of, hidden_groups, remove_channels, width
 

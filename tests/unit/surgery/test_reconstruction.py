@@ -5,7 +5,7 @@ import torch
 from surgery_zoo import NETWORKS
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.errors import UsageError
 from snugfit.surgery import hidden_groups, reconstructing, width
 from snugfit.surgery.reconstruction import RIDGE, best_rebuilt

@@ -8,8 +8,8 @@ from surgery_zoo import NETWORKS, SHAPE, images, kill, traced
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit import models
-from snugfit.chain import Chain
+from snugfit import _models as models
+from snugfit._chain import Chain
 from snugfit.errors import ModelError, UnknownNameError, UsageError
 from snugfit.surgery import find_groups, prune_optimizer, remove_channels, take, width
 

@@ -6,8 +6,8 @@ from surgery_zoo import MobileNet, Residual, ResNet, VisionTransformer, conv_nor
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit import models
-from snugfit.chain import Chain, find_blocks
+from snugfit import _models as models
+from snugfit._chain import Chain, find_blocks
 from snugfit.errors import ModelError
 from snugfit.lean import use_lean
 from snugfit.memory.tensors import LiveBytes

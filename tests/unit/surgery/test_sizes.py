@@ -5,7 +5,7 @@ import torch
 from surgery_zoo import NETWORKS, SHAPE, images, kill, traced
 from torch import nn
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
 from snugfit.errors import CheckpointError
 from snugfit.surgery import adopt_widths, prune
 

@@ -3,7 +3,7 @@
 import pytest
 from tiling_samples import figure_4_4, yolo
 
-from snugfit.core.cluster import Cluster, Link, Rank, made_up
+from snugfit._core.cluster import Cluster, Link, Rank, made_up
 from snugfit.errors import UsageError
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.grouping import CostModel, Prices, group_work

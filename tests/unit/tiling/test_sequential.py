@@ -14,8 +14,8 @@ from tiled_nets import LAYERS, assert_same, gradients, images, network, untiled
 from torch import fx, nn
 from torch.nn import functional as F
 
-from snugfit import models
-from snugfit.chain import Chain
+from snugfit import _models as models
+from snugfit._chain import Chain
 from snugfit.errors import ModelError, OutOfStorageError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.memory.tensors import tensor_peak_bytes

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiling_samples import layer, yolo
 
-from snugfit.core.cluster import Link, Rank, made_up
+from snugfit._core.cluster import Link, Rank, made_up
 from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.geometry import Interval, Window, balanced
 from snugfit.tiling.layers import MapSize, Region, Tiling

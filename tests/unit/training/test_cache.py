@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from snugfit._training.cache import ActivationCache, CacheWriter, cache_bytes
 from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
-from snugfit.training.cache import ActivationCache, CacheWriter, cache_bytes
 
 SHAPE = (3, 4, 5)
 
@@ -118,7 +118,7 @@ def test_storage_budget_is_checked_before_anything_is_written(tmp_path):
 
 
 def test_free_space_is_checked_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("snugfit.training.cache.shutil.disk_usage", lambda _: SimpleNamespace(free=5000))
+    monkeypatch.setattr("snugfit._training.cache.shutil.disk_usage", lambda _: SimpleNamespace(free=5000))
     with pytest.raises(OutOfStorageError, match=r"needs 5.7 kB, but .* has 5.0 kB left"):
         CacheWriter(tmp_path, "block0", 23, SHAPE, dtype="float32")
     assert list(tmp_path.iterdir()) == []

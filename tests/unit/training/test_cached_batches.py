@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from snugfit._training.cache import CacheWriter
+from snugfit._training.cached_batches import CachedBatches
 from snugfit.errors import CheckpointError, UsageError
-from snugfit.training.cache import CacheWriter
-from snugfit.training.cached_batches import CachedBatches
 
 ROWS, SHAPE = 24, (2, 3, 3)
 
@@ -148,7 +148,7 @@ def test_impossible_batches_are_refused(source, batch, start):
 
 
 def test_order_is_that_of_the_data_room(source):
-    data = pytest.importorskip("snugfit.data.batches")
+    data = pytest.importorskip("snugfit._data.batches")
     images = type("Images", (), {"__len__": lambda _: ROWS, "images": lambda _, i: i, "labels": np.arange(ROWS) * 10})()
     from_images = data.Batches(images, lambda raw, *_: numbered()[torch.from_numpy(raw)], seed=3)
     for epoch in range(3):

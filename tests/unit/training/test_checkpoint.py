@@ -9,10 +9,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from snugfit._training import files
+from snugfit._training.checkpoint import CheckpointStore, write_json_atomic
+from snugfit._training.tensorfile import read_tensors, write_tensors
 from snugfit.errors import CheckpointError, OutOfStorageError
-from snugfit.training import files
-from snugfit.training.checkpoint import CheckpointStore, write_json_atomic
-from snugfit.training.tensorfile import read_tensors, write_tensors
 
 POSITION = {"epoch": 3, "step": 14, "loss": 0.1 + 0.2, "names": ["a", "b"], "best": None}
 
@@ -107,7 +107,7 @@ def test_killed_while_saving_leaves_the_previous_one(tmp_path, monkeypatch, mome
 
     store = saved_twice(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("snugfit.training.checkpoint.shutil.rmtree", lambda *_args, **_kwargs: None)
+        patch.setattr("snugfit._training.checkpoint.shutil.rmtree", lambda *_args, **_kwargs: None)
         target = {"rename": (Path, "rename"), "write": (os, "write"), "json": (files.json, "dump")}[moment]
         patch.setattr(*target, die)
         with pytest.raises(Killed):
@@ -123,7 +123,7 @@ def test_killed_while_saving_leaves_the_previous_one(tmp_path, monkeypatch, mome
 def test_killed_before_the_older_one_was_deleted(tmp_path, monkeypatch):
     store = saved_twice(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("snugfit.training.checkpoint.shutil.rmtree", lambda *_args, **_kwargs: None)
+        patch.setattr("snugfit._training.checkpoint.shutil.rmtree", lambda *_args, **_kwargs: None)
         store.save({"model": {"w": torch.ones(1000)}}, {"epoch": 1})
     assert store.latest().position == {"epoch": 1}
     path = tmp_path / "000001" / "model.safetensors"

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_samples import CPU, PHASE, OneWeight, Source, make_run
 
-from snugfit.core.workload import OptimizerSettings
+from snugfit._core.workload import OptimizerSettings
+from snugfit._training import run as run_module
+from snugfit._training.events import EpochDone, StepDone
+from snugfit._training.loop import count_correct, train_phase
 from snugfit.errors import BudgetExceededError, DivergedError, InterruptedRunError
-from snugfit.training import run as run_module
-from snugfit.training.events import EpochDone, StepDone
-from snugfit.training.loop import count_correct, train_phase
 
 COSINE = OptimizerSettings(lr=0.5, schedule="cosine")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from snugfit.chain import UnitStore
-from snugfit.core.digests import FileDigest
-from snugfit.core.manifest import MANIFEST_FILE, Manifest, check_files
+from snugfit._chain import UnitStore
+from snugfit._core.digests import FileDigest
+from snugfit._core.manifest import MANIFEST_FILE, Manifest, check_files
+from snugfit._training.cache import CacheWriter
+from snugfit._training.checkpoint import CheckpointStore
+from snugfit._training.files import write_json_atomic
+from snugfit._training.metrics import MetricsWriter
 from snugfit.errors import CheckpointError
-from snugfit.training.cache import CacheWriter
-from snugfit.training.checkpoint import CheckpointStore
-from snugfit.training.files import write_json_atomic
-from snugfit.training.metrics import MetricsWriter
 
 
 class KilledError(BaseException):

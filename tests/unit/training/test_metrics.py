@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-from snugfit.training.events import EpochDone, Notice, StepDone
-from snugfit.training.metrics import COLUMNS, MetricsWriter
+from snugfit._training.events import EpochDone, Notice, StepDone
+from snugfit._training.metrics import COLUMNS, MetricsWriter
 
 
 def step(number, seconds=0.5, epoch=0, phase="block 1: a, b"):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from training_samples import make_workload
 
-from snugfit.core.workload import OptimizerSettings
-from snugfit.training.network import NetworkTrainer
+from snugfit._core.workload import OptimizerSettings
+from snugfit._training.network import NetworkTrainer
 
 SGD = OptimizerSettings("sgd", lr=0.1, momentum=0.9, weight_decay=0.01)
 

@@ -8,9 +8,9 @@ import torch
 from schedulefree import AdamWScheduleFree
 from torch import nn
 
-from snugfit.core.workload import OptimizerSettings
+from snugfit._core.workload import OptimizerSettings
+from snugfit._training.optimizers import ParameterOptimizers, lr_factor
 from snugfit.errors import CheckpointError, UsageError
-from snugfit.training.optimizers import ParameterOptimizers, lr_factor
 
 SETTINGS = [
     OptimizerSettings(name="sgd", lr=0.1, momentum=0.9, weight_decay=1e-2),

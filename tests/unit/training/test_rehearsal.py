@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from training_samples import PHASE, make_run
 
+from snugfit._training.dry_run import SPARE_BYTES, rehearse
+from snugfit._training.events import Notice
+from snugfit._training.network import NetworkTrainer
 from snugfit.errors import BudgetExceededError
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.training.dry_run import SPARE_BYTES, rehearse
-from snugfit.training.events import Notice
-from snugfit.training.network import NetworkTrainer
 
 EIGHT = dataclasses.replace(PHASE, batch_size=8)
 
@@ -21,7 +21,7 @@ EIGHT = dataclasses.replace(PHASE, batch_size=8)
 @pytest.fixture(autouse=True)
 def no_collecting(monkeypatch):
     """Collecting garbage takes a tenth of a second, and nothing here makes any."""
-    monkeypatch.setattr("snugfit.training.dry_run.release_memory", lambda: None)
+    monkeypatch.setattr("snugfit._training.dry_run.release_memory", lambda: None)
 
 
 class Refusing:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from training_samples import PHASE, make_run
 
-from snugfit.core.record import ExitRecord, PhaseRecord
-from snugfit.core.serial import from_data, to_data
+from snugfit._core.record import ExitRecord, PhaseRecord
+from snugfit._core.serial import from_data, to_data
+from snugfit._training.events import Notice, PhaseDone, PhaseStarted
+from snugfit._training.run import Position
 from snugfit.errors import CheckpointError, DivergedError
-from snugfit.training.events import Notice, PhaseDone, PhaseStarted
-from snugfit.training.run import Position
 
 
 def test_a_position_survives_json():
@@ -49,8 +49,8 @@ def test_a_phase_is_recorded_with_what_was_measured_in_it(tmp_path):
 
 def test_the_heap_is_trimmed_every_so_often(tmp_path, monkeypatch):
     clock, trims = [1000.0], []
-    monkeypatch.setattr("snugfit.training.run.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("snugfit.training.run.trim_heap", lambda: trims.append(clock[0]))
+    monkeypatch.setattr("snugfit._training.run.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("snugfit._training.run.trim_heap", lambda: trims.append(clock[0]))
     run = make_run(tmp_path)
     for _ in range(21):
         run.tick()

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import torch
 
-from snugfit.training.seeding import derive_seed, epoch_order, rng_state, seed_all, set_rng_state
+from snugfit._training.seeding import derive_seed, epoch_order, rng_state, seed_all, set_rng_state
 
 
 def test_seeds_do_not_depend_on_the_process():
-    code = "from snugfit.training.seeding import derive_seed; print(derive_seed(7, 'shuffle', 3))"
+    code = "from snugfit._training.seeding import derive_seed; print(derive_seed(7, 'shuffle', 3))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(other.stdout) == derive_seed(7, "shuffle", 3)
 

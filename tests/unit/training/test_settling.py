@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from training_samples import PHASE, OneWeight, Source, make_run, make_workload
 
-from snugfit.core.manifest import Manifest
-from snugfit.core.workload import OptimizerSettings
-from snugfit.training.checkpoint import CheckpointStore
-from snugfit.training.judged_weights import images_for
-from snugfit.training.loop import train_phase
-from snugfit.training.network import NetworkTrainer
+from snugfit._core.manifest import Manifest
+from snugfit._core.workload import OptimizerSettings
+from snugfit._training.checkpoint import CheckpointStore
+from snugfit._training.judged_weights import images_for
+from snugfit._training.loop import train_phase
+from snugfit._training.network import NetworkTrainer
 
 SCHEDULEFREE = OptimizerSettings("schedulefree", lr=0.05, weight_decay=0.0, schedule="constant")
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.chain import tracking_norms
+from snugfit._chain import tracking_norms
+from snugfit._training.statistics import retake
 from snugfit.lean import use_lean
-from snugfit.training.statistics import retake
 
 CPU = torch.device("cpu")
 LAYERS = {

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from snugfit.training.stopping import StopFlag
+from snugfit._training.stopping import StopFlag
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 

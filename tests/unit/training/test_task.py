@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from training_samples import PHASE, OneWeight, Source, make_run, make_workload
 
-from snugfit.core.serial import from_data, to_data
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._core.serial import from_data, to_data
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._training.events import EpochDone, StepDone
+from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.loop import count_correct, train_phase
+from snugfit._training.network import NetworkTrainer
+from snugfit._training.split import TrainingData
+from snugfit._training.step import StepResult
+from snugfit._training.task import Classification, Detection, measure, needs_classes, task_of
 from snugfit.detection import yolov2_loss
 from snugfit.errors import UsageError
-from snugfit.training.events import EpochDone, StepDone
-from snugfit.training.finalize import evaluate_model, make_record
-from snugfit.training.loop import count_correct, train_phase
-from snugfit.training.network import NetworkTrainer
-from snugfit.training.split import TrainingData
-from snugfit.training.step import StepResult
-from snugfit.training.task import Classification, Detection, measure, needs_classes, task_of
 
 CPU = torch.device("cpu")
 ANCHORS = ((0.2, 0.2), (0.6, 0.5))

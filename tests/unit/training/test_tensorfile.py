@@ -6,10 +6,10 @@ import os
 import pytest
 import torch
 
-from snugfit.core.digests import FileDigest
+from snugfit._core.digests import FileDigest
+from snugfit._training import tensorfile
+from snugfit._training.tensorfile import Deferred, read_tensors, write_tensors
 from snugfit.errors import CheckpointError
-from snugfit.training import tensorfile
-from snugfit.training.tensorfile import Deferred, read_tensors, write_tensors
 
 
 def header(path, **changes):

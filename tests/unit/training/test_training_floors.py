@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.chain import Chain
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._chain import Chain
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._training.network import NetworkTrainer
 from snugfit.memory.autocast import autocast
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.training.network import NetworkTrainer
 
 SHAPE = (3, 16, 16)
 

@@ -5,14 +5,14 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Phase
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import Profile
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Phase
+from snugfit._core.hardware import Hardware
+from snugfit._core.profile import Profile
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._training.run import Run
+from snugfit._training.step import StepResult
 from snugfit.memory import Baseline, MemoryLimit
-from snugfit.training.run import Run
-from snugfit.training.step import StepResult
 
 HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
 CPU = torch.device("cpu")

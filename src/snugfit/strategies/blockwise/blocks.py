@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snugfit.core.cost import Cost, Phase
-from snugfit.core.workload import Workload
+from snugfit._core.cost import Cost, Phase
+from snugfit._core.workload import Workload
+from snugfit._training.cache import LABEL_BYTES
 from snugfit.local.partition import Block, cut, partition, repair, shrunk
 from snugfit.strategies.memory_estimates import images_passed, with_safety
-from snugfit.training.cache import LABEL_BYTES
 
 EVALUATION_SHARE = 0.35
 """Seconds of a unit's forward pass, exit included, over those of its training step."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from snugfit.core.request import CacheDtype
+from snugfit._core.request import CacheDtype
+from snugfit._training.cache import ActivationCache, CacheWriter
+from snugfit._training.run import Run
 from snugfit.errors import CheckpointError
-from snugfit.training.cache import ActivationCache, CacheWriter
-from snugfit.training.run import Run
 
 
 class BlockCaches:

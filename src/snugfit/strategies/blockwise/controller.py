@@ -11,9 +11,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from snugfit.chain import UnitStore, load_into, release
-from snugfit.core.cost import Phase
-from snugfit.core.record import ExitRecord, Record
+from snugfit._chain import UnitStore, load_into, release
+from snugfit._core.cost import Phase
+from snugfit._core.record import ExitRecord, Record
+from snugfit._training.artifact import save_model
+from snugfit._training.cache import CacheWriter
+from snugfit._training.cached_batches import THREAD_BYTES, CachedBatches
+from snugfit._training.dry_run import falling, rehearse
+from snugfit._training.events import CacheProgress, ExitMeasured, Notice
+from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.loop import BatchSource, stop_if_asked, train_phase
+from snugfit._training.recomputed_batches import RecomputedBatches
+from snugfit._training.run import Run
+from snugfit._training.seeding import derive_seed
+from snugfit._training.split import TrainingData
 from snugfit.local import LocalLoss
 from snugfit.local.assignment import HeadLoss, Layout
 from snugfit.local.exits import choose_exit, saturated
@@ -24,17 +35,6 @@ from snugfit.strategies.blockwise.probes import unit_probe_name
 from snugfit.strategies.blockwise.units import initialise_loss, own_loss
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import random_batch, stored_batches
-from snugfit.training.artifact import save_model
-from snugfit.training.cache import CacheWriter
-from snugfit.training.cached_batches import THREAD_BYTES, CachedBatches
-from snugfit.training.dry_run import falling, rehearse
-from snugfit.training.events import CacheProgress, ExitMeasured, Notice
-from snugfit.training.finalize import evaluate_model, make_record
-from snugfit.training.loop import BatchSource, stop_if_asked, train_phase
-from snugfit.training.recomputed_batches import RecomputedBatches
-from snugfit.training.run import Run
-from snugfit.training.seeding import derive_seed
-from snugfit.training.split import TrainingData
 
 if TYPE_CHECKING:
     from snugfit.strategies.blockwise.strategy import Blockwise

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from snugfit.core.hardware import Hardware
-from snugfit.core.request import CacheDtype
-from snugfit.core.workload import Workload
+from snugfit._core.hardware import Hardware
+from snugfit._core.request import CacheDtype
+from snugfit._core.workload import Workload
 from snugfit.local.assignment import Layout
 from snugfit.profiling import Probe, describe
 from snugfit.strategies.blockwise.units import clone_unit, kept_bytes

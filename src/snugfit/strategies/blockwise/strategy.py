@@ -8,14 +8,18 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, ClassVar, Literal
 
-from snugfit.chain import Chain
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Phase, Shortfall
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import ProbeLine, Profile, UnitFacts
-from snugfit.core.record import Record
-from snugfit.core.request import CacheDtype, StrategyOptions
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Phase, Shortfall
+from snugfit._core.hardware import Hardware
+from snugfit._core.profile import ProbeLine, Profile, UnitFacts
+from snugfit._core.record import Record
+from snugfit._core.request import CacheDtype, StrategyOptions
+from snugfit._core.workload import Workload
+from snugfit._training.row_format import RowFormat
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
+from snugfit._training.task import needs_classes
 from snugfit.local.assignment import Layout
 from snugfit.local.partition import Block
 from snugfit.profiling import Probe
@@ -29,10 +33,6 @@ from snugfit.strategies.blockwise.blocks import (
 from snugfit.strategies.blockwise.controller import Controller
 from snugfit.strategies.blockwise.probes import unit_probe_name, unit_probes
 from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
-from snugfit.training.row_format import RowFormat
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
-from snugfit.training.task import needs_classes
 
 LEFT_BY_BLOCKS = 2_000_000
 """What trained blocks leave behind for the final test, at least: kernels of their shapes, file buffers."""

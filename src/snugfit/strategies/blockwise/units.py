@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from snugfit.core.workload import Workload
+from snugfit._core.workload import Workload
 from snugfit.local import LocalLoss
 from snugfit.local.assignment import DetachedHeadLoss, HeadLoss, Layout
 

@@ -8,17 +8,17 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from snugfit.chain import tracking_norms
-from snugfit.core.workload import Workload
+from snugfit._chain import tracking_norms
+from snugfit._core.workload import Workload
+from snugfit._training.checkpoint import foreign_state
+from snugfit._training.optimizers import ParameterOptimizers
+from snugfit._training.statistics import retake
+from snugfit._training.step import StepResult, precision_context
+from snugfit._training.tensorfile import Deferred
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
 from snugfit.local.assignment import parts
 from snugfit.local.unit_pass import training_pass
-from snugfit.training.checkpoint import foreign_state
-from snugfit.training.optimizers import ParameterOptimizers
-from snugfit.training.statistics import retake
-from snugfit.training.step import StepResult, precision_context
-from snugfit.training.tensorfile import Deferred
 
 
 class LocalUnit:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from snugfit.chain import Chain
-from snugfit.core.profile import UnitFacts
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.profile import UnitFacts
+from snugfit._core.workload import Workload
 from snugfit.strategies.checkpoint.dynamic_program import SLOTS, Programme, Stage, price
 from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.checkpoint.unit_costs import stages_of

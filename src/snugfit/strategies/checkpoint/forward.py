@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
+from snugfit._training.network import Forward
 from snugfit.memory.autocast import autocast_again
 from snugfit.strategies.checkpoint.schedule import Schedule
-from snugfit.training.network import Forward
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snugfit.core.budget import Budget
-from snugfit.core.profile import ProbeLine, Profile
-from snugfit.core.workload import Workload
+from snugfit._core.budget import Budget
+from snugfit._core.profile import ProbeLine, Profile
+from snugfit._core.workload import Workload
 from snugfit.strategies.checkpoint.candidates import Way
 from snugfit.strategies.full_network import batch_settings, divisors, held, whole_cost
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, headroom_in

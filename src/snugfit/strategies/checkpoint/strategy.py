@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from snugfit.chain import Chain
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Shortfall
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import Profile
-from snugfit.core.record import Record
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Shortfall
+from snugfit._core.hardware import Hardware
+from snugfit._core.profile import Profile
+from snugfit._core.record import Record
+from snugfit._core.workload import Workload
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
 from snugfit.profiling import Probe, unit_facts
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import key_of, keys_in, schedule_of, ways_of
@@ -28,8 +30,6 @@ from snugfit.strategies.full_network import (
     whole_probe,
     whole_reasons,
 )
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from snugfit.chain import Chain, Unit
-from snugfit.core.profile import UnitFacts
+from snugfit._chain import Chain, Unit
+from snugfit._core.profile import UnitFacts
 from snugfit.lean import use_lean_convolutions
 from snugfit.memory.tensors import LiveBytes
 from snugfit.strategies.checkpoint.dynamic_program import Stage

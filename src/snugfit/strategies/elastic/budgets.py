@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from snugfit.core.budget import Budget
-from snugfit.core.profile import Profile
-from snugfit.core.workload import Workload
+from snugfit._core.budget import Budget
+from snugfit._core.profile import Profile
+from snugfit._core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, SnugfitError
 from snugfit.selection.choice import Headroom, choose, needed_bytes
 from snugfit.selection.network import Mask, Network

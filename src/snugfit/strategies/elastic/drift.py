@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
-from snugfit.chain import Chain
-from snugfit.core.record import IntervalRecord
-from snugfit.core.tensors import OperatorFacts, StepSeconds, TensorProfile
+from snugfit._chain import Chain
+from snugfit._core.record import IntervalRecord
+from snugfit._core.tensors import OperatorFacts, StepSeconds, TensorProfile
+from snugfit._training.events import Notice
+from snugfit._training.run import Run
 from snugfit.profiling.operator import timed
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
@@ -21,8 +23,6 @@ from snugfit.strategies.elastic.budgets import Sizes
 from snugfit.strategies.elastic.probes import ElasticProbes
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.strategies.memory_estimates import random_batch, with_safety
-from snugfit.training.events import Notice
-from snugfit.training.run import Run
 
 if TYPE_CHECKING:
     from snugfit.strategies.elastic.strategy import Elastic

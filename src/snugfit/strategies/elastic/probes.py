@@ -14,8 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from snugfit.chain import Chain, Unit, classifier_names
-from snugfit.core.workload import OptimizerSettings, Workload
+from snugfit._chain import Chain, Unit, classifier_names
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._training.optimizers import ParameterOptimizers
+from snugfit._training.step import precision_context
 from snugfit.lean import use_lean, use_stock
 from snugfit.memory.scratch import ScratchFile, StoredTensor
 from snugfit.memory.tensors import tensor_peak_bytes
@@ -23,8 +25,6 @@ from snugfit.profiling import Probe, TensorProbe, WholeStep
 from snugfit.selection.importance import Update, importance, scratch_bytes
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
 from snugfit.strategies.memory_estimates import fill_made_up, place_made_up, random_batch, step_floor
-from snugfit.training.optimizers import ParameterOptimizers
-from snugfit.training.step import precision_context
 
 HEAD, FULL, IMPORTANCE, TENSORS = "elastic:head", "elastic:full", "elastic:importance", "elastic:tensors"
 """Names of the probes."""

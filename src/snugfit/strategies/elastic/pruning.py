@@ -7,13 +7,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from snugfit.chain.propagation import BATCH, run_on_meta
+from snugfit._chain.propagation import BATCH, run_on_meta
+from snugfit._training.events import Notice
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
 from snugfit.lean import use_lean, use_stock
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.surgery import add_penalty_gradient, find_groups, penalised, penalty, penalty_scale, prune, prune_optimizer
-from snugfit.training.events import Notice
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
 
 _SCALE = "lasso_scale"
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from snugfit.chain import Chain
+from snugfit._chain import Chain
+from snugfit._training.optimizers import lr_factor
+from snugfit._training.run import Run
+from snugfit._training.seeding import derive_seed, seed_all
+from snugfit._training.split import TrainingData
+from snugfit._training.step import precision_context
 from snugfit.memory import release_memory
 from snugfit.memory.scratch import ScratchFile, stored_bytes
 from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.strategies.elastic.probes import trial_updates
 from snugfit.strategies.elastic.trainer import TensorTrainer
-from snugfit.training.optimizers import lr_factor
-from snugfit.training.run import Run
-from snugfit.training.seeding import derive_seed, seed_all
-from snugfit.training.split import TrainingData
-from snugfit.training.step import precision_context
 
 if TYPE_CHECKING:
     from snugfit.strategies.elastic.strategy import Elastic

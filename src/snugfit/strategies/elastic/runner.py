@@ -14,11 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit.chain import Chain, load_into, release
-from snugfit.core.cost import Phase
-from snugfit.core.record import IntervalRecord, Record
-from snugfit.core.serial import from_data, to_data
-from snugfit.core.tensors import TensorProfile
+from snugfit._chain import Chain, load_into, release
+from snugfit._core.cost import Phase
+from snugfit._core.record import IntervalRecord, Record
+from snugfit._core.serial import from_data, to_data
+from snugfit._core.tensors import TensorProfile
+from snugfit._training.artifact import save_model
+from snugfit._training.dry_run import SPARE_BYTES
+from snugfit._training.events import Notice, TensorsSelected
+from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.loop import count_correct, train_phase
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
 from snugfit.errors import BudgetExceededError, DivergedError
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.memory.tensors import tensor_peak_bytes
@@ -30,13 +37,6 @@ from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.ranking import rank_tensors
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.strategies.memory_estimates import random_batch
-from snugfit.training.artifact import save_model
-from snugfit.training.dry_run import SPARE_BYTES
-from snugfit.training.events import Notice, TensorsSelected
-from snugfit.training.finalize import evaluate_model, make_record
-from snugfit.training.loop import count_correct, train_phase
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
 
 if TYPE_CHECKING:
     from snugfit.strategies.elastic.strategy import Elastic

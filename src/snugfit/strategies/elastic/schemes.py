@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from snugfit.core.request import Scheme
+from snugfit._core.request import Scheme
 from snugfit.selection.network import Mask, Network
 
 

@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from snugfit.chain import Chain, classifier_names
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Phase, Shortfall
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import Profile
-from snugfit.core.record import Record
-from snugfit.core.request import ImportanceMetric, Scheme
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain, classifier_names
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Phase, Shortfall
+from snugfit._core.hardware import Hardware
+from snugfit._core.profile import Profile
+from snugfit._core.record import Record
+from snugfit._core.request import ImportanceMetric, Scheme
+from snugfit._core.workload import Workload
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
+from snugfit._training.task import needs_classes
 from snugfit.profiling import Probe, TensorProbe
 from snugfit.selection.choice import choose
 from snugfit.selection.network import Mask, Network
@@ -24,9 +27,6 @@ from snugfit.strategies.elastic.runner import fit_elastic
 from snugfit.strategies.elastic.schemes import scheme_mask
 from snugfit.strategies.full_network import VALIDATION_SHARE, divisors
 from snugfit.strategies.memory_estimates import MB, smallest_budget, step_headroom
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
-from snugfit.training.task import needs_classes
 
 DEFAULT_RATIO = 0.5
 """rho where none is asked for (ElasticTrainer section 8.1)."""

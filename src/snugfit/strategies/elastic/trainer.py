@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-from snugfit.core.workload import Workload
+from snugfit._core.workload import Workload
+from snugfit._training.checkpoint import foreign_state
+from snugfit._training.network import Forward
+from snugfit._training.optimizers import ParameterOptimizers
+from snugfit._training.step import StepResult, cross_entropy_of
+from snugfit._training.tensorfile import Deferred
 from snugfit.lean import use_lean
 from snugfit.surgery import adopt_widths
-from snugfit.training.checkpoint import foreign_state
-from snugfit.training.network import Forward
-from snugfit.training.optimizers import ParameterOptimizers
-from snugfit.training.step import StepResult, cross_entropy_of
-from snugfit.training.tensorfile import Deferred
 
 
 def set_modes(module: nn.Module) -> None:
@@ -102,7 +102,7 @@ class TensorTrainer:
         self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
-        """One forward and backward; see :class:`snugfit.training.loop.Trainable`."""
+        """One forward and backward; see :class:`snugfit._training.loop.Trainable`."""
         started = time.perf_counter()
         set_modes(self.module)
         loss, logits = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from snugfit.chain import Chain
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import UnitFacts
-from snugfit.core.request import FeedbackRule
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.hardware import Hardware
+from snugfit._core.profile import UnitFacts
+from snugfit._core.request import FeedbackRule
+from snugfit._core.workload import Workload
+from snugfit._training.task import needs_classes
 from snugfit.errors import ModelError
 from snugfit.local.single_layer import SingleLayer
 from snugfit.strategies.feedback.trainers import TRAINERS
 from snugfit.strategies.full_network import MakeTrainer, WholeNetwork
-from snugfit.training.task import needs_classes
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from snugfit.chain import Chain
-from snugfit.core.request import FeedbackRule
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.request import FeedbackRule
+from snugfit._core.workload import Workload
+from snugfit._training.network import NetworkTrainer
+from snugfit._training.seeding import derive_seed
+from snugfit._training.step import StepResult, cross_entropy_of, precision_context
 from snugfit.local.feedback import (
     MODULATION,
     dfa_delta,
@@ -21,9 +24,6 @@ from snugfit.local.feedback import (
     random_projection,
 )
 from snugfit.local.single_layer import SingleLayer
-from snugfit.training.network import NetworkTrainer
-from snugfit.training.seeding import derive_seed
-from snugfit.training.step import StepResult, cross_entropy_of, precision_context
 
 
 class FeedbackTrainer(NetworkTrainer):
@@ -65,7 +65,7 @@ class FeedbackTrainer(NetworkTrainer):
         raise NotImplementedError
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
-        """One (micro-)batch; see :class:`snugfit.training.loop.Trainable`."""
+        """One (micro-)batch; see :class:`snugfit._training.loop.Trainable`."""
         self.module.train()
         self.optimizers.train()
         loss, logits = self.learn(inputs, labels, share)

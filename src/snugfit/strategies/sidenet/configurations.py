@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from snugfit.core.request import Choice, Scheme, StrategyOptions, WeightStorage
+from snugfit._core.request import Choice, Scheme, StrategyOptions, WeightStorage
 
 PREFIX = "sidenet"
 WIDTHS = (1.0, 0.5, 0.25)

@@ -12,8 +12,8 @@ from typing import cast
 import numpy as np
 from torch import fx, nn
 
-from snugfit.chain import Chain, ModuleBlock, classifier_names, find_blocks
-from snugfit.core.request import Scheme, prune_ratio
+from snugfit._chain import Chain, ModuleBlock, classifier_names, find_blocks
+from snugfit._core.request import Scheme, prune_ratio
 from snugfit.errors import ModelError
 from snugfit.lean import run_by_sample
 from snugfit.memory.activation import ActivationMemory

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from snugfit.core.profile import ProbeLine
+from snugfit._core.profile import ProbeLine
 from snugfit.profiling import Probe, smallest_floor
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS
 from snugfit.strategies.sidenet.configurations import Configuration

@@ -8,9 +8,11 @@ from typing import cast
 import torch
 from torch import fx, nn
 
-from snugfit.chain import Chain
-from snugfit.core.request import Scheme
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.request import Scheme
+from snugfit._core.workload import Workload
+from snugfit._training.network import NetworkTrainer
+from snugfit._training.seeding import derive_seed
 from snugfit.lean import (
     empty_images,
     keep_images,
@@ -24,8 +26,6 @@ from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.trainer import SIDE, FrozenTrainer
 from snugfit.surgery import attach_side_network
-from snugfit.training.network import NetworkTrainer
-from snugfit.training.seeding import derive_seed
 
 SIDE_LR = 5.0
 """Learning rate of the side network over the classifier's, as in Rep-Net's scripts for MobileNetV2."""

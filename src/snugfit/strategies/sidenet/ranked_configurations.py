@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from snugfit.core.profile import ProbeLine
-from snugfit.core.workload import Workload
+from snugfit._core.profile import ProbeLine
+from snugfit._core.workload import Workload
 from snugfit.strategies.full_network import divisors, held
 from snugfit.strategies.sidenet.configurations import Configuration
 

@@ -11,12 +11,17 @@ from typing import cast
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit.chain import Chain
-from snugfit.chain.store import write_tensors
-from snugfit.core.cost import Phase
-from snugfit.core.profile import ProbeLine
-from snugfit.core.request import PruneImportance
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._chain.store import write_tensors
+from snugfit._core.cost import Phase
+from snugfit._core.profile import ProbeLine
+from snugfit._core.request import PruneImportance
+from snugfit._core.workload import Workload
+from snugfit._training.events import Notice
+from snugfit._training.loop import BatchSource, stop_if_asked
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
+from snugfit._training.tensorfile import read_tensors
 from snugfit.errors import CheckpointError
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe
@@ -38,11 +43,6 @@ from snugfit.surgery import (
     reconstructing,
     remove_channels,
 )
-from snugfit.training.events import Notice
-from snugfit.training.loop import BatchSource, stop_if_asked
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
-from snugfit.training.tensorfile import read_tensors
 
 RETRAIN = f"{PREFIX}:retrain"
 """Name of the probe."""

@@ -6,18 +6,18 @@ import copy
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from snugfit.chain import Chain
-from snugfit.core.record import Record
+from snugfit._chain import Chain
+from snugfit._core.record import Record
+from snugfit._training.artifact import save_model
+from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.network import NetworkTrainer
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
 from snugfit.lean import FloatState
 from snugfit.strategies.full_network import load_network, train_network
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.network import make_trainer, plain
 from snugfit.strategies.sidenet.retraining import Retraining, prune_and_retrain, take_pruned
-from snugfit.training.artifact import save_model
-from snugfit.training.finalize import evaluate_model, make_record
-from snugfit.training.network import NetworkTrainer
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
 
 if TYPE_CHECKING:
     from snugfit.strategies.sidenet.strategy import Sidenet

@@ -9,14 +9,17 @@ from typing import Any, ClassVar, cast
 
 from torch import fx
 
-from snugfit.chain import Chain, classifier_names
-from snugfit.core.budget import Budget
-from snugfit.core.cost import Cost, Phase, Shortfall
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import ProbeLine, Profile
-from snugfit.core.record import Record
-from snugfit.core.request import Choice, PruneImportance, Scheme, StrategyOptions, WeightStorage
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain, classifier_names
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Phase, Shortfall
+from snugfit._core.hardware import Hardware
+from snugfit._core.profile import ProbeLine, Profile
+from snugfit._core.record import Record
+from snugfit._core.request import Choice, PruneImportance, Scheme, StrategyOptions, WeightStorage
+from snugfit._core.workload import Workload
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
+from snugfit._training.task import needs_classes
 from snugfit.errors import UsageError
 from snugfit.profiling import Probe
 from snugfit.strategies.full_network import VALIDATION_SHARE, divisors, held, whole_probe
@@ -35,9 +38,6 @@ from snugfit.strategies.sidenet.retraining import (
 )
 from snugfit.strategies.sidenet.runner import fit_sidenet
 from snugfit.surgery import attach_side_network
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
-from snugfit.training.task import needs_classes
 
 MARGIN_BYTES = 1_000_000
 """By how much the headroom of a step may be smaller once everything is measured: whether another probe is needed is

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit.core.workload import Workload
+from snugfit._core.workload import Workload
+from snugfit._training.checkpoint import foreign_state
+from snugfit._training.network import NetworkTrainer
+from snugfit._training.tensorfile import Deferred
 from snugfit.errors import CheckpointError
 from snugfit.lean import use_lean
-from snugfit.training.checkpoint import foreign_state
-from snugfit.training.network import NetworkTrainer
-from snugfit.training.tensorfile import Deferred
 
 SIDE = "side."
 """Names of the side network's tensors begin with it."""

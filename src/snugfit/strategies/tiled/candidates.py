@@ -10,9 +10,9 @@ from typing import Any, Protocol, cast
 
 from torch import fx
 
-from snugfit.chain import Chain
-from snugfit.core.cluster import Cluster, Link, Rank, made_up
-from snugfit.core.request import Choice, Rest, TileSizes, WeightUpdate
+from snugfit._chain import Chain
+from snugfit._core.cluster import Cluster, Link, Rank, made_up
+from snugfit._core.request import Choice, Rest, TileSizes, WeightUpdate
 from snugfit.errors import UsageError
 from snugfit.strategies.tiled.network import macs_behind, network_of, step_of
 from snugfit.tiling.candidates import meeting_points, scratch_bytes, squarest, thinned, ways_on_one_device

@@ -8,9 +8,9 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from snugfit.core.cluster import Cluster
-from snugfit.core.cost import Cost
-from snugfit.core.workload import Workload
+from snugfit._core.cluster import Cluster
+from snugfit._core.cost import Cost
+from snugfit._core.workload import Workload
 from snugfit.strategies.full_network import VALIDATION_SHARE
 from snugfit.strategies.memory_estimates import images_passed
 from snugfit.tiling.cost_counter import tally

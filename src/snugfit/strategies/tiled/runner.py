@@ -10,10 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from snugfit.chain import Chain
-from snugfit.core.record import Record
-from snugfit.core.serial import from_data, to_data
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.record import Record
+from snugfit._core.serial import from_data, to_data
+from snugfit._core.workload import Workload
+from snugfit._training.network import NetworkTrainer
+from snugfit._training.optimizers import ParameterOptimizers
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
 from snugfit.errors import UsageError
 from snugfit.strategies.full_network import fit_whole
 from snugfit.strategies.tiled.trainer import over_processes
@@ -21,10 +25,6 @@ from snugfit.tiling.coordinator import Follower, Order, OverTiles, follow_step, 
 from snugfit.tiling.messages import Line
 from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.transport import Processes, Transport
-from snugfit.training.network import NetworkTrainer
-from snugfit.training.optimizers import ParameterOptimizers
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
 
 
 def fit_over_processes(

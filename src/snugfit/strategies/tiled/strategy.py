@@ -8,15 +8,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-from snugfit.chain import Chain
-from snugfit.core.budget import Budget
-from snugfit.core.cluster import read_cluster
-from snugfit.core.cost import Cost, Shortfall
-from snugfit.core.hardware import Hardware
-from snugfit.core.profile import ProbeLine, Profile
-from snugfit.core.record import Record
-from snugfit.core.request import Choice, Rest, TileSizes, WeightUpdate
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.budget import Budget
+from snugfit._core.cluster import read_cluster
+from snugfit._core.cost import Cost, Shortfall
+from snugfit._core.hardware import Hardware
+from snugfit._core.profile import ProbeLine, Profile
+from snugfit._core.record import Record
+from snugfit._core.request import Choice, Rest, TileSizes, WeightUpdate
+from snugfit._core.workload import Workload
+from snugfit._training.events import Notice
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
 from snugfit.errors import ModelError, UnknownNameError, UsageError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.profiling import Probe
@@ -45,9 +48,6 @@ from snugfit.strategies.tiled.trainer import on_one_device, over_processes
 from snugfit.tiling.messages import Silence
 from snugfit.tiling.plan import TilePlan
 from snugfit.tiling.transport import Alone, processes
-from snugfit.training.events import Notice
-from snugfit.training.run import Run
-from snugfit.training.split import TrainingData
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ from functools import partial
 
 from torch import Tensor, fx, nn
 
-from snugfit.chain import Chain
-from snugfit.core.workload import Workload
+from snugfit._chain import Chain
+from snugfit._core.workload import Workload
+from snugfit._training.network import Forward, NetworkTrainer
+from snugfit._training.step import StepResult
 from snugfit.memory.mapped import MappedScratch
 from snugfit.strategies.full_network import MakeTrainer
 from snugfit.tiling.coordinator import GatewayForward
@@ -17,8 +19,6 @@ from snugfit.tiling.profile import named_profile
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.tileable_prefix import stem_of
 from snugfit.tiling.transport import Transport
-from snugfit.training.network import Forward, NetworkTrainer
-from snugfit.training.step import StepResult
 
 
 class OneDeviceTrainer(NetworkTrainer):

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from snugfit.training.launch.rendezvous import Reach, Rendezvous
+from snugfit._training.launch.rendezvous import Reach, Rendezvous
 
 
 class Line:

@@ -11,11 +11,11 @@ import pytest
 from torch.distributed import TCPStore
 
 import snugfit
+from snugfit._training.launch import Commands, World
+from snugfit._training.launch.group import _wait_for_all
+from snugfit._training.launch.seal import seal, unseal
+from snugfit._training.launch.store import connect, names, sealed_get, sealed_set
 from snugfit.errors import WorkerLostError
-from snugfit.training.launch import Commands, World
-from snugfit.training.launch.group import _wait_for_all
-from snugfit.training.launch.seal import seal, unseal
-from snugfit.training.launch.store import connect, names, sealed_get, sealed_set
 
 
 def test_what_is_sealed_is_read_back():

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from snugfit.core.hardware import cores
+from snugfit._core.hardware import cores
+from snugfit._training.launch import World, join, share_of_threads, world
+from snugfit._training.launch.network import interface_towards, own_address, told_apart
+from snugfit._training.launch.store import listen, within
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
-from snugfit.training.launch import World, join, share_of_threads, world
-from snugfit.training.launch.network import interface_towards, own_address, told_apart
-from snugfit.training.launch.store import listen, within
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",

@@ -1,0 +1,56 @@
+"""The Python face: what the command line does, as functions."""
+
+from snugfit._api.distributed import serve, together, with_others
+from snugfit._api.exporting import export
+from snugfit._api.inference import evaluate, predict
+from snugfit._api.launch_folder import begun, finished, for_launch, world
+from snugfit._api.lean_retries import requests_apart, smallest_fitting
+from snugfit._api.loading import Architecture, load
+from snugfit._api.planning import RunnablePlan, plan, plan_request, profile_request
+from snugfit._api.process import prepare_process
+from snugfit._api.result import TrainedRecord
+from snugfit._api.run_page import draw_report
+from snugfit._api.running import resume
+from snugfit._core.budget import Budget
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.record import Record
+from snugfit._core.request import Request
+from snugfit._core.verify import Verification, verify
+from snugfit._data import Splits, from_dataset, load_boxed
+from snugfit._training.stopping import StopFlag
+
+__all__ = [
+    "Architecture",
+    "Budget",
+    "Candidate",
+    "Plan",
+    "Record",
+    "Request",
+    "RunnablePlan",
+    "Splits",
+    "StopFlag",
+    "TrainedRecord",
+    "Verification",
+    "begun",
+    "draw_report",
+    "evaluate",
+    "export",
+    "finished",
+    "for_launch",
+    "from_dataset",
+    "load",
+    "load_boxed",
+    "plan",
+    "plan_request",
+    "predict",
+    "prepare_process",
+    "profile_request",
+    "requests_apart",
+    "resume",
+    "serve",
+    "smallest_fitting",
+    "together",
+    "verify",
+    "with_others",
+    "world",
+]

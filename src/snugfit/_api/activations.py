@@ -1,0 +1,177 @@
+"""Activation memory of a network, block by block: both analytic figures, and a real step's beside them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from snugfit._api.builder import Assembly
+from snugfit._api.process import choose_device
+from snugfit._chain import classifier_names
+from snugfit._chain.blocks import SIDE_NETWORK
+from snugfit._core.request import Scheme, Trained
+from snugfit._core.serial import to_data
+from snugfit._core.workload import Workload
+from snugfit._training.optimizers import ParameterOptimizers
+from snugfit._training.step import precision_context
+from snugfit.errors import ModelError
+from snugfit.lean import empty_images, overwrite_maps, use_lean
+from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, release_memory
+from snugfit.memory.activation import ActivationMemory
+from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
+from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_made_up, random_batch
+from snugfit.strategies.sidenet.network import trained_names
+from snugfit.surgery.sidenet import attach_side_network
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network of which something trains.
+
+    Attributes:
+        module: on the meta device, its layers in the modes that they train in.
+        trained: what trains.
+        names: the parameters that do.
+    """
+
+    module: fx.GraphModule
+    trained: Trained
+    names: frozenset[str]
+
+
+def activation_table(
+    assembly: Assembly, trained: Trained | None, budget_bytes: int | None, resting: Baseline
+) -> dict[str, Any]:
+    """Activation memory by the paper's rule, as tensors truly live, and measured in two steps on made-up images.
+
+    Args:
+        assembly: the network, batch size and optimizer.
+        trained: what trains; by default a side network where the model can have one, else everything.
+        budget_bytes: memory budget, which is enforced during the measurement.
+        resting: the baseline.
+
+    Returns:
+        As :class:`snugfit.memory.activation.ActivationMemory` by the paper's rule, bytes of blocks per image; and
+        ``trained``; ``side_first``, peak and total where side modules run ahead of their blocks, as in Rep-Net's
+        published code; ``true``, the same as the whole for the batch as tensors truly live, with ``resident`` bytes;
+        ``measured``, ``tensor_peak_bytes`` of a step, None where memory is short for it.
+
+    Raises:
+        ModelError: a side network is asked for, and the model can have none.
+    """
+    workload, shape = assembly.workload, assembly.workload.input_shape
+    subject = make_subject(assembly, trained)
+    lean, spent = copy.deepcopy(subject.module), False
+    if assembly.request.strategy.lean:
+        use_lean(lean)
+        overwrite_maps(lean)
+    run = copy.deepcopy(lean)
+    if assembly.request.strategy.lean and subject.trained != "full":
+        spent = empty_images(run)
+    paper, ahead = (
+        paper_activation_memory(subject.module, shape, subject.names, batch=workload.batch_size, side_first=first)
+        for first in (False, True)
+    )
+    copies = workload.optimizer.state_per_parameter
+    true = true_activation_memory(
+        lean, shape, subject.names, batch=workload.batch_size, state_copies=copies, spent=spent
+    )
+    device = choose_device(assembly.request.machine.device)
+    with MemoryLimit(budget_bytes, resting, device) as limit:
+        measured = _measured(run, subject.names, workload, device, true, limit)
+    return {
+        **to_data(paper),
+        "trained": subject.trained,
+        "side_first": {"peak_bytes": ahead.peak_bytes, "total_bytes": ahead.total_bytes},
+        "true": {
+            **to_data(true),
+            "resident": to_data(resident_bytes(lean, subject.names, state_copies=copies)),
+        },
+        "measured": {"batch": workload.batch_size, "tensor_peak_bytes": measured},
+    }
+
+
+def make_subject(assembly: Assembly, trained: Trained | None) -> Subject:
+    """The network in which this trains, frozen BatchNorm in evaluation mode; see :func:`activation_table`."""
+    module: Any = copy.deepcopy(assembly.chain).to_module()
+    shape = assembly.workload.input_shape
+    if trained in (None, "sidenet"):
+        try:
+            module, trained = attach_side_network(module, shape), "sidenet"
+        except ModelError:
+            if trained is not None:
+                raise
+            trained = "full"
+    head = set(classifier_names(assembly.chain))
+    every = [name for name, _ in module.named_parameters()]
+    scheme: Scheme = "bias+head" if trained == "bias+head" else "head"
+    names = frozenset(every if trained == "full" else trained_names(every, head, scheme))
+    _set_modes(module)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in names)
+    return Subject(module, trained, names)
+
+
+def _set_modes(module: nn.Module) -> None:
+    """Training mode, but the backbone's BatchNorm keeps to its statistics; side modules have their own."""
+    module.train()
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and not name.startswith(f"{SIDE_NETWORK}."):
+            layer.eval()
+
+
+def _measured(
+    module: nn.Module, names: Collection[str], workload: Workload, device: torch.device, true: ActivationMemory,
+    limit: MemoryLimit,
+) -> int | None:  # fmt: skip
+    """Peak tensor bytes of the second of two steps; None if they do not fit."""
+    if device.type == "cpu" and true.total_bytes * TENSOR_TO_PROCESS > psutil.virtual_memory().available:
+        return None
+    try:
+        return step_peak(module, workload, device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    release_memory()
+    return None
+
+
+def step_peak(module: nn.Module, workload: Workload, device: torch.device) -> int:
+    """Peak tensor bytes of two steps on made-up images and weights; in the second one there is optimizer state.
+
+    Args:
+        module: the network; what of it requires gradients trains, each gradient applied and freed as it comes. Its
+            weights are made up on the device, if they are on the meta device.
+        workload: shapes, batch size, optimizer and precision.
+        device: where.
+    """
+    if any(parameter.is_meta for parameter in module.parameters()):
+        fill_made_up(module.to_empty(device=device))
+    with _optimizers(module, workload):
+
+        def step() -> None:
+            images, labels = random_batch(workload.input_shape, workload.classes, workload.batch_size, str(device))
+            with precision_context(images, bfloat16=workload.precision == "bfloat16"):
+                loss = nn.functional.cross_entropy(module(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+        return tensor_peak_bytes(step, [module], repeats=2)
+
+
+@contextmanager
+def _optimizers(module: nn.Module, workload: Workload) -> Iterator[None]:
+    optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
+    optimizers.apply_in_backward()
+    try:
+        yield
+    finally:
+        optimizers.release()

@@ -1,0 +1,267 @@
+"""From a request to the things that a plan is made of: data, chain, workload, strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from snugfit import _data as datasets
+from snugfit import _models as models
+from snugfit._api.loading import Architecture, on_meta
+from snugfit._api.tasks import default_optimizer, rules_of
+from snugfit._api.weights import take_weights
+from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
+from snugfit._core.eligibility import left_out, stands_by
+from snugfit._core.registry import STRATEGIES, TIMED, TRANSFER, strategy_class
+from snugfit._core.request import Request, TrainingOptions
+from snugfit._core.strategy import Strategy
+from snugfit._core.workload import OptimizerSettings, TaskName, Workload
+from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
+from snugfit._training.seeding import derive_seed
+from snugfit._training.split import TrainingData
+from snugfit.errors import DataError, UsageError
+
+_DEFAULTS = {
+    "sgd": OptimizerSettings("sgd", lr=0.01),
+    "adamw": OptimizerSettings("adamw", lr=0.001),
+    "schedulefree": OptimizerSettings("schedulefree", lr=0.005, weight_decay=0.0, schedule="constant"),
+}
+_TRANSFER_DEFAULTS = {**_DEFAULTS, "adamw": OptimizerSettings("adamw", lr=0.0006, weight_decay=0.0)}
+"""Where a :data:`TRANSFER` strategy is named; Rep-Net's scripts take Adam, 0.0002 to 0.0016 for the classifier."""
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Everything that a plan is made of, short of hardware and budget.
+
+    Attributes:
+        request: the options.
+        splits: the data set.
+        chain: the network, on the meta device.
+        workload: what is to be trained.
+        module: the caller's own module, where one was passed.
+        retrain: images that the network was trained on, where they were given; prepared as it is fed here.
+    """
+
+    request: Request
+    splits: Splits
+    chain: Chain
+    workload: Workload
+    module: nn.Module | None = None
+    retrain: ImageSet | None = None
+
+    @property
+    def architecture(self) -> Architecture:
+        """What is needed to rebuild the model later."""
+        splits = self.splits
+        return Architecture(
+            self.workload.model, splits.class_names, splits.image_shape, splits.mean, splits.std, splits.name,
+            splits.border, self.workload.task, self.workload.anchors,
+        )  # fmt: skip
+
+    def training_data(self) -> TrainingData:
+        """The splits as batches."""
+        splits, seed, batches = self.splits, self.workload.seed, rules_of(self.workload.task).batches
+        erase = self.request.training.erase
+        transform = Transform(
+            splits.mean, splits.std, splits.image_shape[-1], splits.flip, erase, self.request.training.crop
+        )
+        return TrainingData(
+            train=batches(splits.train, transform, seed=seed, augment=self.workload.augment),
+            val=batches(splits.val, transform, seed=seed),
+            test=None if splits.test is None else batches(splits.test, transform, seed=seed),
+            class_names=splits.class_names,
+            retrain=None if self.retrain is None else Batches(self.retrain, transform, seed=seed),
+        )
+
+    def store_first_weights(self, store: UnitStore) -> None:
+        """Write the weights that training starts from, a unit at a time.
+
+        They are those of the caller's module, of the weights file, or fresh ones. A model of ours is initialised unit
+        by unit; any other is built once, since its constructor may initialise it in ways of its own.
+
+        Raises:
+            ModelError, CheckpointError: the model cannot be built, or the weights are of another.
+        """
+        name, path = self.request.model.model, self.request.model.weights
+        if self.module is not None:
+            if any(parameter.is_meta for parameter in self.module.parameters()):
+                raise UsageError("the module given was emptied by an earlier run; give a new one, or a function.")
+            spill_module(Chain.from_module(self.module, self.splits.image_shape, name), store)
+        elif name in models.names():
+            for index, unit in enumerate(self.chain.all_units):
+                initialise_by_reset(unit, derive_seed(self.workload.seed, "weights", index))
+                store.save(index, unit)
+                release(unit)
+        else:
+            torch.manual_seed(derive_seed(self.workload.seed, "weights"))
+            module = models.build(name, self.workload.classes, self.splits.image_shape[-1], self.splits.image_shape[0])
+            spill_module(Chain.from_module(module, self.splits.image_shape, name), store)
+        if path is not None:
+            take_weights(Path(path), self.chain, store)
+
+
+def load_splits(request: Request) -> Splits:
+    """The data set that a request names."""
+    options = request.data
+    return rules_of(options.task).load(
+        options.data,
+        data_dir=options.data_dir,
+        image_size=request.model.image_size,
+        classes=options.classes,
+        max_train=options.max_train,
+        max_val=options.max_val,
+        seed=request.training.seed,
+        workers=options.workers,
+    )
+
+
+def own_splits(data: Any, request: Request) -> Splits | None:
+    """Splits of data passed from Python: Splits, a Dataset, or a tuple of them; None for a name.
+
+    Raises:
+        UsageError: it is none of these.
+        DataError: an image or label cannot be used.
+    """
+    if isinstance(data, (str, Path)):
+        return None
+    if isinstance(data, Splits):
+        return data
+    if request.data.task == "detect":
+        raise UsageError("boxes are read from files: give the name of a folder, or snugfit.load_boxed(...).")
+    parts = data if isinstance(data, tuple) else (data,)
+    if not 1 <= len(parts) <= 3:
+        raise UsageError("data must be a name, a Dataset, or a tuple of two or three: training, validation, test.")
+    options = request.data
+    return from_dataset(
+        *parts,
+        image_size=request.model.image_size,
+        classes=options.classes,
+        max_train=options.max_train,
+        max_val=options.max_val,
+        seed=request.training.seed,
+    )
+
+
+def assemble(
+    request: Request, splits: Splits | None = None, module: nn.Module | Callable[[], nn.Module] | None = None
+) -> Assembly:
+    """Load the data, build and trace the model, and describe the work; weights are not made yet.
+
+    Args:
+        request: the options.
+        splits: data of the caller's; by the request's name otherwise.
+        module: a module of the caller's (or a function that makes one); by the request's name otherwise.
+    """
+    splits = splits or load_splits(request)
+    module = module if module is None or isinstance(module, nn.Module) else module()
+    classes, shape = len(splits.class_names), splits.image_shape
+    if module is None:
+        with torch.device("meta"):
+            traced = models.build(request.model.model, classes, shape[-1], shape[0])
+    else:
+        traced = module
+    chain = Chain.from_module(traced, shape, request.model.model)
+    if module is not None:
+        chain = on_meta(chain)
+    facts = rules_of(request.data.task).facts(request, chain, splits)
+    workload = _workload(request, splits, facts)
+    return Assembly(request, splits, chain, workload, module, _retraining_images(request, shape))
+
+
+def _retraining_images(request: Request, shape: tuple[int, int, int]) -> ImageSet | None:
+    name, options = request.strategy.retrain_data, request.data
+    if name is None:
+        return None
+    found = datasets.load(name, data_dir=options.data_dir, image_size=shape[-1], workers=options.workers)
+    if found.image_shape != shape:
+        raise DataError(f"--retrain-data {name} has images of {found.image_shape}, the network takes {shape}.")
+    return found.train
+
+
+def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Workload:
+    training = request.training
+    if not 0 <= training.erase <= 1:
+        raise UsageError(f"--erase is a probability between 0 and 1, not {training.erase}.")
+    return Workload(
+        model=request.model.model,
+        data=splits.name,
+        input_shape=splits.image_shape,
+        classes=len(splits.class_names),
+        train_count=len(splits.train),
+        val_count=len(splits.val),
+        test_count=0 if splits.test is None else len(splits.test),
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        batch_limit=training.batch_size if training.batch_limit is None else training.batch_limit,
+        optimizer=_optimizer(training, request.data.task, transfers=request.strategy.strategy in TRANSFER),
+        precision=training.precision,
+        augment=training.augment,
+        seed=training.seed,
+        **facts,
+    )
+
+
+def _optimizer(training: TrainingOptions, task: TaskName, *, transfers: bool) -> OptimizerSettings:
+    """The optimizer, and its own defaults where the request says nothing else."""
+    asked = {"lr": training.lr, "weight_decay": training.weight_decay, "schedule": training.schedule}
+    given = {key: value for key, value in asked.items() if value is not None}
+    name = training.optimizer or ("adamw" if transfers else "sgd")
+    own = (_TRANSFER_DEFAULTS if transfers else _DEFAULTS)[name]
+    return replace(default_optimizer(own, task), **given)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Considered:
+    """The strategies of a plan.
+
+    Attributes:
+        strategies: what is asked for proposals.
+        standby: what is asked only where they leave something to be wished for.
+        left_out: names of those that are not asked, with the reason.
+    """
+
+    strategies: list[Strategy]
+    standby: list[Strategy]
+    left_out: dict[str, str]
+
+
+def make_strategies(request: Request) -> Considered:
+    """The strategies to consider, with the request's settings; for ``auto`` all that serve it.
+
+    Raises:
+        UnknownNameError: there is no such strategy.
+        UsageError: it cannot keep a time ratio, or does not know a scheme.
+    """
+    name, scheme = request.strategy.strategy, request.strategy.scheme
+    if request.budget.time_ratio is not None and (name not in (*TIMED, "auto") or scheme not in (None, "elastic")):
+        raise UsageError(
+            "--time-ratio is what the elastic scheme of --strategy elastic answers to; leave one of them out."
+        )
+    unasked = left_out(request) if name == "auto" else {}
+    kinds = {each: strategy_class(each) for each in (STRATEGIES if name == "auto" else [name]) if each not in unasked}
+    for each, kind in list(kinds.items()):
+        schemes = getattr(kind, "schemes", ())
+        if scheme is not None and schemes and scheme not in schemes:
+            if name != "auto":
+                raise UsageError(f"{each} has no scheme {scheme}; --scheme is {', '.join(schemes)} there.")
+            unasked[each] = f"has no --scheme {scheme}"
+            del kinds[each]
+    made = [_configured(kind, request) for kind in kinds.values()]
+    waiting = [each for each in made if stands_by(each.name, request)]
+    return Considered([each for each in made if each not in waiting], waiting, unasked)
+
+
+def _configured(kind: Any, request: Request) -> Strategy:
+    """A strategy with the options of the request that it has; an option without a value leaves it its default."""
+    known = {item.name for item in fields(kind)}
+    options = {item.name: getattr(request.strategy, item.name) for item in fields(request.strategy)}
+    if request.budget.devices > 1:
+        options["processes"] = request.budget.devices
+    made: Strategy = kind(**{key: value for key, value in options.items() if key in known and value is not None})
+    return made

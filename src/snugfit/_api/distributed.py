@@ -1,0 +1,117 @@
+"""Runs over several processes: meeting the others, and serving the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from snugfit import _models as models
+from snugfit._api.process import baseline, choose_device
+from snugfit._chain import Chain
+from snugfit._core.workload import Workload
+from snugfit._training.launch import Commands, Heartbeat, World, join, naming_lost, world
+from snugfit.errors import SnugfitError
+from snugfit.memory import MemoryLimit, make_meter
+
+
+@dataclass(frozen=True)
+class Together:
+    """This process among others.
+
+    Attributes:
+        here: which one it is.
+        commands: the line from the gateway to the others.
+    """
+
+    here: World
+    commands: Commands
+
+
+_joined: list[Together] = []
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def together(device: str | None = None) -> Iterator[Together | None]:
+    """Meet the other processes of the launch, until the context ends; None where this process is alone.
+
+    Raises:
+        WorkerLostError: a process did not come, died, was stopped or cut off.
+    """
+    here = world()
+    if here is None or here.size == 1:
+        yield None
+        return
+    where = str(choose_device(device))
+    with (
+        join(here, device=where), Heartbeat(here) as heartbeat, naming_lost(heartbeat), Commands(heartbeat) as commands,
+    ):  # fmt: skip
+        _joined[:] = [Together(here, commands)]
+        try:
+            yield _joined[0]
+        finally:
+            _joined.clear()
+
+
+def commands_of_run() -> Commands | None:
+    """The line to the other processes; None where there are none."""
+    return _joined[0].commands if _joined else None
+
+
+def with_others(others: Together | None, work: Callable[[], T]) -> T:
+    """Do the gateway's work; the others are told, should there be nothing for them to do."""
+    from snugfit.strategies.tiled.runner import dismiss
+
+    try:
+        return work()
+    except SnugfitError:
+        if others is not None:
+            dismiss(others.commands)
+        raise
+
+
+def serve(others: Together, threads: int | None = None, model: nn.Module | None = None) -> dict[str, Any]:
+    """Compute tiles for the gateway until it tells to end; on every process but the gateway.
+
+    Args:
+        others: the other processes.
+        threads: of this process.
+        model: the module, where the gateway trains one that was passed from Python.
+
+    Returns:
+        ``rank`` and ``peak_bytes`` of this process, above its baseline.
+    """
+    from snugfit.strategies.tiled.runner import follow, peaks_of_all, told
+    from snugfit.tiling.transport import Processes
+
+    resting, device = baseline(threads), choose_device(None)
+    said = told(others.commands)
+    if said is None:
+        return {"rank": others.here.rank, "peak_bytes": 0}
+    workload, plan, memory_bytes = said
+    meter = make_meter(resting, device)
+    peaks = [0]
+
+    with MemoryLimit(memory_bytes, resting, device) as limit:
+
+        def tick() -> None:
+            peaks[0] = max(peaks[0], meter.mark())
+            limit.refresh()
+
+        follow(_chain(workload, model), workload, plan, Processes(), others.commands, device, tick)
+    peaks_of_all(float(peaks[0]), Processes())
+    return {"rank": others.here.rank, "peak_bytes": peaks[0]}
+
+
+def _chain(workload: Workload, model: nn.Module | None) -> Chain:
+    """The network of a workload, on the meta device."""
+    shape = workload.input_shape
+    if model is None:
+        with torch.device("meta"):
+            model = models.build(workload.model, workload.classes, shape[-1], shape[0])
+    return Chain.from_module(model, shape, workload.model)

@@ -1,0 +1,137 @@
+"""From a run folder to the arrays that its pictures show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from snugfit import _data as datasets
+from snugfit._api.finished_run import Source
+from snugfit._api.images import RunImages
+from snugfit._api.loading import read_data
+from snugfit._chain import load_into
+from snugfit._core.request import Request
+from snugfit._data import Batches, Subset
+from snugfit._report import embedding
+from snugfit._report.gradcam import grad_cam
+from snugfit._report.pictures import HeatMaps, Projection, Spectra
+from snugfit.errors import DataError, UsageError
+from snugfit.local import LLS, build_local_loss
+from snugfit.local.assignment import Layout
+from snugfit.local.exit_model import trunk
+from snugfit.local.spectra import class_means, prominence, spatial_frequencies, spectrum
+
+MOST_AVERAGED = 256
+"""Most images of a class whose activations are averaged."""
+
+WITH_BASIS, WITH_COMBINATIONS = ("lls", "lls-m", "lls-mxm"), ("lls-mxm",)
+
+
+@torch.no_grad()
+def spectra(source: Source, unit: str | None, classes: tuple[int, ...]) -> Spectra:
+    """Spectra of the vectors of some classes and of their mean activations (LLS, Figure 2)."""
+    source.check_local_loss(*WITH_BASIS)
+    index = source.unit(unit, default=0.5)
+    body, loss = _load_unit(source, index)
+    chosen = [_of_classes(images.labels, classes) for images in source.images.sets]
+    latents = class_means(_latents(source.images, chosen, body, loss), classes)
+    labels = np.concatenate([images.labels[rows] for images, rows in zip(source.images.sets, chosen, strict=True)])
+    of_basis, of_latents = spectrum(loss.basis_in_use()[list(classes)].float()), spectrum(latents)
+    return Spectra(
+        unit=source.chain.units[index].name,
+        learned=loss.mixing_axes == 2,
+        classes=tuple(source.architecture.class_names[label] for label in classes),
+        frequencies=spatial_frequencies(loss.latents.length).numpy(),
+        basis=of_basis.numpy(),
+        latents=of_latents.numpy(),
+        prominence=tuple(prominence(of_latents, of_basis).tolist()),
+        images=tuple(int((labels == label).sum()) for label in classes),
+        split=source.images.split,
+    )
+
+
+def projection(source: Source, unit: str | None) -> Projection:
+    """The learned M of a unit in two dimensions (LLS, Figure 3); it needs no images."""
+    source.check_local_loss(*WITH_COMBINATIONS)
+    index = source.unit(unit, default=1)
+    rows = source.stored("exits", index)["mixing"].double().numpy()
+    names = source.architecture.class_names
+    first, second = embedding.closest_pair(rows)
+    groups, why_none = _super_classes(source)
+    return Projection(
+        unit=next(point.unit for point in source.record.exits if point.index == index),
+        classes=names,
+        points=embedding.project(rows),
+        closest=(names[first], names[second]),
+        groups=groups,
+        kinship=embedding.kinship(rows, groups) if groups else (0.0, 0.0),
+        why_no_groups=why_none,
+    )
+
+
+def heat_maps(source: Source, count: int) -> HeatMaps:
+    """Grad-CAM of the class predicted, on the first images of each class in turn (LLS, Figure 4)."""
+    if source.architecture.task != "classify":
+        raise UsageError("it explains the class of an image, and this model finds boxes.")
+    images = source.images.sets[0]
+    rows, names = first_of_each(images.labels, count), source.architecture.class_names
+    pixels = images.images(rows)
+    explained = grad_cam(source.network, source.images.transform(pixels))
+    probabilities = explained.logits.softmax(1).gather(1, explained.classes[:, None])[:, 0]
+    return HeatMaps(
+        images=pixels.numpy(),
+        maps=explained.maps.numpy(),
+        true=tuple(names[label] for label in images.labels[rows]),
+        predicted=tuple(names[label] for label in explained.classes.tolist()),
+        confidence=tuple(probabilities.tolist()),
+        split=source.images.split,
+    )
+
+
+def first_of_each(labels: np.ndarray, count: int) -> np.ndarray:
+    """Positions of the first image of every class by label, then of every second one, and so on; ``count`` in all."""
+    seen: Counter[int] = Counter()
+    places = []
+    for position, label in enumerate(labels.tolist()):
+        places.append((seen[label], label, position))
+        seen[label] += 1
+    return np.array([position for _, _, position in sorted(places)[:count]], dtype=np.int64)
+
+
+def _of_classes(labels: np.ndarray, classes: tuple[int, ...]) -> np.ndarray:
+    """Positions of the first images of some classes."""
+    return np.concatenate([np.flatnonzero(labels == label)[:MOST_AVERAGED] for label in dict.fromkeys(classes)])
+
+
+def _latents(
+    images: RunImages, chosen: list[np.ndarray], body: nn.Module, loss: LLS
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for part, rows in zip(images.sets, chosen, strict=True):
+        for batch, labels in Batches(Subset(part, rows), images.transform).in_order(images.batch):
+            yield loss.read(body(batch)), labels
+
+
+def _load_unit(source: Source, index: int) -> tuple[nn.Module, LLS]:
+    """The trained network up to what a unit's local loss reads, and that loss."""
+    chain, classes = source.chain, len(source.architecture.class_names)
+    layout = Layout.of(chain, source.record.settings["local_loss"], classes)
+    for position, unit in enumerate(chain.units[: index + 1]):
+        load_into(unit, source.stored("weights", position))
+    with torch.device("meta"):
+        loss = build_local_loss(layout.local_loss, layout.unit_shape(index), layout.network)
+    assert isinstance(loss, LLS)
+    loss.load_state_dict(source.stored("exits", index), assign=True)
+    return trunk(chain, index, before_pool=True).eval(), loss
+
+
+def _super_classes(source: Source) -> tuple[tuple[str, ...], str]:
+    """Super-classes by label, none where the run's data has none; and why they are not known where it has some."""
+    options = read_data(Request, source.folder / "request.json").data
+    try:
+        return datasets.super_classes(options.data, source.data_dir or options.data_dir) or (), ""
+    except DataError as error:
+        return (), " ".join(str(error).split())

@@ -1,0 +1,73 @@
+"""What is kept between two runs on this machine: measurements, and what runs came to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import snugfit
+from snugfit._core.code_version import code
+from snugfit._core.documents import DocumentError, made, parse_json, read_text
+from snugfit._core.hardware import Hardware
+from snugfit._core.paths import profiles_folder
+from snugfit._core.plan import Plan
+from snugfit._core.record import Record
+from snugfit._core.request import MachineOptions
+from snugfit._core.serial import from_data, to_data
+from snugfit._planner import PastRun, past_run
+from snugfit.errors import CheckpointError
+from snugfit.profiling import Measurements
+
+MOST_RUNS = 500
+"""Latest runs that are looked at."""
+
+
+def measurements(options: MachineOptions, hardware: Hardware) -> Measurements:
+    """Measurements made on this hardware with these versions of Python, torch and snugfit.
+
+    Raises:
+        UsageError: the folder named is a file.
+    """
+    where = options.profile_cache
+    return Measurements(profiles_folder(where), machine_text(hardware), renew=where == "renew")
+
+
+def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
+    """Runs on this hardware with these versions, oldest first; lines that cannot be read are left out."""
+    folder = profiles_folder(options.profile_cache)
+    found: list[PastRun] = []
+    if folder is None:
+        return found
+    try:
+        lines = read_text(_runs_file(folder, hardware)).splitlines()
+    except CheckpointError:
+        return found
+    for line in lines[-MOST_RUNS:]:
+        with contextlib.suppress(DocumentError):
+            found.append(made(partial(from_data, PastRun), parse_json(line)))
+    return found
+
+
+def keep_run(options: MachineOptions, record: Record, plan: Plan) -> None:
+    """Add a finished run to those that later predictions are corrected by; what cannot be written is not kept."""
+    folder = profiles_folder(options.profile_cache)
+    if folder is None or plan.choice is None:
+        return
+    run = past_run(record, plan.workload, plan.choice.correction)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _runs_file(folder, plan.hardware).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(to_data(run)) + "\n")
+
+
+def _runs_file(folder: Path, hardware: Hardware) -> Path:
+    return folder / f"runs-{sha256(machine_text(hardware).encode()).hexdigest()[:16]}.jsonl"
+
+
+def machine_text(hardware: Hardware) -> str:
+    """All that measurements depend on beside what is measured, as text."""
+    return json.dumps([to_data(hardware), platform.python_version(), snugfit.__version__, code()], sort_keys=True)

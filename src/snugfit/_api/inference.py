@@ -1,0 +1,169 @@
+"""Use a trained model: evaluate it on a split, predict a folder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snugfit._api.images import images_at_once, run_images
+from snugfit._api.loading import Architecture, load
+from snugfit._api.tasks import rules_of
+from snugfit._core.options import Count, checked
+from snugfit._core.request import Split
+from snugfit._data import Decoder, Transform, upright_size
+from snugfit._training.task import Classification, Detection, Score, Task, measure
+from snugfit.detection import corners, detections
+from snugfit.errors import DataError
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_SURE = 0.25
+"""Least score of a box that is predicted; darknet's demonstrations take 0.24."""
+
+Row = tuple[Any, ...]
+
+
+def evaluate(
+    run: str | Path,
+    data: str | None = None,
+    data_dir: str | None = None,
+    split: Split | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+) -> dict[str, Any]:
+    """Measure a trained model on a split of its own data set, or of another with the same classes.
+
+    >>> import snugfit
+    >>> found = snugfit.evaluate("runs/first")
+    >>> found["split"], 0 <= found["accuracy"] <= found["top5"] <= 1, len(found["per_class"])
+    ('test', True, 10)
+
+    Args:
+        run: run folder.
+        data, data_dir: data set; the one of the run by default.
+        split: ``train``, ``val``, ``test`` or ``all``; ``test``, but ``all`` of another folder than the run's.
+        model: the module that was trained, where it was passed from Python.
+
+    Returns:
+        ``split``, ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``. Of a
+        model that detects, ``map50`` (which is ``accuracy`` too) and ``per_class`` average precisions instead.
+
+    Raises:
+        DataError: the data has no such split, or other classes.
+    """
+    folder = Path(run)
+    architecture, images = Architecture.read(folder), run_images(folder, data, data_dir, split)
+    tally = measure(_task(architecture), load(folder, model), images.batches(), torch.device("cpu"))
+    return {"data": images.name, "split": images.split, **_figures(tally.score(), architecture)}
+
+
+def _task(architecture: Architecture) -> Task:
+    classes = len(architecture.class_names)
+    return Detection(classes, architecture.anchors, 1) if architecture.task == "detect" else Classification(classes)
+
+
+def _figures(score: Score, architecture: Architecture) -> dict[str, Any]:
+    per_class = dict(zip(architecture.class_names, score.per_class, strict=True))
+    found = {"count": score.samples, "accuracy": score.value, "per_class": per_class}
+    if architecture.task == "detect":
+        return {**found, "map50": score.value}
+    return {**found, "top5": score.top5, "confusion": score.confusion}
+
+
+@torch.no_grad()
+def predict(
+    run: str | Path,
+    images: str | Path,
+    top: int | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+) -> Iterator[Row]:
+    """Classify an image, or every image below a folder; or find the objects in it, where the model has learned that.
+
+    >>> import snugfit
+    >>> for path, name, probability in snugfit.predict("runs/first", "photos"):
+    ...     print(path, 0 < probability <= 1)
+    photos/0.png True
+    photos/1.png True
+    photos/2.png True
+
+    Args:
+        run: run folder.
+        images: file or folder.
+        top: how many classes to give for each image, by default one; or how many boxes at most, by default all.
+        model: the module that was trained, where it was passed from Python.
+
+    Yields:
+        Path, class name and probability; ``top`` rows per image. Of objects, those whose score is 0.25 at least, each
+        followed by left, top, right and bottom in pixels of the upright image.
+
+    Raises:
+        DataError: there are no images; or, once all others are classified, some cannot be decoded.
+    """
+    folder, top = Path(run), checked("top", Count | None, top)
+    architecture = Architecture.read(folder)
+    network, read = load(folder, model), _READERS[architecture.task]
+    paths = _image_paths(Path(images))
+    channels, size = architecture.input_shape[0], architecture.input_shape[-1]
+    decoder = Decoder(size - 2 * architecture.border, channels, crop=rules_of(architecture.task).crops)
+    transform = Transform(architecture.mean, architecture.std, size, flip=False)
+    batch, broken = images_at_once(folder), list[DataError]()
+    try:
+        for start in range(0, len(paths), batch):
+            chunk, decoded = _decode(paths[start : start + batch], decoder, broken)
+            if decoded is None:
+                continue
+            decoded = nn.functional.pad(decoded, (architecture.border,) * 4)
+            yield from read(network(transform(decoded)), chunk, architecture, top)
+    finally:
+        decoder.close()
+    if broken:
+        raise DataError(f"{len(broken)} of {len(paths)} images were left out. {broken[0]}")
+
+
+def _classes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture, top: int | None) -> Iterator[Row]:
+    """The likeliest classes of a batch of images."""
+    probabilities = outputs.softmax(1)
+    values, classes = probabilities.topk(min(top or 1, probabilities.shape[1]), dim=1)
+    for path, row, indices in zip(paths, values.tolist(), classes.tolist(), strict=True):
+        for value, index in zip(row, indices, strict=True):
+            yield str(path), architecture.class_names[index], value
+
+
+def _boxes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture, top: int | None) -> Iterator[Row]:
+    """The boxes in a batch of images, in pixels of the upright image, the surest first."""
+    for path, found in zip(paths, detections(outputs, architecture.anchors, _SURE), strict=True):
+        sides = torch.tensor(upright_size(path) * 2)
+        places = (corners(found.boxes).clamp(0, 1) * sides).tolist()
+        for score, label, place in list(zip(found.scores.tolist(), found.classes.tolist(), places, strict=True))[:top]:
+            yield str(path), architecture.class_names[label], score, *place
+
+
+_READERS = {"classify": _classes, "detect": _boxes}
+
+
+def _decode(
+    paths: list[Path], decoder: Callable[[list[Path]], torch.Tensor], broken: list[DataError]
+) -> tuple[list[Path], torch.Tensor | None]:
+    """The images of a batch that can be decoded, (B, C, H, W); the errors of the others are added to ``broken``."""
+    try:
+        return paths, decoder(paths)
+    except DataError:
+        readable, images = [], []  # one by one below, to find out which
+    for path in paths:
+        try:
+            images.append(decoder([path]))
+            readable.append(path)
+        except DataError as error:
+            broken.append(error)
+    return readable, torch.cat(images) if images else None
+
+
+def _image_paths(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    paths = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and not p.name.startswith("."))
+    if not paths:
+        raise DataError(f"there are no images in {path} (looked for {', '.join(_SUFFIXES)}).")
+    return paths

@@ -1,0 +1,66 @@
+"""The run folder of a launch, in which every round goes on with what the one before began."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from snugfit._api.loading import read_data, read_record
+from snugfit._api.running import FIRST_FILES, from_anywhere
+from snugfit._core.lock import LOCK_FILE
+from snugfit._core.manifest import MANIFEST_FILE
+from snugfit._core.request import Request
+from snugfit._training.launch import World, world
+from snugfit.errors import CheckpointError
+
+__all__ = ["World", "begun", "finished", "for_launch", "world"]
+
+
+def for_launch(request: Request, here: World) -> Request:
+    """The request with a run folder that a restart of the same launch finds again."""
+    machine = request.machine
+    return replace(request, machine=replace(machine, out=machine.out or f"runs/{here.run_id or 'launch'}"))
+
+
+def begun(request: Request, here: World) -> str | None:
+    """The run folder with which this round goes on; None where it begins a new run.
+
+    The folder tells, not a count of restarts: a run that was interrupted is resumed where the same is asked for again.
+    What a process wrote that was lost before the run could be resumed is removed by the next round.
+
+    Args:
+        request: with its run folder.
+        here: this process.
+    """
+    folder = Path(str(request.machine.out))
+    if (folder / "record.json").exists():
+        return None
+    if (folder / FIRST_FILES[-1]).exists():
+        return str(folder) if _same(request, folder) else None
+    found = [each for each in folder.iterdir() if each.name != LOCK_FILE] if folder.is_dir() else []
+    if here.restarts and all(_is_draft(each) for each in found):
+        for each in found:
+            each.unlink()
+    return None
+
+
+def finished(request: Request, here: World) -> dict[str, Any] | None:
+    """The record of a run that an earlier round ended, whose process was lost on its way out."""
+    folder = Path(str(request.machine.out))
+    ended = here.restarts and (folder / "record.json").exists() and _same(request, folder)
+    return read_record(folder).to_json() if ended else None
+
+
+def _is_draft(path: Path) -> bool:
+    return path.is_file() and path.name.removesuffix(".tmp") in (*FIRST_FILES, MANIFEST_FILE)
+
+
+def _same(request: Request, folder: Path) -> bool:
+    """Whether a run folder says that the same was asked for."""
+    try:
+        before = read_data(Request, folder / "request.json")
+    except CheckpointError:
+        return False
+    now = from_anywhere(request)
+    return replace(before, machine=now.machine) == now

@@ -1,0 +1,217 @@
+"""What a run folder says of its model, and the model itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import fx, nn
+
+from snugfit import _models as models
+from snugfit._chain import Chain
+from snugfit._core import documents, record_checks
+from snugfit._core.manifest import Manifest, check_files
+from snugfit._core.record import Record
+from snugfit._core.request import OWN
+from snugfit._core.serial import to_data
+from snugfit._core.workload import TaskName
+from snugfit._training.artifact import MODEL_FILE
+from snugfit._training.files import write_json_atomic
+from snugfit.errors import CheckpointError, ModelError
+from snugfit.local.assignment import Layout
+from snugfit.memory.limit import is_out_of_memory
+from snugfit.surgery import adopt_widths, attach_side_network
+
+_FILE = "architecture.json"
+_PRUNING, _SIDENET = "prunetrain", "sidenet"
+"""A scheme and a strategy whose trained model may have fewer channels than the model that it was given."""
+_MOST_CHANNELS, _MOST_PIXELS = 1024, 2**16
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What is needed to rebuild a trained model and to feed it.
+
+    >>> from pathlib import Path
+    >>> architecture = Architecture.read(Path("runs/first"))
+    >>> architecture.model, architecture.input_shape, len(architecture.class_names)
+    ('smallconv', (1, 8, 8), 10)
+
+    Attributes:
+        model: its name; ``python`` for a module that was passed from Python.
+        class_names: by label.
+        input_shape: channels, height, width.
+        mean, std: normalisation of images in [0, 1], per channel.
+        data: the data set it was trained on.
+        border: black pixels on every side that images get, inside ``input_shape``; an image is resized (short side) and
+            centre-cropped to what they leave.
+        task: what it has learned: to ``classify`` images, or to ``detect`` objects; for that images are resized to the
+            square without cropping.
+        anchors: widths and heights that boxes are predicted from, as fractions of the image's sides.
+    """
+
+    model: str
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    data: str
+    border: int = 0
+    task: TaskName = "classify"
+    anchors: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        channels, height, width = self.input_shape
+        if not (1 <= channels <= _MOST_CHANNELS and 1 <= height <= _MOST_PIXELS and 1 <= width <= _MOST_PIXELS):
+            raise ValueError(f"'input_shape' must be channels, height and width, not {self.input_shape}")
+        if not 0 <= 2 * self.border < min(height, width):
+            raise ValueError(f"'border' must leave some of {height}x{width} pixels, and is {self.border}")
+        if not self.class_names or len(self.mean) != channels or len(self.std) != channels or min(self.std) <= 0:
+            raise ValueError("it needs class names, and a mean and a positive deviation of each channel")
+
+    def write(self, folder: Path, manifest: Manifest | None = None) -> None:
+        """Store it in a folder; a run's manifest lists it."""
+        write_json_atomic(folder / _FILE, to_data(self), manifest)
+
+    @classmethod
+    def read(cls, folder: Path) -> Architecture:
+        """Read it from a run folder.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        return read_data(cls, folder / _FILE)
+
+    def build(self) -> nn.Module:
+        """The full network on the meta device.
+
+        Raises:
+            ModelError: the model was passed from Python and has no name to build it by.
+        """
+        if self.model == OWN:
+            raise ModelError("this run trained a module of your own; pass it again: snugfit.load(run, model=...).")
+        with torch.device("meta"):
+            return models.build(self.model, len(self.class_names), self.input_shape[-1], self.input_shape[0])
+
+    def chain(self, model: nn.Module | Callable[[], nn.Module] | None = None) -> Chain:
+        """The full network as a chain on the meta device, which shares nothing with ``model``.
+
+        Args:
+            model: the module (or a function that makes it), where it was passed from Python.
+
+        Raises:
+            ModelError: it was and is not given here, or cannot be traced.
+        """
+        made = self.build() if model is None else model if isinstance(model, nn.Module) else model()
+        return on_meta(Chain.from_module(made, self.input_shape, self.model))
+
+
+def read_data(kind: type[T], path: Path) -> T:
+    """Read a dataclass that was written to a run folder as JSON.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path.parent} is not a run folder, or incomplete: it has no {path.name}.")
+    check_files(path.parent, path.name)
+    return documents.read_data(kind, path, CheckpointError, "Restore it or train again.")
+
+
+def read_record(folder: Path) -> Record:
+    """The record of a finished run.
+
+    Raises:
+        CheckpointError: the run is unfinished or its record damaged.
+    """
+    path = folder / "record.json"
+    check_files(folder, path.name)
+    if not path.exists() and (folder / "plan.json").exists():
+        raise CheckpointError(f"the run in {folder} is not finished; continue it with snugfit train --resume {folder}.")
+    if not path.exists():
+        raise CheckpointError(f"{folder} is not a run folder, or incomplete: it has no {path.name}.")
+    return record_checks.read_record(path)
+
+
+def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+    """Load the trained model of a run: a plain module in evaluation mode, cut at the exit that was chosen.
+
+    >>> import snugfit, torch
+    >>> model = snugfit.load("runs/first")
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+
+    Args:
+        run: run folder.
+        model: the module (or a function that makes it) that was trained, where it was passed from Python; it is left as
+            it is.
+
+    Raises:
+        CheckpointError: the folder is incomplete or its weights are damaged or belong to another model.
+    """
+    folder = Path(run)
+    record, architecture = read_record(folder), Architecture.read(folder)
+    check_files(folder, MODEL_FILE)
+    try:
+        documents.check_regular(folder / MODEL_FILE)
+        state = load_file(folder / MODEL_FILE)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / MODEL_FILE} is missing or damaged ({error}).") from error
+    module = rebuild(architecture.chain(model), record, len(architecture.class_names), state)
+    try:
+        module.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{folder / MODEL_FILE} belongs to another model: {str(error).splitlines()[-1]}"
+        ) from error
+    return module.eval()
+
+
+def _is_pruned(record: Record) -> bool:
+    settings = record.settings
+    return settings.get("scheme") == _PRUNING or (record.strategy == _SIDENET and settings.get("prune") != "off")
+
+
+def on_meta(chain: Chain) -> Chain:
+    """A copy of a chain without weights, which shares nothing with the module it was made from."""
+    module = chain.to_module()
+    memo: dict[int, Any] = {}
+    for tensor in [*module.parameters(), *module.buffers()]:
+        empty = torch.empty_like(tensor, device="meta")
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(chain, memo)
+
+
+def rebuild(chain: Chain, record: Record, classes: int, state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The trained model's structure, without weights, its layers as wide as those of the saved ones.
+
+    Raises:
+        CheckpointError: the saved weights are of another model, or the record does not say which.
+    """
+    try:
+        return _rebuilt(chain, record, classes, state)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"the record of {record.run_dir} does not describe the model that is saved ({error}). Restore record.json."
+        ) from error
+
+
+def _rebuilt(chain: Chain, record: Record, classes: int, state: Mapping[str, torch.Tensor]) -> nn.Module:
+    if record.exit is not None:
+        return Layout.of(chain, record.settings["local_loss"], classes).exit_model(int(record.exit["index"]))
+    module = chain.to_module()
+    if _is_pruned(record):
+        adopt_widths(module, state, chain.input_shape)
+    width = record.settings.get("side_width") if record.strategy == _SIDENET else None
+    if width:
+        return attach_side_network(cast(fx.GraphModule, module), chain.input_shape, width=float(width))
+    return module

@@ -1,0 +1,320 @@
+"""Plan: what fits, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from snugfit._api.activations import activation_table
+from snugfit._api.builder import Assembly, Considered, assemble, make_strategies, own_splits
+from snugfit._api.distributed import commands_of_run
+from snugfit._api.history import measurements, past_runs
+from snugfit._api.learning_signal import signal_table
+from snugfit._api.process import baseline, choose_device, describe_hardware
+from snugfit._api.result import TrainedRecord
+from snugfit._api.running import execute
+from snugfit._api.tensor_timing import tensor_table
+from snugfit._api.trials import compare
+from snugfit._api.weights import check_weights
+from snugfit._core.budget import Budget
+from snugfit._core.command import as_typed, command_of
+from snugfit._core.options import Count, checked
+from snugfit._core.outputs import require_places
+from snugfit._core.plan import Plan
+from snugfit._core.profile import Profile
+from snugfit._core.request import OWN, BudgetOptions, Request, Trained
+from snugfit._core.serial import to_data
+from snugfit._core.trial import STEPS, Trial
+from snugfit._data import Splits
+from snugfit._planner import Experience, default_aim, infeasible_error, search
+from snugfit._report.console import ConsoleProgress
+from snugfit._training.events import Notice, ProbeMeasured, Subscriber
+from snugfit._training.stopping import StopFlag
+from snugfit.errors import UnknownNameError, UsageError
+from snugfit.local import check_local_loss
+from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
+
+
+@dataclass(frozen=True)
+class RunnablePlan:
+    """A plan with all that is needed to run it; prints as a table.
+
+    >>> import snugfit
+    >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "memory": "100MB"}
+    >>> planned = snugfit.plan("smallconv", "digits", **small)
+    >>> print(planned)
+    smallconv on digits, budget 100.0 MB of memory
+    strategy    fits  predicted peak  time/epoch  in all  storage  exact  notes
+    * backprop  yes ...
+    backprop is chosen: it was asked for.
+    Its gradients are exact: those of plain backpropagation.
+    >>> record = planned.run(subscribers=(), out="runs/planned")
+    >>> record.measured["peak_bytes"] <= record.predicted["peak_bytes"]
+    True
+
+    Attributes:
+        plan: the plan as data.
+        profile: the measurements behind it.
+    """
+
+    plan: Plan
+    profile: Profile
+    assembly: Assembly
+    baseline: Baseline
+
+    def __str__(self) -> str:
+        return str(self.plan)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as data."""
+        return self.plan.to_json()
+
+    def run(
+        self,
+        subscribers: Sequence[Subscriber] | None = None,
+        out: str | Path | None = None,
+        stop: StopFlag | None = None,
+    ) -> TrainedRecord:
+        """Train as planned.
+
+        Args:
+            subscribers: told of every event; progress bars on stderr by default, nothing for ``()``.
+            out: run folder; a new one under ``runs/`` by default.
+            stop: ends the run between two steps, once it is requested (by a subscriber, or another thread).
+
+        Raises:
+            InfeasibleBudgetError: nothing fits the budget.
+            InterruptedRunError: it was stopped; :func:`snugfit.resume` continues.
+            SnugfitError: as training may raise; see ``snugfit.errors``.
+        """
+        if self.plan.choice is None:
+            raise infeasible_error(self.plan)
+        self._require_processes()
+        shown = (ConsoleProgress(),) if subscribers is None else subscribers
+        return execute(self.plan, self.profile, self.assembly, self.baseline, shown, out, stop)
+
+    def compare(self, steps: int = STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
+        """Hold the predictions against one short real run of each strategy that fits, inside the budget.
+
+        Each runs in a fresh process; where model or data came from Python, in this one, beside a copy of the module.
+
+        Args:
+            steps: effective batches of each run.
+            subscribers: told which one runs.
+
+        Raises:
+            UsageError: there is no step.
+            InfeasibleBudgetError: nothing fits the budget.
+        """
+        checked("compare_steps", Count, steps)
+        if self.plan.choice is None:
+            raise infeasible_error(self.plan)
+        return compare(self.plan, self.profile, self.assembly, self.baseline, steps, subscribers)
+
+    def _require_processes(self) -> None:
+        """A plan over several processes runs where these are."""
+        choice = self.plan.choice
+        processes = int(choice.settings.get("processes", 1)) if choice else 1
+        if processes > 1 and commands_of_run() is None:
+            how = as_typed(self.plan.command) if self.plan.command else f"cluster launch --processes {processes}"
+            raise UsageError(f"this plan takes {processes} processes, and here is one; start them by `{how}`.")
+
+
+def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> RunnablePlan:
+    """Plan what a request asks for, once it is known that its run folder can be made.
+
+    >>> from snugfit._core.request import BudgetOptions, ModelOptions, StrategyOptions
+    >>> request = Request(
+    ...     model=ModelOptions("smallconv", image_size=8),
+    ...     budget=BudgetOptions("100MB"),
+    ...     strategy=StrategyOptions("backprop"),
+    ... )
+    >>> plan_request(request).plan.choice.feasible
+    True
+    """
+    require_places(request.machine.out, request.strategy.cache_dir)
+    return _plan(request, None, None, subscribers)
+
+
+def plan(
+    model: str | nn.Module | Callable[[], nn.Module] = "vgg16",
+    data: Any = "digits",
+    budget: Budget | None = None,
+    *,
+    subscribers: Sequence[Subscriber] = (),
+    **options: Any,
+) -> RunnablePlan:
+    """Say which ways of training fit a budget, and what each costs.
+
+    >>> from torch import nn
+    >>> import snugfit
+    >>> def make_model():
+    ...     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    >>> budget = snugfit.Budget(memory="100MB")
+    >>> planned = snugfit.plan(make_model, "digits", budget, strategy="backprop", image_size=8, max_train=32)
+    >>> [candidate.strategy for candidate in planned.plan.candidates if candidate.feasible]
+    ['backprop']
+
+    Args:
+        model: a name, a module, or a function that makes a module. A module is emptied when the plan runs: its weights
+            move to disk, or they would count to the budget all the time; the trained one is the record's ``model``.
+        data: a name, ``folder:PATH``, :class:`snugfit._data.Splits`, a ``Dataset`` of (image, label), or a pair or
+            triple of them: training, validation and test.
+        budget: what may be used; unlimited by default. The options ``memory``, ``storage``, ``time_ratio`` and
+            ``devices`` say the same.
+        subscribers: told of every measured probe.
+        **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``.
+
+    Raises:
+        UsageError: an option that does not exist, or that contradicts another.
+        DataError, ModelError: data or model cannot be used.
+    """
+    request = _request(options)
+    require_places(request.machine.out, request.strategy.cache_dir)
+    splits, module = own_splits(data, request), None
+    if not isinstance(model, str):
+        module, model = model, OWN
+    request = replace(request, model=replace(request.model, model=model))
+    name = str(data) if splits is None else OWN
+    request = replace(request, data=replace(request.data, data=name))
+    if budget is not None:
+        if request.budget != BudgetOptions():
+            keywords = ", ".join(f"{each.name}=" for each in fields(BudgetOptions))
+            raise UsageError(f"give the budget once: as snugfit.Budget(...), or as {keywords}.")
+        request = replace(request, budget=_budget_options(budget))
+    return _plan(request, splits, module, subscribers)
+
+
+def _plan(
+    request: Request,
+    splits: Splits | None,
+    module: nn.Module | Callable[[], nn.Module] | None,
+    subscribers: Sequence[Subscriber],
+    *,
+    measures: bool = True,
+) -> RunnablePlan:
+    if request.strategy.local_loss is not None:
+        check_local_loss(request.strategy.local_loss)
+    considered = make_strategies(request) if measures else Considered([], [], {})
+    budget = Budget(**asdict(request.budget))
+    aim = request.strategy.aim or default_aim(transfers=request.model.weights is not None)
+    device = choose_device(request.machine.device)
+    resting = baseline(request.machine.threads)
+    hardware = describe_hardware(device)
+    experience = Experience(measurements(request.machine, hardware), past_runs(request.machine, hardware))
+
+    def measured(name: str, index: int, count: int) -> None:
+        for subscriber in subscribers:
+            subscriber(ProbeMeasured(name, index, count))
+
+    def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> RunnablePlan:
+        with MemoryLimit(memory_bytes, resting, device) as limit:
+            assembly = assemble(request, splits, module)
+            if request.model.weights is not None:
+                check_weights(Path(request.model.weights), assembly.chain)
+            found, profile = search(
+                considered.strategies, assembly.workload, assembly.chain, hardware, budget,
+                make_meter(resting, device), limit, on_measured, aim, considered.standby, considered.left_out,
+                experience,
+            )  # fmt: skip
+        found = replace(found, command=command_of(request, found))
+        return RunnablePlan(found, profile, assembly, resting)
+
+    try:
+        planned = attempt(budget.memory_bytes, measured)
+        for note in (*planned.assembly.splits.notes, *_reused(experience.measurements.found)):
+            for subscriber in subscribers:
+                subscriber(Notice(note))
+        return planned
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    release_memory()
+    return attempt(None, None)  # not even data and chain fit: say so from what needs no measurement
+
+
+def _reused(count: int) -> list[str]:
+    if not count:
+        return []
+    return [f"{count} measurements of this machine were known; --profile-cache renew makes them again"]
+
+
+def profile_request(
+    request: Request,
+    subscribers: Sequence[Subscriber] = (),
+    *,
+    learning_signal: bool = False,
+    tensors: bool = False,
+    activation_memory: bool = False,
+    trained: Trained | None = None,
+) -> dict[str, Any]:
+    """Facts of every unit of a model: parameters, MACs, bytes and seconds.
+
+    The activation memory needs no unit's seconds: where it is all that is asked for, they are None.
+
+    >>> from snugfit._core.request import ModelOptions
+    >>> found = profile_request(Request(model=ModelOptions("smallconv", image_size=8)), activation_memory=True)
+    >>> found["units"][0]["macs"] > 0, found["activation_memory"]["peak_bytes"] > 0
+    (True, True)
+
+    Args:
+        request: the options.
+        subscribers: told of every measured probe.
+        learning_signal: add each method's learning signal (:func:`snugfit._api.learning_signal.signal_table`).
+        tensors: add what training each tensor takes (:func:`snugfit._api.tensor_timing.tensor_rows`).
+        activation_memory: add the activation memory of every block (:func:`snugfit._api.activations.activation_table`).
+        trained: what trains in it; a side network where the model can have one, else everything.
+
+    Raises:
+        ModelError: a side network is asked for, and the model can have none.
+        InfeasibleBudgetError: the tensors are asked for, and no operator can be timed within the memory budget.
+    """
+    trained = checked("trained", Trained | None, trained)
+    if request.data.task != "classify":
+        raise UsageError(
+            "profile measures units with losses of classes; snugfit plan --task detect tells of the whole."
+        )
+    request = replace(
+        request,
+        strategy=replace(request.strategy, strategy="blockwise"),
+        budget=replace(request.budget, time_ratio=None),  # units are measured, whatever trains them
+    )
+    measures = learning_signal or tensors or not activation_memory
+    found = _plan(request, None, None, subscribers, measures=measures)
+    workload, profile = found.plan.workload, found.profile
+    seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
+    untimed = 0.0 if measures else None
+    units = [{**to_data(unit), "seconds": seconds.get(unit.name, untimed)} for unit in profile.units]
+    data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
+    if learning_signal:
+        data["learning_signal"] = signal_table(found.assembly.chain, workload, found.plan.hardware)
+    if tensors:
+        count = sum(1 for unit in found.assembly.chain.all_units for _ in unit.module.parameters())
+        for subscriber in subscribers:
+            subscriber(Notice(f"timing {count} tensors one by one"))
+        data |= tensor_table(found.assembly, profile, found.plan.budget.memory_bytes, found.baseline)
+    if activation_memory:
+        table = activation_table(found.assembly, trained, found.plan.budget.memory_bytes, found.baseline)
+        data["activation_memory"] = table
+    return data
+
+
+def _request(options: dict[str, Any]) -> Request:
+    """Sort keywords into the groups of options that have them."""
+    request = Request()
+    groups = {group.name: getattr(request, group.name) for group in fields(request)}
+    known = {item.name: group for group, value in groups.items() for item in fields(value)}
+    for key, value in options.items():
+        if key not in known:
+            raise UnknownNameError("option", key, known)
+        group = known[key]
+        groups[group] = replace(groups[group], **{key: value})
+    return Request(**groups)
+
+
+def _budget_options(budget: Budget) -> BudgetOptions:
+    return BudgetOptions(budget.memory, budget.storage, budget.time_ratio, budget.devices)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""The process that trains: its baseline, device and limit."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import kornia.augmentation  # noqa: F401  (imported before the baseline)
+import psutil
+import torch
+
+from snugfit._core.hardware import Hardware, cores, processor
+from snugfit._core.registry import STRATEGIES, strategy_class
+from snugfit.errors import UsageError
+from snugfit.memory import Baseline, limit
+from snugfit.memory import prepare_process as take_baseline
+
+for _name in STRATEGIES:  # imported before the baseline
+    strategy_class(_name)
+
+_prepared: list[Baseline] = []
+
+
+def prepare_process(threads: int | None = None) -> None:
+    """Bring this process to rest and take the baseline that budgets count from; once, before model and data exist.
+
+    Numbers too small for full precision count as zero from here on, in this thread and those that it starts: BatchNorm
+    over a batch of two makes such gradients in a deep network, and processors take up to twenty times as long for them.
+
+    Args:
+        threads: compute threads; by default what ``OMP_NUM_THREADS`` says, or all cores.
+
+    Raises:
+        UsageError: that is no number of threads.
+
+    >>> import snugfit
+    >>> snugfit.prepare_process()
+    """
+    torch.set_flush_denormal(True)
+    _prepared[:] = [take_baseline(_threads() if threads is None else threads)]
+
+
+def _threads() -> int | None:
+    """All cores that this process may use; torch's own choice, None, where the user set ``OMP_NUM_THREADS``."""
+    return None if os.environ.get("OMP_NUM_THREADS") else cores()
+
+
+def baseline(threads: int | None = None) -> Baseline:
+    """The baseline of a prepared process, or one taken now: model and data of the caller then lie below it."""
+    return _prepared[0] if _prepared else take_baseline(threads)
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device asked for, else CUDA where there is one.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    if name is None:
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"'{name}' is not a device; use cpu or cuda[:N].") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"snugfit trains on cpu and cuda, not on '{name}'.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no CUDA device here; use --device cpu.")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def describe_hardware(device: torch.device) -> Hardware:
+    """What a profile is true for."""
+    on_cuda = device.type == "cuda"
+    return Hardware(
+        device=str(device),
+        name=torch.cuda.get_device_name(device) if on_cuda else processor(),
+        threads=torch.get_num_threads(),
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory
+        if on_cuda
+        else psutil.virtual_memory().total,
+        system=f"{platform.system()} {platform.machine()}",
+        torch=str(torch.__version__),
+        enforces=limit.can_enforce(device),
+    )

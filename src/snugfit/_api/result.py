@@ -1,0 +1,67 @@
+"""A record with the model it tells of."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from snugfit._api.exporting import export
+from snugfit._api.loading import load
+from snugfit._api.run_page import draw_report
+from snugfit._core.record import Record
+from snugfit._training.artifact import MODEL_FILE
+
+
+@dataclass(frozen=True)
+class TrainedRecord:
+    """What ``plan.run()`` returns: everything in its :class:`snugfit.Record`, and the model at hand.
+
+    >>> import snugfit
+    >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "memory": "100MB"}
+    >>> record = snugfit.plan("smallconv", "digits", **small).run(subscribers=(), out="runs/small")
+    >>> 0 <= record.accuracy["test"] <= 1
+    True
+    >>> record.model.training
+    False
+    >>> record.save("small.safetensors").name
+    'small.safetensors'
+
+    Attributes:
+        record: the record as data; its fields (``accuracy``, ``measured`` ...) are attributes here too, except that
+            ``model`` is the trained module and ``record.model`` its name.
+        module: the module that was trained, where it was passed from Python.
+    """
+
+    record: Record
+    module: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.record, name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record's JSON."""
+        return self.record.to_json()
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained model: a plain module in evaluation mode."""
+        return load(self.record.run_dir, self.module)
+
+    def save(self, path: str | Path) -> Path:
+        """Copy the trained weights (safetensors) to ``path``."""
+        return Path(shutil.copyfile(Path(self.record.run_dir) / MODEL_FILE, path))
+
+    def report(self, pictures: bool = False) -> Path:
+        """Draw the run's page, ``report.html`` in its folder; see :func:`snugfit.draw_report` for its pictures."""
+        return Path(draw_report(self.record.run_dir, pictures=pictures, model=self.module)["report"])
+
+    def export(self, out: str | Path | None = None, format: str = "both") -> dict[str, Any]:
+        """Write the model for other runtimes; see :func:`snugfit.export`."""
+        return export(self.record.run_dir, out, format=format, model=self.module)

@@ -1,0 +1,254 @@
+"""Run a plan, or take up an interrupted run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from snugfit._api.builder import Assembly, assemble, own_splits
+from snugfit._api.distributed import commands_of_run
+from snugfit._api.history import keep_run
+from snugfit._api.loading import read_data
+from snugfit._api.process import baseline, choose_device
+from snugfit._api.result import TrainedRecord
+from snugfit._api.tasks import rules_of
+from snugfit._core.documents import DocumentError, made
+from snugfit._core.lock import run_lock
+from snugfit._core.manifest import Manifest
+from snugfit._core.outputs import require_folder, require_run_folder
+from snugfit._core.paths import run_cache_folder
+from snugfit._core.plan import Plan
+from snugfit._core.profile import Profile
+from snugfit._core.registry import strategy_class
+from snugfit._core.request import OWN, Request
+from snugfit._core.serial import from_data, to_data
+from snugfit._core.strategy import Strategy
+from snugfit._core.workload import TaskName
+from snugfit._planner import infeasible_error
+from snugfit._quantities import format_bytes
+from snugfit._report.console import ConsoleProgress
+from snugfit._report.tensorboard import tensorboard_subscribers
+from snugfit._training.events import RunStarted, Subscriber
+from snugfit._training.files import write_json_atomic
+from snugfit._training.metrics import METRICS_FILE
+from snugfit._training.run import Run
+from snugfit._training.stopping import StopFlag
+from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
+from snugfit.memory import Baseline, MemoryLimit, make_meter
+
+_RUNS = Path("runs")
+FIRST_FILES = ("request.json", "profile.json", "architecture.json", "plan.json")
+"""What a run is resumed from, in the order in which it is written."""
+
+
+def execute(
+    plan: Plan,
+    profile: Profile,
+    assembly: Assembly,
+    resting: Baseline,
+    subscribers: Sequence[Subscriber],
+    out: str | Path | None = None,
+    stop: StopFlag | None = None,
+) -> TrainedRecord:
+    """Train the chosen candidate of a plan in a new run folder."""
+    folder = _new_folder(out or assembly.request.machine.out, plan)
+    with run_lock(folder):
+        require_run_folder(folder)
+        write_run(folder, plan, profile, assembly)
+        return _fit(folder, plan, profile, assembly, resting, subscribers, stop)
+
+
+def write_run(folder: Path, plan: Plan, profile: Profile, assembly: Assembly) -> None:
+    """Write what :func:`resume` reads: from then on a run can be taken up, if it has begun or not."""
+    manifest = Manifest.take_up(folder)
+    write_json_atomic(folder / "request.json", from_anywhere(assembly.request).to_json(), manifest)
+    write_json_atomic(folder / "profile.json", to_data(profile), manifest)
+    assembly.architecture.write(folder, manifest)
+    write_json_atomic(folder / "plan.json", plan.to_json(), manifest)
+
+
+def from_anywhere(request: Request) -> Request:
+    """The request with absolute paths, so that the run can be taken up from any folder."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).expanduser().absolute())
+
+    data, model, strategy = request.data, request.model, request.strategy
+
+    def found(name: str, task: TaskName) -> str:
+        return name if name == OWN else rules_of(task).place(name, data.data_dir)
+
+    retrain = strategy.retrain_data and found(strategy.retrain_data, "classify")
+    return replace(
+        request,
+        data=replace(data, data=found(data.data, data.task), data_dir=absolute(data.data_dir)),
+        model=replace(model, weights=absolute(model.weights)),
+        strategy=replace(strategy, cache_dir=absolute(strategy.cache_dir), retrain_data=retrain),
+    )
+
+
+def resume(
+    run: str | Path,
+    subscribers: Sequence[Subscriber] | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    data: Any = None,
+    stop: StopFlag | None = None,
+) -> TrainedRecord:
+    """Continue an interrupted run; it ends with the weights of an uninterrupted one (same seed, same machine).
+
+    >>> import snugfit
+    >>> record = snugfit.resume("runs/stopped", subscribers=())
+    >>> record.run_dir
+    'runs/stopped'
+
+    Args:
+        run: run folder.
+        subscribers: told of every event; progress bars on stderr by default.
+        model, data: what was passed from Python, if anything was.
+        stop: ends the run between two steps, once it is requested; to be resumed again.
+
+    Raises:
+        CheckpointError: the folder is no run folder, or damaged.
+        InterruptedRunError: it was stopped again.
+    """
+    with run_lock(Path(run)):
+        return _resume(Path(run), subscribers, model, data, stop)
+
+
+def _resume(
+    folder: Path,
+    subscribers: Sequence[Subscriber] | None,
+    model: nn.Module | Callable[[], nn.Module] | None,
+    data: Any,
+    stop: StopFlag | None,
+) -> TrainedRecord:
+    """Continue a run, in whose folder no other process writes."""
+    _require_begun(folder)
+    request = read_data(Request, folder / "request.json")
+    plan = read_data(Plan, folder / "plan.json")
+    profile = read_data(Profile, folder / "profile.json")
+    if plan.choice is None:
+        raise infeasible_error(plan)
+    if (folder / "record.json").exists():
+        raise UsageError(f"the run in {folder} is finished; `snugfit report {folder}` draws its page.")
+    if request.model.model == OWN and model is None:
+        raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
+    if request.data.data == OWN and data is None:
+        raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
+    Manifest.read(folder, run_cache_folder(request.strategy.cache_dir, folder)).check_all(but=[METRICS_FILE])
+    resting = baseline(request.machine.threads)
+    with MemoryLimit(plan.budget.memory_bytes, resting, choose_device(request.machine.device)):
+        assembly = assemble(request, None if data is None else own_splits(data, request), model)
+    if replace(assembly.workload, data=plan.workload.data) != plan.workload:
+        raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
+    shown = (ConsoleProgress(),) if subscribers is None else subscribers
+    return _fit(folder, plan, profile, assembly, resting, shown, stop)
+
+
+def _require_begun(folder: Path) -> None:
+    manifest = Manifest.read(folder)
+    for name in FIRST_FILES:
+        manifest.check(name)  # what was written and is gone
+        if not (folder / name).exists():
+            raise CheckpointError(
+                f"the run in {folder} was stopped before it began, and has no {name} to go on from. "
+                "Remove the folder, and start the run again."
+            )
+
+
+def _fit(
+    folder: Path,
+    plan: Plan,
+    profile: Profile,
+    assembly: Assembly,
+    resting: Baseline,
+    subscribers: Sequence[Subscriber],
+    stop: StopFlag | None,
+) -> TrainedRecord:
+    choice, device = plan.choice, choose_device(assembly.request.machine.device)
+    if choice is None or choice.predicted is None:
+        raise infeasible_error(plan)
+    try:
+        strategy = made(lambda settings: _strategy(choice.strategy, settings), choice.settings)
+    except DocumentError as error:
+        raise CheckpointError(f"{folder / 'plan.json'} holds settings that no strategy has: {error}.") from error
+    options = assembly.request.strategy
+    with stop or StopFlag() as flag:  # until the record is written: a signal that comes after training ends nothing
+        with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit:
+            run = Run(
+                folder,
+                workload=plan.workload,
+                budget=plan.budget,
+                predicted=choice.predicted,
+                profile=profile,
+                meter=make_meter(resting, device),
+                device=device,
+                hardware=plan.hardware,
+                limit=limit,
+                subscribers=(*subscribers, *tensorboard_subscribers()),
+                stop=flag,
+                cache_dir=run_cache_folder(options.cache_dir, folder),
+                commands=commands_of_run(),
+            )
+            resumed = run.resume()
+            if not resumed:
+                with run.manifest.rewriting("weights"):
+                    assembly.store_first_weights(run.weights)
+            run.emit(_started(run, plan, choice.strategy, resumed=resumed))
+            record = strategy.fit(assembly.chain, assembly.training_data(), run)
+        run.manifest.announce(run.metrics.written(grows=False))
+        write_json_atomic(folder / "record.json", record.to_json(), run.manifest)
+        run.manifest.settle()
+        keep_run(assembly.request.machine, record, plan)
+    _verify(record.measured["peak_bytes"], plan)
+    return TrainedRecord(record, assembly.module)
+
+
+def _strategy(name: str, settings: dict[str, Any]) -> Strategy:
+    strategy: Strategy = from_data(strategy_class(name), settings)
+    return strategy
+
+
+def _started(run: Run, plan: Plan, strategy: str, *, resumed: bool) -> RunStarted:
+    workload = plan.workload
+    return RunStarted(
+        str(run.folder), strategy, workload.model, workload.data, plan.budget.memory_bytes, run.enforced,
+        run.predicted, resumed,
+    )  # fmt: skip
+
+
+def _verify(peak_bytes: int, plan: Plan) -> None:
+    """A run that exceeded its budget is a failed run.
+
+    Raises:
+        BudgetExceededError: it did.
+    """
+    budget = plan.budget.memory_bytes
+    if budget is not None and peak_bytes > budget:
+        raise BudgetExceededError(
+            f"the run was measured at {format_bytes(peak_bytes)}, above its budget of {format_bytes(budget)}. "
+            "Its model and record are kept; run again with a larger --memory."
+        )
+
+
+def _new_folder(out: str | Path | None, plan: Plan) -> Path:
+    if out is not None:
+        require_run_folder(out)
+        Path(out).mkdir(parents=True, exist_ok=True)
+        return Path(out)
+    strategy = plan.choice.strategy if plan.choice else "none"
+    data = plan.workload.data.rpartition("/")[2].replace(":", "-")
+    stem = f"{plan.workload.model}-{data}-{strategy}".replace(":", "-").replace("/", "-")
+    require_folder(_RUNS)
+    for number in itertools.count(1):
+        folder = _RUNS / f"{stem}-{number}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    return folder

@@ -1,0 +1,92 @@
+"""What a request's task decides beside loss and metric: how data is read and batched, and what a model must give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from snugfit import _data as datasets
+from snugfit._chain import Chain
+from snugfit._core.request import Request
+from snugfit._core.workload import OptimizerSettings, TaskName
+from snugfit._data import Batches, BoxedBatches, BoxedImages, Splits, box_sizes, boxed_path, image_folder
+from snugfit.detection import anchors_for
+from snugfit.errors import ModelError, UsageError
+
+
+@dataclass(frozen=True)
+class TaskRules:
+    """What one task decides.
+
+    Attributes:
+        load: opens a data set by name.
+        batches: makes batches of a split.
+        place: the name of data in a folder or file, from wherever one stands; other names as they are.
+        lr: learning rates that are not an optimizer's own.
+        facts: fields of the workload that the chain and the data decide; refuses a model that gives something else.
+        crops: whether images are cropped to the square, or resized to it.
+    """
+
+    load: Callable[..., Splits]
+    batches: Callable[..., Batches]
+    place: Callable[[str, str | None], str]
+    lr: float | None
+    facts: Callable[[Request, Chain, Splits], dict[str, Any]]
+    crops: bool
+
+
+def rules_of(task: TaskName) -> TaskRules:
+    """The rules of a task."""
+    return _RULES[task]
+
+
+def default_optimizer(settings: OptimizerSettings, task: TaskName) -> OptimizerSettings:
+    """An optimizer's own settings, with the task's learning rate: YOLOv2's loss is a sum over a thousand predictors."""
+    lr = _RULES[task].lr
+    return settings if lr is None else OptimizerSettings(
+        settings.name, lr, settings.momentum, settings.weight_decay, settings.schedule
+    )  # fmt: skip
+
+
+def _logits(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
+    classes, shape = len(splits.class_names), tuple(chain.head.output_shape)
+    if isinstance(splits.train, BoxedImages):
+        raise UsageError("the data has boxes; --task detect trains on them.")
+    if shape != (classes,):
+        boxes = "; --task detect takes a model that gives maps of boxes" if len(shape) == 3 else ""
+        raise ModelError(
+            f"{request.model.model} gives outputs of shape {shape} per image, "
+            f"but {splits.name} has {classes} classes; make it end in {classes} logits{boxes}."
+        )
+    return {}
+
+
+def _boxes(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
+    classes, shape = len(splits.class_names), tuple(chain.head.output_shape)
+    if not isinstance(splits.train, BoxedImages):
+        raise UsageError("the data has no boxes; --task detect takes a folder with images and labels, or one of COCO.")
+    if request.training.erase:
+        raise UsageError("--erase would take away objects whose boxes stay; leave it out to detect.")
+    if len(shape) != 3 or shape[0] % (5 + classes):
+        raise ModelError(
+            f"{request.model.model} gives outputs of shape {shape} per image, but to detect {classes} classes it must "
+            f"give maps of {5 + classes} channels for each anchor, as yolov2_16 does."
+        )
+    anchors = anchors_for(box_sizes(splits.train), shape[0] // (5 + classes))
+    return {"task": "detect", "anchors": anchors, "most_boxes": splits.train.most}
+
+
+def _folder(name: str, data_dir: str | None) -> str:
+    kind, _, path = name.partition(":")
+    return f"folder:{image_folder(path, data_dir).absolute()}" if kind == "folder" else name
+
+
+def _boxed(name: str, data_dir: str | None) -> str:
+    return str(boxed_path(name, data_dir).absolute())
+
+
+_RULES: dict[TaskName, TaskRules] = {
+    "classify": TaskRules(datasets.load, Batches, _folder, None, _logits, crops=True),
+    "detect": TaskRules(datasets.load_boxed, BoxedBatches, _boxed, 0.0003, _boxes, crops=False),
+}

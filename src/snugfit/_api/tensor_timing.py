@@ -1,0 +1,74 @@
+"""What every tensor's training takes on this machine, as ``elastic`` measures it before it selects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from snugfit._api.builder import Assembly
+from snugfit._api.process import choose_device
+from snugfit._core.profile import Profile
+from snugfit._core.serial import to_data
+from snugfit._core.tensors import OperatorFacts, TensorProfile
+from snugfit.errors import InfeasibleBudgetError
+from snugfit.memory import Baseline, MemoryLimit
+from snugfit.profiling import Probe
+from snugfit.selection.network import Network
+from snugfit.strategies.elastic.probes import ElasticProbes
+from snugfit.strategies.memory_estimates import MB, smallest_budget
+
+
+def tensor_table(assembly: Assembly, profile: Profile, budget_bytes: int | None, resting: Baseline) -> dict[str, Any]:
+    """Time every operator under each output mask (ElasticTrainer sections 3.2 and 5), then whole steps.
+
+    Args:
+        assembly: the network, and what is trained.
+        profile: what is known of it; its base bytes are in use already.
+        budget_bytes: memory budget, which is enforced meanwhile.
+        resting: the baseline.
+
+    Returns:
+        ``tensors``, a row each in order of execution, and ``tensor_timing``: see :func:`tensor_rows`.
+
+    Raises:
+        InfeasibleBudgetError: not even one image's operators fit the memory budget.
+        ModelError: an operator cannot be run alone, or two read the same tensor.
+    """
+    device = choose_device(assembly.request.machine.device)
+    probes = ElasticProbes(assembly.chain, assembly.workload, str(device), assembly.request.strategy.lean)
+    with MemoryLimit(budget_bytes, resting, device) as limit:
+        found = probes.tensors(probes.limit).measure(limit)
+    if found is None:
+        raise _infeasible(probes, profile, budget_bytes or 0)
+    return tensor_rows(found, assembly.workload.optimizer.state_per_parameter)
+
+
+def tensor_rows(found: TensorProfile, state_copies: int = 1) -> dict[str, Any]:
+    """A tensor profile as ``snugfit profile --json`` tells it; seconds are those of the batch that was timed.
+
+    Returns:
+        ``tensors``: of each ``name``, ``operator`` and ``kind``, ``t_dw`` (its gradient and update), ``t_dy`` (from it
+        to the tensor before), ``update_seconds`` (the update alone), ``parameters``, ``macs`` of its gradient and
+        ``saved_bytes`` (kept because it trains), both per image. ``tensor_timing``: ``batch``, ``forward_seconds``
+        without gradients, and ``steps``, whole steps as ``core.tensors.StepSeconds``; None where memory refuses them.
+    """
+    network = Network(found, found.batch, state_copies)
+    rows = []
+    for tensor, place, t_dw, t_dy in zip(network.tensors, network.place, network.t_dw, network.t_dy, strict=True):
+        operator: OperatorFacts = found.operators[int(place)]
+        rows.append({
+            "name": tensor.name, "operator": operator.name, "kind": operator.kind, "t_dw": float(t_dw),
+            "t_dy": float(t_dy), "update_seconds": tensor.update_seconds, "parameters": tensor.parameters,
+            "macs": tensor.macs, "saved_bytes": sum(saved.bytes for saved in tensor.saved),
+        })  # fmt: skip
+    timing = {"batch": found.batch, "forward_seconds": network.forward_seconds(), "steps": to_data(found.steps)}
+    return {"tensors": rows, "tensor_timing": timing}
+
+
+def _infeasible(probes: ElasticProbes, profile: Profile, allowed: int) -> InfeasibleBudgetError:
+    """What would do: a whole step of one image takes more than each of its operators alone."""
+    floors = [probe.floor(1) for probe in probes.all(None) if isinstance(probe, Probe)]
+    smallest = max(smallest_budget(profile, max(floors)), allowed + MB)
+    return InfeasibleBudgetError(
+        "The network's operators cannot be timed within the memory budget.",
+        closest="one image at a time", lacking_bytes=smallest - allowed, smallest_bytes=smallest,
+    )  # fmt: skip

@@ -1,0 +1,216 @@
+"""Trials: short real runs of a plan's candidates, each in a process of its own where the request can be shipped."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from snugfit._api.builder import Assembly, assemble, load_splits
+from snugfit._api.loading import read_data
+from snugfit._api.running import execute, write_run
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.profile import Profile
+from snugfit._core.record import Record
+from snugfit._core.registry import strategy_class
+from snugfit._core.request import OWN, MachineOptions
+from snugfit._core.serial import from_data
+from snugfit._core.strategy import Strategy
+from snugfit._core.trial import Trial, measured_in
+from snugfit._data import ImageSet, Splits
+from snugfit._data.sets import Subset
+from snugfit._planner import corrected
+from snugfit._report.metrics import read_metrics
+from snugfit._training.events import Notice, Subscriber
+from snugfit.errors import InterruptedRunError, SnugfitError
+from snugfit.memory import Baseline
+
+_EVALUATED = 16
+"""Validation images of a trial, and test images: it is there to time training."""
+_GRACE_SECONDS = 20.0
+
+
+def compare(
+    plan: Plan, profile: Profile, assembly: Assembly, resting: Baseline, steps: int, subscribers: Sequence[Subscriber]
+) -> list[Trial]:
+    """Run a short trial of the best feasible candidate of every strategy, one after another.
+
+    A trial that fails has its error in its row. What trials write is removed, also when they are interrupted.
+
+    Args:
+        plan, profile, assembly, resting: as planned.
+        steps: effective batches of each.
+        subscribers: told which trial runs.
+    """
+    best: dict[str, Candidate] = {}
+    for candidate in plan.candidates:
+        if candidate.feasible:
+            best.setdefault(candidate.strategy, candidate)
+    trials = []
+    with tempfile.TemporaryDirectory(prefix="snugfit-trials-", ignore_cleanup_errors=True) as folder, _stoppable():
+        short = _shortened(assembly, steps)
+        for number, (name, candidate) in enumerate(best.items(), 1):
+            for subscriber in subscribers:
+                subscriber(Notice(f"trial {number} of {len(best)}: {name}, {short.workload.train_count} images"))
+            prepared = _Prepared.of(candidate, plan, profile, short, resting, Path(folder) / name)
+            trials.append(prepared.run())
+    return trials
+
+
+def _shortened(assembly: Assembly, steps: int) -> Assembly:
+    """The same for a few batches, one epoch and little to evaluate."""
+    request = assembly.request
+    most, few = steps * assembly.workload.batch_size, _EVALUATED
+    data = replace(
+        request.data,
+        max_train=min(most, request.data.max_train or most),
+        max_val=min(few, few if request.data.max_val is None else request.data.max_val),
+    )
+    machine = MachineOptions(request.machine.device, request.machine.threads, profile_cache="off")
+    request = replace(request, data=data, training=replace(request.training, epochs=1), machine=machine)
+    splits = _few(assembly.splits, most) if data.data == OWN else load_splits(request)
+    return assemble(request, splits, assembly.module)
+
+
+def _few(splits: Splits, most: int) -> Splits:
+    """The first images of the caller's own."""
+
+    def first(images: ImageSet, count: int) -> ImageSet:
+        return Subset(images, np.arange(min(count, len(images))))
+
+    test = None if splits.test is None else first(splits.test, _EVALUATED)
+    return replace(splits, train=first(splits.train, most), val=first(splits.val, _EVALUATED), test=test)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A trial that can be run.
+
+    Attributes:
+        plan: with the candidate alone, and what it is predicted to take here.
+        trial: what is known before.
+        folder: its run folder.
+    """
+
+    plan: Plan
+    profile: Profile
+    assembly: Assembly
+    resting: Baseline
+    trial: Trial
+    folder: Path
+
+    @classmethod
+    def of(
+        cls, candidate: Candidate, plan: Plan, profile: Profile, short: Assembly, resting: Baseline, folder: Path
+    ) -> _Prepared:
+        """Predict what a candidate takes for the trial's work."""
+        strategy: Strategy = from_data(strategy_class(candidate.strategy), candidate.settings)
+        workload = short.workload
+        cost = corrected(strategy.estimate(workload, profile, plan.hardware), candidate.correction)
+        own = replace(plan, workload=workload, candidates=(replace(candidate, predicted=cost),), chosen=0)
+        seconds = float(sum(phase.seconds for phase in cost.phases))
+        trial = Trial(
+            candidate.strategy, workload.train_count, workload.epochs, plan.budget.memory_bytes, cost.peak_bytes,
+            seconds,
+        )  # fmt: skip
+        return cls(own, profile, short, resting, trial, folder)
+
+    def run(self) -> Trial:
+        """Run it, and tell what was measured, or why nothing was."""
+        request, error = self.assembly.request, None
+        try:
+            if OWN in (request.model.model, request.data.data):
+                self._here()
+            else:
+                error = self._apart()
+        except InterruptedRunError:
+            raise
+        except (SnugfitError, RuntimeError, MemoryError, OSError) as failure:
+            error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+        measured = {}
+        if (self.folder / "record.json").exists():
+            measured = measured_in(read_data(Record, self.folder / "record.json"), _paces(self.folder / "metrics.csv"))
+        elif error is None:
+            error = "it left no record"
+        return replace(self.trial, error=error, **measured)
+
+    def _here(self) -> None:
+        """Run in this process, on a copy of the caller's module, which a run empties."""
+        module = self.assembly.module
+        copied = copy.deepcopy(module) if isinstance(module, nn.Module) else module
+        execute(self.plan, self.profile, replace(self.assembly, module=copied), self.resting, (), self.folder)
+
+    def _apart(self) -> str | None:
+        """Run in a fresh process, as ``train --resume`` does; returns its error."""
+        self.folder.mkdir()
+        write_run(self.folder, self.plan, self.profile, self.assembly)
+        assert self.plan.choice is not None
+        processes = int(self.plan.choice.settings.get("processes", 1))
+        launch = ["cluster", "launch", "--processes", str(processes), "--max-restarts", "0", "--"]
+        train = ["train", "--resume", str(self.folder), "--quiet"]
+        code, said = _finished([sys.executable, "-m", "snugfit", *(launch if processes > 1 else []), *train])
+        return None if code == 0 else _error_in(said) or f"it ended with code {code}"
+
+
+def _paces(path: Path) -> dict[str, list[float]]:
+    """Seconds of every training step, by phase."""
+    found: dict[str, list[float]] = {}
+    before = 0.0
+    for row in read_metrics(path):
+        if "step" in row.values:
+            now = row.values["seconds"]
+            found.setdefault(row.phase, []).append(now - before)
+            before = now
+    return found
+
+
+def _error_in(said: str) -> str | None:
+    """The last error that a process printed."""
+    errors = [line.partition("error: ")[2] for line in said.splitlines() if "error: " in line]
+    return errors[-1] if errors else None
+
+
+def _finished(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command to its end, or until this is interrupted; returns its exit code and what it said on stderr."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+        )
+        try:
+            code = child.wait()
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_GRACE_SECONDS)
+                child.kill()
+                child.wait()
+        said.seek(0)
+        return code, said.read()
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """A SIGTERM ends trials as a Ctrl-C does: what they wrote is removed."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

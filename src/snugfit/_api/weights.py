@@ -1,0 +1,165 @@
+"""Pre-trained weights from a file: reading them, and saying whose they are where they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from snugfit import _models as models
+from snugfit._chain import Chain, UnitStore, load_into, release
+from snugfit.errors import CheckpointError
+
+State = Mapping[str, torch.Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+
+def take_weights(path: Path, chain: Chain, store: UnitStore) -> None:
+    """Replace the first weights in ``store`` by those of a file.
+
+    A prefix that all names of the file share (``module.``) is dropped. A classifier of another number of classes, or
+    one that the file does not hold at all, keeps its fresh weights.
+
+    Raises:
+        CheckpointError: the file cannot be read, is of another model, or holds values that are not finite.
+    """
+    taken = _fitting(path, chain, read_weights(path))
+    _check_finite(path, taken)
+    for index, unit in enumerate(chain.all_units):
+        own = store.load(index)
+        load_into(unit, {**own, **{name: taken[name] for name in own if name in taken}})
+        store.save(index, unit)
+        release(unit)
+
+
+def check_weights(path: Path, chain: Chain) -> None:
+    """Say at once that a file's weights are of another model, from their names and shapes alone.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is of another model.
+    """
+    _fitting(path, chain, read_weights(path, device="meta"))
+
+
+def _fitting(path: Path, chain: Chain, file: State) -> dict[str, torch.Tensor]:
+    """The file's weights that the chain takes."""
+    wanted = {name: shape for unit in chain.all_units for name, shape in _shapes(unit.module.state_dict()).items()}
+    state = next((view for view in _views(file) if wanted.keys() & view.keys()), file)
+    taken = {name: state[name] for name, shape in wanted.items() if name in state and state[name].shape == shape}
+    _check_fits(path, chain, wanted, state, taken)
+    return taken
+
+
+def read_weights(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Read a state dict from safetensors or a weights-only ``.pth``; pickled code is never run.
+
+    On the ``meta`` device names and shapes alone are read.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or holds more than weights.
+    """
+    from safetensors import SafetensorError
+
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no regular file, and is not read; give a file of weights.")
+    try:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path, device)
+        state = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no weights file {path}.") from error
+    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{path} is damaged or not a weights file ({reason}).") from error
+    except Exception as error:  # torch.load raises pickle errors of its own kind for anything but weights
+        raise CheckpointError(f"{path} holds more than weights, and is not read: convert it to safetensors.") from error
+    for key in ("state_dict", "model"):  # what training scripts wrap weights in
+        if isinstance(state, dict) and (key == "state_dict" or isinstance(state.get(key), dict)):
+            state = state.get(key, state)
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise CheckpointError(f"{path} does not hold weights by name; save module.state_dict() instead.")
+    return dict(state)
+
+
+def _read_safetensors(path: Path, device: str) -> dict[str, torch.Tensor]:
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    if device != "meta":
+        return dict(load_file(path))
+    with safe_open(path, framework="pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def _views(state: State) -> Iterator[State]:
+    """The weights as they are, and without the prefixes that all their names share, outermost first."""
+    while state:
+        yield state
+        dotted = [name for name in state if "." in name]
+        if len({name.partition(".")[0] for name in dotted}) != 1:
+            return
+        state = {name.partition(".")[2]: state[name] for name in dotted}
+
+
+def _check_fits(path: Path, chain: Chain, wanted: Shapes, state: State, taken: State) -> None:
+    fresh = _may_stay_fresh(chain, state)
+    missing = [name for name in wanted if not (name in taken or name in fresh or name.endswith("num_batches_tracked"))]
+    if missing:
+        raise CheckpointError(_why(path, chain, wanted, state, missing))
+    if not taken:
+        raise CheckpointError(f"{path} holds no weights of {chain.name}.")
+    if state.keys() - wanted.keys():  # a smaller network's names may all be among a larger one's
+        match = _whose(state)
+        if match and match.model in models.names() and match.model != chain.name and chain.name in models.names():
+            raise CheckpointError(_other_model(path, match.model, chain.name))
+
+
+def _may_stay_fresh(chain: Chain, state: State) -> Collection[str]:
+    """Names of the head's tensors; of all that the classifier's module holds where the file has nothing of it."""
+    fresh = set(chain.head.module.state_dict())
+    for classifier in {name.partition(".")[0] for name in chain.head.module.state_dict()}:
+        if not any(name.startswith(f"{classifier}.") for name in state):
+            names = (name for unit in chain.all_units for name in unit.module.state_dict())
+            fresh.update(name for name in names if name.startswith(f"{classifier}."))
+    return fresh
+
+
+def _why(path: Path, chain: Chain, wanted: Shapes, state: State, missing: list[str]) -> str:
+    """Why weights do not fit: images of another size or other channels, another model of ours, or simply another."""
+    size = models.trained_image_size(_shapes({name: state[name] for name in missing if name in state}))
+    if size and len(missing) == 1:
+        return (
+            f"{path} holds position embeddings for images of {size} pixels, not {chain.input_shape[-1]}; "
+            f"use --image-size {size}."
+        )
+    match = _whose(state)
+    if match and match.model != chain.name:
+        return _other_model(path, match.model, chain.name)
+    if match and match.channels != chain.input_shape[0]:
+        return (
+            f"{path} holds weights of {chain.name} for images of {match.channels} channel(s), not "
+            f"{chain.input_shape[0]}; train on such images or without --weights."
+        )
+    return f"{path} does not hold {missing[0]} in the shape of {chain.name}: it belongs to another model."
+
+
+def _other_model(path: Path, fits: str, asked: str) -> str:
+    return f"{path}: these look like the weights of {fits}, not of {asked}; use --model {fits}."
+
+
+def _whose(state: State) -> models.Match | None:
+    """The model of ours that weights are of, whatever prefix their names have."""
+    matches = (models.recognise(_shapes(view)) for view in _views(state))
+    return next((match for match in matches if match), None)
+
+
+def _check_finite(path: Path, taken: State) -> None:
+    for name, tensor in taken.items():
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{path} holds NaN or infinite values in {name}: its training diverged; give others.")
+
+
+def _shapes(state: State) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}

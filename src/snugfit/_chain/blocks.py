@@ -1,0 +1,138 @@
+"""The blocks that a model's author wrote: inverted residuals, bottlenecks, or single convolutions of a plain stack.
+
+A unit is the smallest stretch that can train alone; a module block is what papers number and draw. MobileNetV2's block
+2 is ``features.2``, whose expansion, depthwise convolution and projection are units of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+
+from torch import fx, nn
+
+from snugfit._chain.propagation import Shapes, node_shapes
+from snugfit._chain.tracing import LAYERS, owner_of
+
+SIDE_NETWORK = "side"
+"""Path below which side modules stand; what lies there belongs to the block that it stands beside."""
+
+
+@dataclass(frozen=True)
+class ModuleBlock:
+    """Consecutive nodes of a network's graph, entered by one tensor and left by one.
+
+    Attributes:
+        name: path of the module that holds them, such as ``features.2`` or ``layer1.0``.
+        nodes: in order of execution; the last one's value is the only one used beyond the block.
+        entry: the node whose value enters.
+        input_shape, output_shape: of one sample, without the batch axis.
+    """
+
+    name: str
+    nodes: tuple[fx.Node, ...]
+    entry: fx.Node
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+
+    def layers(self, module: fx.GraphModule) -> list[nn.Module]:
+        """Its layers, in order of execution."""
+        return [module.get_submodule(str(node.target)) for node in self.nodes if node.op == "call_module"]
+
+
+def find_blocks(module: fx.GraphModule, input_shape: tuple[int, ...]) -> tuple[ModuleBlock, ...]:
+    """Split a traced network into the blocks that its author wrote; allocates nothing and changes nothing.
+
+    A block is what lies under one module path up to and including its first run of numbers: ``features.2``,
+    ``layer1.0``, ``blocks.0.0``. What holds no convolution or linear layer belongs to the block before it, until the
+    map is pooled to one pixel or flattened: from there on, all is the last block. Blocks between which more than one
+    tensor crosses are one; that a side module reads the image does not count.
+
+    Args:
+        module: a traced network, such as ``Chain.to_module()``; meta will do.
+        input_shape: channels, height, width of one image.
+    """
+    shapes = node_shapes(module, input_shape)
+    entry = next(node for node in module.graph.nodes if node.op == "placeholder")
+    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    blocks: list[ModuleBlock] = []
+    for path, part in _joined(_named(module, nodes, shapes)):
+        first = next((str(node.target) for node in part if _holds_layer(module, [node])), "network")
+        shape_in, shape_out = _sample(shapes, entry), _sample(shapes, part[-1])
+        blocks.append(ModuleBlock(path or first, tuple(part), entry, shape_in, shape_out))
+        entry = part[-1]
+    return tuple(blocks)
+
+
+def _sample(shapes: Shapes, node: fx.Node) -> tuple[int, ...]:
+    return tuple((shapes[node] or ())[1:])
+
+
+def _named(module: fx.GraphModule, nodes: list[fx.Node], shapes: Shapes) -> list[tuple[str, list[fx.Node]]]:
+    """Consecutive nodes of one path; each part holds a layer."""
+    parts: list[tuple[str, list[fx.Node]]] = []
+    ended = False
+    for node in nodes:
+        shape = shapes[node]
+        if parts and _is_beside(node):
+            parts[-1][1].append(node)
+            continue
+        ends = shape is not None and (len(shape) < 4 or shape[2:] == (1, 1))
+        path = _block_path(_path(node))
+        if not parts or (ends and not ended):
+            parts.append((path, [node]))
+        elif ended or not path or path == parts[-1][0]:
+            parts[-1][1].append(node)
+        elif _opens(module, node, path, nodes) and _holds_layer(module, parts[-1][1]):
+            parts.append((path, [node]))
+        else:
+            parts[-1][1].append(node)
+        ended |= ends
+    return parts
+
+
+def _opens(module: fx.GraphModule, node: fx.Node, path: str, nodes: list[fx.Node]) -> bool:
+    """Whether a block may start here: at a layer, or at the first node of a path that has one (pre-activation)."""
+    own = [other for other in nodes if _block_path(_path(other)) == path]
+    return _holds_layer(module, [node]) or (own[0] is node and _holds_layer(module, own))
+
+
+def _holds_layer(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> bool:
+    return any(n.op == "call_module" and isinstance(module.get_submodule(str(n.target)), LAYERS) for n in nodes)
+
+
+def _joined(parts: list[tuple[str, list[fx.Node]]]) -> list[tuple[str, list[fx.Node]]]:
+    """Parts joined until a single value crosses from each to the next."""
+    joined: list[tuple[str, list[fx.Node]]] = []
+    for name, part in parts:
+        if joined and _crossing(joined[-1][1], joined):
+            joined[-1][1].extend(part)
+        else:
+            joined.append((name, list(part)))
+    return joined
+
+
+def _crossing(part: list[fx.Node], joined: list[tuple[str, list[fx.Node]]]) -> bool:
+    """Whether any value but the last is used beyond the parts so far."""
+    inside = {node for _, nodes in joined for node in nodes}
+    image = next(node for node in part[0].graph.nodes if node.op == "placeholder")
+    beside = {user for user in image.users if _is_beside(user)}
+    return any(user not in inside | beside for node in {image, *inside} - {part[-1]} for user in node.users)
+
+
+def _is_beside(node: fx.Node) -> bool:
+    return _path(node).split(".")[0] == SIDE_NETWORK
+
+
+def _block_path(path: str) -> str:
+    """``features.2.conv.0.0`` -> ``features.2``; ``conv1`` -> ``conv1``."""
+    names = path.split(".")
+    start = next((index for index, name in enumerate(names) if name.isdigit()), None)
+    if start is None:
+        return names[0]
+    return ".".join([*names[:start], *takewhile(str.isdigit, names[start:])])
+
+
+def _path(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else owner_of(node)

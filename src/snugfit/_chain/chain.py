@@ -1,0 +1,225 @@
+"""The chain: a network as units in order and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+
+from snugfit._chain.batch_size import localise_batch_size
+from snugfit._chain.cuts import Stretch, cut
+from snugfit._chain.hooks import bypassed_hooks, refuse_lost_hooks
+from snugfit._chain.parameter_owners import owners_of, share_holders
+from snugfit._chain.propagation import node_shapes
+from snugfit._chain.tracing import Traced, assemble, attributes_of, trace
+from snugfit._chain.unit import Unit, does_not_run, make_unit
+from snugfit.errors import ModelError
+
+
+@dataclass
+class Chain:
+    """Units in order, then the head.
+
+    Attributes:
+        name: the model's name.
+        units: every unit but the last stretch.
+        head: the last stretch, which ends in the classifier.
+        input_shape: channels, height, width of one image.
+    """
+
+    name: str
+    units: tuple[Unit, ...]
+    head: Unit
+    input_shape: tuple[int, ...]
+
+    @classmethod
+    def from_module(cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "") -> Chain:
+        """Trace a model and cut it into units; parameters are shared with the model, and nothing is allocated.
+
+        Args:
+            model: maps (batch, *input_shape) to one tensor; on any device, meta included.
+            input_shape: channels, height, width of one image.
+            name: the class's name by default.
+
+        Raises:
+            ModelError: the model cannot be traced (the message says where), does not run on such an input, has tied
+                weights, has hooks that would be lost, or has nothing to split.
+        """
+        name = name or type(model).__name__
+        traced = trace(model)
+        refuse_lost_hooks(model, (str(node.target) for node in traced.graph.nodes if node.op == "call_module"))
+        stored = set(model.state_dict())
+        try:
+            traced.shapes = node_shapes(assemble(traced.graph, traced.attributes, stored), input_shape)
+        except Exception as error:
+            raise ModelError(does_not_run(name, input_shape, error)) from error
+        if traced.shapes[_output(traced.graph)] is None:
+            raise ModelError(f"{name} must return one tensor; wrap it in a module that returns its logits.")
+        localise_batch_size(traced.graph, traced.shapes)
+        stretches = cut(traced, model)
+        _check_divisible(name, stretches)
+        units = _extract(traced, stretches, stored, tuple(input_shape))
+        for unit in units:
+            unit.module.training = model.training
+            unit.owners.update(owners_of(unit.module, model))
+        _adopt(units[-1].module, model, stored - _stored_names(units))
+        _check_untied(units)
+        return cls(name, tuple(units[:-1]), units[-1], tuple(input_shape))
+
+    @classmethod
+    def from_units(
+        cls,
+        units: Sequence[tuple[str, nn.Module]],
+        head: tuple[str, nn.Module],
+        input_shape: tuple[int, ...],
+        name: str = "",
+    ) -> Chain:
+        """Make a chain by hand, for models that cannot be traced.
+
+        A unit's state-dict names are its name, a dot, and the module's own names. Name units by where their modules
+        stand in the model (``("layer1", model.layer1)``), and the chain's weights load back into it.
+
+        Raises:
+            ModelError: names repeat or lie within each other, a unit does not run on its predecessor's output, weights
+                are shared, or there is no unit beside the head.
+        """
+        parts = [*units, head]
+        if not units:
+            raise ModelError("a chain needs at least one unit before its head: nothing to split.")
+        _check_names([part_name for part_name, _ in parts])
+        made: list[Unit] = []
+        shape = tuple(input_shape)
+        for part_name, module in parts:
+            made.append(make_unit(part_name, _wrap(part_name, module), shape))
+            shape = made[-1].output_shape
+        _check_untied(made)
+        return cls(name or "chain", tuple(made[:-1]), made[-1], tuple(input_shape))
+
+    @property
+    def all_units(self) -> tuple[Unit, ...]:
+        """The units and the head."""
+        return (*self.units, self.head)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(unit.parameters for unit in self.all_units)
+
+    def bypassed_hooks(self, *, recomputed: bool = False) -> list[str]:
+        """Reasons against a strategy that bypasses hooks of layers; see :func:`snugfit._chain.hooks.bypassed_hooks`."""
+        return bypassed_hooks((unit.module for unit in self.all_units), recomputed=recomputed)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, *input_shape) to the head's output, as the model does."""
+        for unit in self.all_units:
+            x = unit.module(x)
+        return x
+
+    __call__ = forward
+
+    def to_module(self) -> nn.Module:
+        """One plain module that computes the same and shares the parameters; its state-dict names are the model's.
+
+        Moving or emptying its weights does so in the units, and the other way round; but not those that belong to no
+        layer and whose module is read by several units.
+        """
+        graph = fx.Graph()
+        attributes: dict[str, Any] = {}
+        value: Any = graph.placeholder("x")
+        for unit in self.all_units:
+            placeholder = next(iter(unit.module.graph.nodes))
+            value = graph.graph_copy(unit.module.graph, {placeholder: value})
+            attributes.update(attributes_of(unit.module))
+        graph.output(value)
+        stored = _stored_names(self.all_units)
+        module = assemble(graph, attributes, stored)
+        _adopt(module, self.head.module, stored - set(module.state_dict()))
+        share_holders(module, [unit.module for unit in self.all_units])
+        module.training = self.head.module.training
+        return module
+
+
+def _output(graph: fx.Graph) -> fx.Node:
+    return cast(fx.Node, next(node for node in graph.nodes if node.op == "output"))
+
+
+def _extract(traced: Traced, stretches: list[Stretch], stored: set[str], input_shape: tuple[int, ...]) -> list[Unit]:
+    units: list[Unit] = []
+    crossing = next(iter(traced.graph.nodes))
+    final = cast(fx.Node, _output(traced.graph).args[0])
+    for stretch in stretches:
+        last = final if stretch is stretches[-1] else stretch.nodes[-1]
+        module = assemble(_subgraph(stretch, crossing, last), traced.attributes, stored)
+        units.append(make_unit(stretch.name, module, units[-1].output_shape if units else input_shape))
+        crossing = last
+    return units
+
+
+def _subgraph(stretch: Stretch, entry: fx.Node, last: fx.Node) -> fx.Graph:
+    graph = fx.Graph()
+    mapping = {entry: graph.placeholder("x")}
+
+    def find(node: fx.Node) -> fx.Node:
+        if node not in mapping:
+            mapping[node] = graph.node_copy(node, find)
+        return mapping[node]
+
+    for node in stretch.nodes:
+        for argument in node.all_input_nodes:
+            find(argument)
+        mapping[node] = graph.node_copy(node, find)
+    graph.output(mapping[last])
+    return graph
+
+
+def _wrap(name: str, module: nn.Module) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.call_module(name, (graph.placeholder("x"),)))
+    return assemble(graph, {name: module}, set())
+
+
+def _adopt(module: fx.GraphModule, source: nn.Module, names: set[str]) -> None:
+    """Give a module the layers that ``forward`` never calls, so that the state-dict names stay the model's."""
+    for owner in sorted({name.rpartition(".")[0] for name in names}):
+        layer = source.get_submodule(owner)
+        if not owner or any(f"{owner}.{key}" not in names for key in layer.state_dict()):
+            unused = next(name for name in sorted(names) if name.rpartition(".")[0] == owner)
+            raise ModelError(f"parameter {unused} is never used in forward; remove it from the model.")
+        module.add_submodule(owner, layer)
+
+
+def _stored_names(units: Sequence[Unit]) -> set[str]:
+    return {name for unit in units for name in unit.module.state_dict()}
+
+
+def _check_divisible(name: str, stretches: list[Stretch]) -> None:
+    if not stretches:
+        raise ModelError(f"{name} has no convolution or linear layer: nothing to train in units.")
+    if len(stretches) == 1:
+        raise ModelError(
+            f"{name} has nothing to split: no single tensor crosses between two of its layers. "
+            "Split it by hand with Chain.from_units."
+        )
+
+
+def _check_untied(units: Sequence[Unit]) -> None:
+    """Refuse tensors that are stored under two names or in two units."""
+    places: dict[int, str] = {}
+    for unit in units:
+        for key, tensor in unit.module.state_dict(keep_vars=True).items():
+            place = f"{key} (unit {unit.name})"
+            if places.setdefault(id(tensor), place) != place:
+                raise ModelError(
+                    f"tied weights: {places[id(tensor)]} and {place} are one tensor. Units train and are stored "
+                    "apart; give each its own."
+                )
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for index, name in enumerate(names):
+        for other in names[:index]:
+            if f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}."):
+                raise ModelError(f"unit names '{other}' and '{name}' repeat or lie within each other; rename one.")

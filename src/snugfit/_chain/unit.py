@@ -1,0 +1,143 @@
+"""The unit: the smallest stretch of a network between two points that a single tensor crosses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+from torch import fx, nn
+
+from snugfit._chain.propagation import run_on_meta
+from snugfit._chain.tail_split import split_tail
+from snugfit._chain.tracing import is_torch_class
+from snugfit.errors import ModelError
+
+
+@dataclass(frozen=True)
+class ConvFact:
+    """One 2-d convolution of a unit.
+
+    Attributes:
+        name: qualified name in the model.
+        in_channels, out_channels, groups: as in ``nn.Conv2d``.
+        kernel, stride: height and width.
+        input_size, output_size: height and width of its maps, in pixels.
+    """
+
+    name: str
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    groups: int
+    input_size: tuple[int, int]
+    output_size: tuple[int, int]
+
+
+@dataclass
+class Unit:
+    """A stretch of the network that holds at least one conv or linear layer (NeuroFlux decision 1).
+
+    Attributes:
+        name: readable name, such as ``features.0`` or ``layer1.0``.
+        module: maps (batch, *input_shape) to (batch, *output_shape) and never modifies its input; its state-dict names
+            are the model's own, its parameters are shared with the model.
+        input_shape, output_shape: without the batch axis.
+        convs: its 2-d convolutions in order of execution.
+        map_shape: like ``output_shape``, before the pools and dropouts that end the unit.
+        owners: modules of the model whose own tensors the unit reads without calling them (a class token), by name;
+            emptied, they know how those tensors are initialised.
+    """
+
+    name: str
+    module: fx.GraphModule
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    convs: tuple[ConvFact, ...] = ()
+    map_shape: tuple[int, ...] = ()
+    owners: dict[str, nn.Module] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of parameters and buffers."""
+        tensors = chain(self.module.parameters(), self.module.buffers())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    @property
+    def downsamples_before_last_conv(self) -> bool:
+        """Whether maps shrink up to and including the last convolution (a pool after it does not count)."""
+        if not self.convs:
+            return True
+        return self.convs[-1].output_size < tuple(self.input_shape[-2:])
+
+
+def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -> Unit:
+    """Find a unit's output shape and convolutions, and keep it from modifying its input.
+
+    Raises:
+        ModelError: it does not run on an input of this shape, or does not return one tensor.
+    """
+    convs: list[ConvFact] = []
+    handles = [
+        part.register_forward_hook(_note_conv(part_name, convs))
+        for part_name, part in module.named_modules()
+        if isinstance(part, nn.Conv2d)
+    ]
+    try:
+        output, modified = run_on_meta(module, input_shape, training=False)
+    except Exception as error:
+        raise ModelError(does_not_run(f"unit {name}", input_shape, error)) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not isinstance(output, torch.Tensor):
+        raise ModelError(f"unit {name} returns {type(output).__name__}; a unit must return one tensor.")
+    if modified or (_differs_in_training(module) and _modifies_input_in_training(module, input_shape)):
+        _clone_input(module)
+    body, tail = split_tail(module)
+    before = output if isinstance(tail, nn.Identity) else run_on_meta(body, input_shape, training=False)[0]
+    return Unit(name, module, tuple(input_shape), tuple(output.shape[1:]), tuple(convs), tuple(before.shape[1:]))
+
+
+def does_not_run(what: str, input_shape: tuple[int, ...], error: Exception) -> str:
+    """Message for a module that fails on an input."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    shape = "x".join(map(str, input_shape))
+    return f"{what} does not run on an input of shape {shape}: {lines[0]}. Check image size and channels."
+
+
+def _note_conv(name: str, convs: list[ConvFact]):  # type: ignore[no-untyped-def]
+    def hook(conv: nn.Conv2d, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        kernel, stride = (tuple(size) for size in (conv.kernel_size, conv.stride))
+        sizes = (tuple(inputs[0].shape[-2:]), tuple(output.shape[-2:]))
+        convs.append(ConvFact(name, conv.in_channels, conv.out_channels, kernel, stride, conv.groups, *sizes))  # type: ignore[arg-type]
+
+    return hook
+
+
+def _differs_in_training(module: fx.GraphModule) -> bool:
+    """Whether a part may work in place in training mode only: in-place dropout, or a module of the user's own class."""
+    parts = (part for part in module.modules() if part is not module)
+    return any(not is_torch_class(p) or (isinstance(p, nn.modules.dropout._DropoutNd) and p.inplace) for p in parts)
+
+
+def _modifies_input_in_training(module: fx.GraphModule, input_shape: tuple[int, ...]) -> bool:
+    try:
+        return run_on_meta(module, input_shape, training=True)[1]
+    except Exception:
+        return True
+
+
+def _clone_input(module: fx.GraphModule) -> None:
+    """Let the unit work on a copy of its input, so that in-place operations leave the original alone."""
+    placeholder = next(iter(module.graph.nodes))
+    with module.graph.inserting_after(placeholder):
+        copy = module.graph.call_method("clone", (placeholder,))
+    placeholder.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    module.recompile()

@@ -1,0 +1,122 @@
+"""The command tree, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cyclopts import App, CoercionError, CycloptsError, Group
+
+from snugfit import __version__
+from snugfit._cli.cluster import cluster_app
+from snugfit._cli.config import apply_config, read_value, read_values
+from snugfit._cli.evaluate import evaluate
+from snugfit._cli.export import export
+from snugfit._cli.failures import show_error
+from snugfit._cli.options import OutputOptions
+from snugfit._cli.parent import die_with_agent
+from snugfit._cli.plan import plan
+from snugfit._cli.predict import predict
+from snugfit._cli.profile import profile
+from snugfit._cli.report import report
+from snugfit._cli.startup import ReaderGoneError, ignore_signals, raise_at_signals
+from snugfit._cli.train import train
+from snugfit._cli.verify import verify
+from snugfit.errors import SnugfitError, UsageError
+
+BROKEN_PIPE = 141
+"""128 + SIGPIPE, as for every tool whose reader went away."""
+
+COMMANDS: tuple[Callable[..., Any], ...] = (plan, train, evaluate, predict, profile, report, export, verify)
+
+HELP = """\
+Train CNNs inside a memory budget that is predicted, enforced and verified.
+
+What fits into 100 MB on this machine, and what does it cost?
+
+    snugfit plan --model vgg16 --data digits --memory 100MB
+
+Train in the best way that fits, and never use more:
+
+    snugfit train --model vgg16 --data digits --memory 100MB --out runs/first
+
+Classify a folder of images with the model that came out:
+
+    snugfit predict runs/first photos/ --out classes.csv
+"""
+
+
+def build() -> App:
+    """Return the command tree."""
+    app = App(
+        name="snugfit",
+        help=HELP,
+        help_format="plaintext",
+        version=f"snugfit {__version__}",
+        version_flags=["--version"],
+        config=(apply_config, read_values),
+        group_arguments=Group("Arguments", sort_key=0),
+    )
+    for order, command in enumerate(COMMANDS):
+        app.command(command, sort_key=order, help_format="markdown")
+    app.command(cluster_app(sort_key=len(COMMANDS)))
+    return app
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every error has been shown by then.
+
+    Raises:
+        ReaderGoneError: nobody reads stdout any more.
+    """
+    flags = list(tokens)[: tokens.index("--")] if "--" in tokens else list(tokens)
+    as_json, debug = "--json" in flags, "--debug" in flags
+    try:
+        _require_working_folder()
+        command, bound, _ = build().parse_args(list(tokens), exit_on_error=False, print_error=False)
+        output = bound.arguments.get("output", OutputOptions())
+        as_json, debug = output.json, output.debug
+        code = command(*bound.args, **bound.kwargs)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except ReaderGoneError:
+        raise
+    except CycloptsError as error:
+        return show_error(_usage_error(error), as_json=as_json, debug=debug)
+    except (Exception, KeyboardInterrupt) as error:
+        return show_error(error, as_json=as_json, debug=debug)
+
+
+def _require_working_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError("the working folder no longer exists; change to another one.") from error
+
+
+def _usage_error(error: CycloptsError) -> UsageError:
+    if isinstance(error, CoercionError) and error.argument is not None and error.token is not None:
+        try:
+            read_value(error.argument, error.token.value)  # --augment=maybe
+        except UsageError as refused:
+            return refused
+    chain: Any = error.command_chain or ()
+    lines = " ".join(str(error).split())
+    return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain))} --help` lists what there is.")
+
+
+def main() -> NoReturn:
+    """Run the command of ``sys.argv`` and exit with its code."""
+    die_with_agent()
+    raise_at_signals()
+    try:
+        code = run(sys.argv[1:])
+    except ReaderGoneError:
+        code = BROKEN_PIPE
+    ignore_signals()
+    with contextlib.suppress(ReaderGoneError, SnugfitError):
+        sys.stdout.flush()  # of an error, as JSON
+    sys.exit(code)

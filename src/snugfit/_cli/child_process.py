@@ -1,0 +1,166 @@
+"""The parent's side of a job: start the child, pass signals on, read what it says, and explain its death."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from snugfit._cli.failures import FailedError, unreported
+from snugfit._cli.oom_kills import memory_kills
+from snugfit._cli.options import OutputOptions
+from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, UnusableInputError, WorkerLostError
+
+WORKER_MODULE = "snugfit._cli.worker"
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def make_job(command: str, output: OutputOptions, threads: int | None, **arguments: Any) -> dict[str, Any]:
+    """Gather what the worker needs to know; everything is JSON-able."""
+    return {"command": command, "threads": threads, "quiet": output.quiet, "debug": output.debug, **arguments}
+
+
+def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = None) -> dict[str, Any]:
+    """Run a job in a fresh child process and return its result.
+
+    The child writes lines of JSON into a pipe: ``run_dir`` and ``row`` while it works, then ``result`` or ``error``.
+
+    Args:
+        job: from :func:`make_job`.
+        on_row: called with every ``row`` as it comes.
+
+    Raises:
+        FailedError: the child's own error.
+        BudgetExceededError: the child was killed for lack of memory.
+        WorkerLostError: it was killed otherwise.
+        InterruptedRunError: a signal stopped the child before it could save anything.
+        SnugfitError: the child died otherwise.
+    """
+    said: dict[str, Any] = {"run_dir": job.get("resume")}
+    kills = memory_kills()
+    with _child() as (child, messages):
+        _hand_over(child, job)
+        for line in messages:
+            message = json.loads(line)
+            if "row" in message:
+                if on_row is not None:
+                    on_row(message["row"])
+            else:
+                said.update(message)
+        code = child.wait()
+    if "error" not in said and "result" in said:
+        return dict(said["result"])
+    failed = (
+        FailedError.from_json(said["error"])
+        if "error" in said
+        else death_error(code, job, said["run_dir"], of_memory=_grown(kills, memory_kills()))
+    )
+    if failed.exit_code == InterruptedRunError.exit_code and is_finished(said["run_dir"]):
+        raise unreported(said["run_dir"])
+    raise failed
+
+
+def is_finished(run_dir: str | None) -> bool:
+    """Whether a run has written its record."""
+    return run_dir is not None and (Path(run_dir) / "record.json").is_file()
+
+
+@contextlib.contextmanager
+def _child() -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
+    """Start the worker in its own session: a Ctrl-C reaches it once, through this process.
+
+    Signals stay blocked until both sides can handle them; the worker inherits the mask and lifts it.
+    """
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", WORKER_MODULE, str(writing), str(os.getpid())]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    previous = {}
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=(writing,), start_new_session=True)
+        previous = _forward_signals(child)
+    finally:
+        os.close(writing)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        with os.fdopen(reading, encoding="utf-8") as messages:
+            yield child, messages
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _forward_signals(child: subprocess.Popen[bytes]) -> dict[int, Any]:
+    """Pass signals on, a hang-up as SIGTERM; a hang-up that nohup made this process ignore stays ignored."""
+
+    def forward(number: int, frame: Any) -> None:
+        child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def suspend(number: int, frame: Any) -> None:
+        child.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        child.send_signal(signal.SIGCONT)
+
+    handlers = {number: forward for number in FORWARDED}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        del handlers[signal.SIGHUP]
+    handlers[signal.SIGTSTP] = suspend
+    return {number: signal.signal(number, handler) for number, handler in handlers.items()}
+
+
+def _hand_over(child: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+        pipe.write(json.dumps(job).encode())
+
+
+def _grown(before: int | None, after: int | None) -> bool | None:
+    return None if before is None or after is None else after > before
+
+
+def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: bool | None = None) -> SnugfitError:
+    """Explain a child that ended without a word.
+
+    Args:
+        code: its return code, negative for a signal.
+        job: what it was doing.
+        run_dir: its run folder, where it came that far.
+        of_memory: whether the kernel killed a process meanwhile because memory ran out; None where it does not say.
+    """
+    hint = f"\n`snugfit train --resume {run_dir}` continues the run." if run_dir else ""
+    if code >= 0:
+        return SnugfitError(f"the {job['command']} process ended with code {code} and no result.{hint}")
+    number = -code
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if number in FORWARDED:
+        return InterruptedRunError(f"interrupted by {name}.{hint}")
+    what = f"the {job['command']} process was killed by {name}"
+    capped = bool(job.get("resume") or (job.get("request") or {}).get("budget", {}).get("memory"))
+    if number == signal.SIGKILL:
+        return _kill_error(what, hint, of_memory)
+    if number == signal.SIGABRT and capped:
+        return BudgetExceededError(f"{what}, most likely because memory ran out.{hint}")
+    if number == signal.SIGBUS:
+        return UnusableInputError(
+            f"{what}: a file that it had mapped was cut short, or its disk failed. `snugfit verify RUN` checks those "
+            f"of a run folder.{hint}"
+        )
+    return SnugfitError(f"{what}, which is a fault in native code.{hint}")
+
+
+def _kill_error(what: str, hint: str, of_memory: bool | None) -> SnugfitError:
+    if "WORLD_SIZE" in os.environ:
+        return WorkerLostError(f"rank {os.environ.get('RANK')}: {what}, by somebody or because memory ran out.{hint}")
+    if of_memory:
+        return BudgetExceededError(f"{what}, because the machine ran out of memory.{hint}")
+    unknown = of_memory is None
+    why = "by somebody or because memory ran out" if unknown else "by somebody: the kernel did not lack memory"
+    return WorkerLostError(f"{what}, {why}.{hint}")

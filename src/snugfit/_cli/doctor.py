@@ -1,0 +1,101 @@
+"""``snugfit cluster doctor``: what the processes of a cluster and the links between them can do."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from snugfit._cli.examine import MARK
+from snugfit._cli.failures import FailedError
+from snugfit._cli.launch import HERE, ClusterOptions, wanted_of
+from snugfit._cli.launch_commands import starts
+from snugfit._cli.launcher import run_all
+from snugfit._cli.options import SHOW_ALL, OutputOptions
+from snugfit._cli.output import SCHEMA, note, print_json
+from snugfit._core.cluster import Cluster
+from snugfit._core.outputs import require_file, whole_file
+from snugfit._quantities import format_bytes
+from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError
+
+MODULE = "snugfit._cli.examine"
+
+
+def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: OutputOptions = SHOW_ALL) -> int:
+    """Measure every process (versions, memory, clock, speed) and every link between two (bandwidth, latency).
+
+    The table goes to stderr. Traffic is neither encrypted nor authenticated: for networks that you trust.
+
+    For example:
+
+    ```
+    snugfit cluster doctor --processes 2
+    snugfit cluster doctor --hosts cluster.yaml --out cluster.json
+    ```
+
+    Args:
+        where: the processes or hosts.
+        out: file for the measurements, as JSON.
+        output: what is shown.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: options contradict each other, or an address is public.
+        WorkerLostError: a process was lost, or did not come.
+    """
+    wanted = wanted_of(where, 0, where.least())
+    commands = starts(wanted, (MODULE,))
+    if where.dry_run:
+        print("\n".join(map(str, commands)))
+        return 0
+    if out is not None:
+        require_file(out)
+    found: list[str] = []
+    code = run_all(commands, wanted.terms(), found.append)
+    lines = [line.removeprefix(MARK) for line in found if line.startswith(MARK)]
+    if code or not lines:
+        raise _failed(code)
+    cluster = Cluster.from_json(json.loads(lines[-1]))
+    if not output.quiet:
+        print_cluster(cluster)
+    _write(cluster, out)
+    if output.json:
+        print_json({"schema": SCHEMA, **cluster.to_json()})
+    return 0
+
+
+def _failed(code: int) -> SnugfitError:
+    if code == InterruptedRunError.exit_code:
+        return InterruptedRunError("interrupted; nothing was measured.")
+    if code in (0, WorkerLostError.exit_code):
+        return WorkerLostError("a process was lost or did not come; nothing was measured.\nThe lines above say which.")
+    return FailedError("ClusterError", "a process failed; nothing was measured.\nThe lines above say why.", code)
+
+
+def _write(cluster: Cluster, out: str | None) -> None:
+    if out is None:
+        return
+    with whole_file(out) as file:
+        file.write(json.dumps(cluster.to_json(), indent=1) + "\n")
+    note(f"written: {out}")
+
+
+def print_cluster(cluster: Cluster) -> None:
+    """Print ranks, links and differing versions on stderr."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=sys.stderr)
+    ranks = Table("rank", "host", "cores", "threads", "free memory", "clock", "speed", title="Processes")
+    for each in cluster.ranks:
+        clock, speed = f"{each.clock_offset_seconds * 1e3:+.1f} ms", f"{each.macs_per_second / 1e9:.2f} GMAC/s"
+        memory = format_bytes(each.free_bytes)
+        ranks.add_row(str(each.rank), each.host, str(each.cores), str(each.threads), memory, clock, speed)
+    links = Table("from", "to", "bandwidth", "", "latency", title="Links")
+    for link in cluster.links:
+        bits, latency = f"{link.bytes_per_second * 8 / 1e6:.1f} Mbit/s", f"{link.latency_seconds * 1e3:.2f} ms"
+        links.add_row(str(link.source), str(link.target), f"{format_bytes(link.bytes_per_second)}/s", bits, latency)
+    console.print(ranks, links)
+    for name, versions in cluster.differing_versions().items():
+        note(f"warning: {name} differs between ranks: {', '.join(versions)}. Install the same everywhere.")

@@ -1,0 +1,99 @@
+"""From exceptions to exit codes and the one or two lines that are shown for them."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from typing import Any
+
+from snugfit._cli.output import SCHEMA, print_json
+from snugfit.errors import BudgetExceededError, InterruptedRunError, OutOfStorageError, SnugfitError, is_out_of_storage
+
+_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc", "can't start new thread")
+
+
+class FailedError(SnugfitError):
+    """An error as data, of this process or of the child.
+
+    Attributes:
+        kind: name of the original exception's class.
+        exit_code: what the command line exits with.
+    """
+
+    def __init__(self, kind: str, message: str, exit_code: int = 1) -> None:
+        self.kind, self.exit_code = kind, exit_code
+        super().__init__(message)
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys ``code``, ``type`` and ``message``."""
+        return {"code": self.exit_code, "type": self.kind, "message": str(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> FailedError:
+        """Inverse of :meth:`to_json`."""
+        return cls(str(data["type"]), str(data["message"]), int(data["code"]))
+
+
+def unreported(run_dir: str) -> InterruptedRunError:
+    """The interruption of a run that is finished."""
+    return InterruptedRunError(
+        f"interrupted; the run in {run_dir} is finished, and only its report is missing.\n"
+        f"`snugfit report {run_dir}` draws it."
+    )
+
+
+def explain(error: BaseException) -> FailedError:
+    """Turn any exception into the error that the user sees.
+
+    Exhausted memory and disks get the exit codes 5 and 6 wherever they show; what nobody foresaw gets 1.
+    """
+    if isinstance(error, FailedError):
+        return error
+    known = _known(error)
+    if known is not None:
+        return FailedError(type(known).__name__, str(known), known.exit_code)
+    name, lines = type(error).__name__, str(error).strip().splitlines()
+    said = f"{name}: {lines[0][:300]}" if lines else name
+    return FailedError(name, f"internal error, {said}\n--debug shows the traceback.")
+
+
+def _known(error: BaseException) -> SnugfitError | None:
+    if isinstance(error, SnugfitError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return InterruptedRunError("interrupted.")
+    if isinstance(error, OSError) and is_out_of_storage(error):
+        return OutOfStorageError(
+            f"the disk is full ({error.filename or error.strerror}); free some space and try again."
+        )
+    if is_out_of_memory(error):
+        return BudgetExceededError(
+            "memory ran out before or after training, under the limit that enforces the budget; "
+            "give a larger --memory or a smaller --batch-size."
+        )
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: Python's, the operating system's or one of torch's allocators'."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    if isinstance(error, SystemError):  # Python's compiler, refused memory
+        return "without exception set" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
+
+
+def show_error(error: BaseException, *, as_json: bool, debug: bool) -> int:
+    """Print an error on stderr, and as one JSON object on stdout where asked.
+
+    Returns:
+        The exit code.
+    """
+    failed = explain(error)
+    if debug and failed is not error:
+        traceback.print_exception(error)
+    print(f"error: {failed}", file=sys.stderr)
+    if as_json:
+        print_json({"schema": SCHEMA, "error": failed.to_json()})
+    return failed.exit_code

@@ -1,0 +1,220 @@
+"""The launcher's line to one host: the agent there, started by ssh, its reports, and what they tell of its state."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from snugfit.errors import UsageError
+
+AGENT = "snugfit._cli.agent"
+SSH_FAILED = 255
+
+
+@dataclass(frozen=True)
+class Start:
+    """One command that starts the processes of a host.
+
+    Attributes:
+        host: its address.
+        command: arguments, the program first.
+        environment: variables beside those of this process.
+        processes: how many it starts.
+        remote: whether the last argument is a command for the shell of another host.
+    """
+
+    host: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    processes: int = 1
+    remote: bool = False
+
+    def __str__(self) -> str:
+        """As one would type it."""
+        words = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*words, shlex.join(self.command)])
+
+    def after(self, pid: int | None) -> tuple[str, ...]:
+        """The command, which first ends the agent of that process id, should one that fell silent be left there."""
+        if pid is None or not self.remote:
+            return self.command
+        last = f"ps -o args= -p {pid} | grep -q {AGENT} && kill -9 {pid}; {self.command[-1]}"
+        return (*self.command[:-1], last)
+
+
+Reports = queue.Queue[tuple["Member", int, "dict[str, Any] | None"]]
+
+
+class Member:
+    """One host of a launch.
+
+    Attributes:
+        start: how it is started.
+        code: exit code of its agent; None while that runs.
+        ready: whether its agent has said so.
+        store: where it serves the store; None where it does not.
+        reached: last round for which it has answered whether it reaches the store, and whether it does.
+        codes: exit codes of its workers, once one has failed.
+        done: whether its workers have ended well.
+
+    Args:
+        start: how to start it.
+        reports: where its reports go.
+        secret: of the launch.
+        on_line: called with every line that its workers print.
+    """
+
+    def __init__(self, start: Start, reports: Reports, secret: str, on_line: Callable[[str], None]) -> None:
+        self.start, self._reports, self._secret, self._on_line = start, reports, secret, on_line
+        self._process: subprocess.Popen[str] | None = None
+        self._generation, self.starts = 0, 0
+        self._probed: tuple[int, int, int] | None = None
+        self._pid: int | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.code: int | None = None
+        self.ready, self.done = False, False
+        self.store: str | None = None
+        self.reached, self.why = (-1, False), ""
+        self.codes: list[int] = []
+        self._heard = time.monotonic()
+        self._age: float | None = None
+
+    def dial(self) -> None:
+        """Start the agent; one that was started before is ended.
+
+        Raises:
+            UsageError: there is no such program here.
+        """
+        self.hang_up()
+        self._forget()
+        self.starts += 1
+        command = self.start.after(self._pid)
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="surrogateescape",
+                env={**os.environ, **self.start.environment}, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise UsageError(
+                f"cannot run {command[0]}: {error.strerror or error}. Install it; see --dry-run."
+            ) from error
+        self.send("begin", secret=self._secret)
+        stream = self._process.stdout
+        threading.Thread(target=self._listen, args=(stream, self._generation), daemon=True).start()
+
+    def _listen(self, stream: IO[str], generation: int) -> None:
+        for line in stream:
+            self._reports.put((self, generation, self._parsed(line)))
+        self._reports.put((self, generation, None))
+
+    def _parsed(self, line: str) -> dict[str, Any]:
+        """A report; what else comes over the line is for people, like the greeting of a shell."""
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) and isinstance(found.get("said"), str) else {"said": "?", "line": line}
+
+    def send(self, order: str, **more: Any) -> None:
+        """Order something; a line that broke is noticed by the end of its reports."""
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process is not None and self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"order": order, **more}) + "\n")
+            self._process.stdin.flush()
+
+    def hear(self, generation: int, report: dict[str, Any] | None) -> None:
+        """Take in a report, or that no more will come."""
+        if generation != self._generation or self._process is None:
+            return
+        if report is None:
+            self.code = self._process.wait()
+            return
+        self._heard = time.monotonic()
+        try:
+            self._take_in(report)
+        except (KeyError, TypeError, ValueError):
+            sys.stderr.write(f"{self.start.host}: a report that is none: {json.dumps(report)[:200]}\n")
+
+    def _take_in(self, report: dict[str, Any]) -> None:
+        said = report["said"]
+        if said == "ready":
+            self.ready, self._pid, self.store = True, int(report["pid"]), report["store"]
+        elif said == "beat":
+            self._age = None if report["age"] is None else float(report["age"])
+        elif said == "reached":
+            self.reached, self.why = (int(report["round"]), bool(report["ok"])), str(report["why"])
+            self._age = None
+        elif said == "failed":
+            self.codes = [int(code) for code in report["codes"]]
+        elif said == "done":
+            self.done = True
+        elif said == "out":
+            self._on_line(str(report["line"]))
+        else:
+            sys.stderr.write(f"{self.start.host}: {report.get('line', '')}")
+
+    def lost(self, limit: float) -> str | None:
+        """Why this host is no use now; None where it is.
+
+        Args:
+            limit: seconds of silence after which it is lost.
+        """
+        if self.code is not None:
+            broken = self.code in (SSH_FAILED, -signal.SIGKILL)
+            return "ssh failed, or the connection broke" if broken else f"its agent ended with code {self.code}"
+        if self.silent(limit):
+            return "it is silent"
+        if self._age is not None and self._age > limit:
+            return "it was cut off from the first host"
+        return None
+
+    def age(self) -> float:
+        """Seconds since it reached the store, as it last said; 0 where that is unknown."""
+        return self._age or 0.0
+
+    def silent(self, limit: float) -> bool:
+        """Whether the agent runs, but has said nothing for so many seconds."""
+        return self.ready and self.code is None and time.monotonic() - self._heard > limit
+
+    def wants_probe(self, number: int, first: Member, again: bool) -> bool:
+        """Whether to ask it for a round: not asked yet since its agent or the first was started, or asked in vain."""
+        asked = self._probed == (number, first.starts, self.starts)
+        return self.ready and (not asked or (again and self.reached == (number, False)))
+
+    def probe(self, number: int, first: Member) -> None:
+        """Ask whether it reaches the store of the first host."""
+        self._probed = (number, first.starts, self.starts)
+        self.reached = (-1, False)
+        self.send("probe", round=number, store=first.store)
+
+    def begin(self, **assigned: Any) -> None:
+        """Let its workers start, in a round of which it is told."""
+        self.codes, self.done = [], False
+        self.send("round", **assigned)
+
+    def hang_up(self) -> None:
+        """End the line, and what is left of the agent's side here."""
+        if self._process is None:
+            return
+        self._generation += 1
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                assert stream is not None
+                stream.close()
+        self._process = None

@@ -1,0 +1,134 @@
+"""The flags: the typed groups of ``core.request`` plus what every command takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from snugfit._core import known
+from snugfit._core.options import Count
+from snugfit._core.request import (
+    BudgetOptions,
+    DataOptions,
+    MachineOptions,
+    ModelOptions,
+    Request,
+    StrategyOptions,
+    Trained,
+    TrainingOptions,
+)
+from snugfit._core.trial import STEPS
+from snugfit.errors import UsageError
+
+
+def _panel(title: str, order: int) -> Parameter:
+    return Parameter(name="*", group=Group(title, sort_key=order))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RequestFlags:
+    """All options of one run as flags; the fields are those of ``core.request.Request``."""
+
+    model: Annotated[ModelOptions, _panel("Model", 1)] = field(default_factory=ModelOptions)
+    data: Annotated[DataOptions, _panel("Data", 2)] = field(default_factory=DataOptions)
+    budget: Annotated[BudgetOptions, _panel("Budget", 3)] = field(default_factory=BudgetOptions)
+    training: Annotated[TrainingOptions, _panel("Training", 4)] = field(default_factory=TrainingOptions)
+    strategy: Annotated[StrategyOptions, _panel("Strategy", 5)] = field(default_factory=StrategyOptions)
+    machine: Annotated[MachineOptions, _panel("Machine", 6)] = field(default_factory=MachineOptions)
+
+    def request(self) -> Request:
+        """The request that they make.
+
+        Raises:
+            UsageError: no model, data set or local loss has a name that is given.
+        """
+        request = Request(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        known.check_names(request)
+        return request
+
+    def changed(self) -> list[str]:
+        """Flags whose values differ from the defaults, like ``["--epochs"]``."""
+        names = []
+        for group in dataclasses.fields(self):
+            given = getattr(self, group.name)
+            for option in dataclasses.fields(given):
+                if getattr(given, option.name) != option.default:
+                    names.append("--" + option.name.replace("_", "-"))
+        return names
+
+
+@Parameter(name="*", group=Group("Output", sort_key=7))
+@dataclass(frozen=True)
+class OutputOptions:
+    """What every command takes.
+
+    Attributes:
+        json: print exactly one JSON object on stdout.
+        quiet: show notices and errors only.
+        debug: show the traceback of an error.
+        config: YAML file in which any of these flags may stand, like ``batch_size: 64``; flags given here win.
+    """
+
+    json: Annotated[bool, Parameter(negative="")] = False
+    quiet: Annotated[bool, Parameter(negative="")] = False
+    debug: Annotated[bool, Parameter(negative="")] = False
+    config: str | None = None
+
+
+@Parameter(name="*", group=Group("Profile", sort_key=6))
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What ``profile`` tells beside the units.
+
+    Attributes:
+        learning_signal: add what each method's learning signal costs: multiply-accumulates, additional parameters and
+            the peak of its tensors.
+        tensors: add what training each tensor takes on this machine, as ``elastic`` measures it: seconds of its
+            gradient and update (t_dw), and of passing the gradient from it to the tensor before (t_dy).
+        activation_memory: add the temporary, cumulative and peak activation memory of every block: by the rule of the
+            papers, as tensors truly live, and measured in a step.
+        trained: what trains in it: a side network and the head, the head, all biases and the head, or everything; by
+            default `sidenet` where the model can have a side network, else `full`.
+        chart: page (HTML) to draw it on.
+    """
+
+    learning_signal: Annotated[bool, Parameter(negative="")] = False
+    tensors: Annotated[bool, Parameter(negative="")] = False
+    activation_memory: Annotated[bool, Parameter(negative="")] = False
+    trained: Trained | None = None
+    chart: str | None = None
+
+
+@Parameter(name="*", group=Group("Plan", sort_key=6))
+@dataclass(frozen=True)
+class PlanOptions:
+    """What ``plan`` does beside planning.
+
+    Attributes:
+        compare: run one short trial of each strategy that fits, in its own process and inside the budget, and print
+            what was predicted of it beside what was measured.
+        compare_steps: effective batches of each trial; 4 by default.
+    """
+
+    compare: Annotated[bool, Parameter(negative="")] = False
+    compare_steps: Count | None = None
+
+    def steps(self) -> int:
+        """Steps of each trial; 0 where there are none to be.
+
+        Raises:
+            UsageError: no trials to have them.
+        """
+        if self.compare_steps is not None and not self.compare:
+            raise UsageError("--compare-steps is for trials; add --compare.")
+        return (self.compare_steps or STEPS) if self.compare else 0
+
+
+NO_FLAGS = RequestFlags()
+PLAN_ALONE = PlanOptions()
+SHOW_ALL = OutputOptions()
+UNITS_ALONE = ProfileOptions()

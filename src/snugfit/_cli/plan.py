@@ -1,0 +1,87 @@
+"""``snugfit plan``: what fits the budget, and what each way of training costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from snugfit._cli.child_process import make_job, run_job
+from snugfit._cli.failures import FailedError, show_error
+from snugfit._cli.fresh_processes import settled
+from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
+from snugfit._cli.output import note, print_json
+from snugfit._cli.plan_cache import Answer
+from snugfit._core.outputs import require_places
+from snugfit._core.plan import Plan
+from snugfit._core.request import Request
+from snugfit._core.serial import from_data
+from snugfit._core.trial import Trial
+
+
+def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, output: OutputOptions = SHOW_ALL) -> int:
+    """Say which ways of training fit the budget, and what each costs, before anything runs.
+
+    For example:
+
+    ```
+    snugfit plan --model vgg16 --data digits --memory 100MB
+    snugfit plan --model vgg16 --data digits --memory 300MB --aim memory --compare
+    ```
+
+    Args:
+        flags: the options of the run.
+        trials: what is tried out.
+        output: what is shown.
+
+    Returns:
+        The exit code: 3 where nothing fits.
+    """
+    request, steps = flags.request(), trials.steps()
+    require_places(request.machine.out, request.strategy.cache_dir)
+    found = _planned(request, steps, output) if steps else _answered(request, output)
+    from snugfit._report.table import print_plan
+
+    print_plan(Plan.from_json(found["plan"]))
+    if found["infeasible"] is None:
+        if steps:
+            from snugfit._report.comparison import print_comparison
+
+            print_comparison([from_data(Trial, each) for each in found["comparison"]])
+        if output.json:
+            print_json({**found["plan"], **({"comparison": found["comparison"]} if steps else {})})
+        return 0
+    error = FailedError.from_json(found["infeasible"])
+    if output.json:
+        print_json({**found["plan"], "error": error.to_json()})
+    return show_error(error, as_json=False, debug=False)
+
+
+def _answered(request: Request, output: OutputOptions) -> dict[str, Any]:
+    """What was answered before, or else what a child finds now."""
+    answer = Answer(request)
+    known = answer.find()
+    if known is not None:
+        note("answered before on this machine; --profile-cache renew measures anew")
+        return known
+    found = _planned(request, 0, output)
+    answer.keep(found)
+    return found
+
+
+def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:
+    def ask(each: Request) -> dict[str, Any]:
+        return planned(each, output, steps)
+
+    return settled(request, ask(request), ask, lambda each: planned(each, output, smallest=True))
+
+
+def planned(request: Request, output: OutputOptions, steps: int = 0, *, smallest: bool = False) -> dict[str, Any]:
+    """A plan of a fresh process.
+
+    Args:
+        request: the question.
+        output: what is shown.
+        steps: of a trial of each strategy that fits.
+        smallest: whether to tell the smallest memory budget in which it would fit.
+    """
+    asked = {"request": request.to_json(), "compare_steps": steps, "smallest": smallest}
+    return run_job(make_job("plan", output, request.machine.threads, **asked))

@@ -1,0 +1,144 @@
+"""Plans that were made before: asked the same question on the same machine, the command answers without torch.
+
+An answer is kept beside the measurements (``--profile-cache``) under a digest of all that it depends on: the request,
+the code and its versions, the machine, the files that the request names, and the runs that predictions learn from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from snugfit._cli.failures import FailedError
+from snugfit._core.code_version import code
+from snugfit._core.documents import read_as
+from snugfit._core.hardware import cores, processor
+from snugfit._core.paths import data_root, keep_text, profiles_folder
+from snugfit._core.plan import Plan
+from snugfit._core.request import MachineOptions, Request
+from snugfit.errors import CheckpointError, DataError
+
+PACKAGES = ("torch", "torchvision", "timm", "kornia")
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ONEDNN_MAX_CPU_ISA", "SNUGFIT_DATA")
+MOST_FILES = 5_000
+"""Where the data have more files, looking at them takes as long as planning."""
+LIBRARIES = ("timm:", "torchvision:")
+"""Models with a colon in their name are the user's own code, which may be anywhere, but for these."""
+
+
+class Answer:
+    """The answer to a request, if it is known or once it is.
+
+    Args:
+        request: the question.
+        kind: of answer.
+    """
+
+    def __init__(self, request: Request, kind: str = "plans") -> None:
+        self._path = _path(request, kind)
+        self._renew = request.machine.profile_cache == "renew"
+
+    def find(self) -> dict[str, Any] | None:
+        """What was answered before; None where nothing was, or it cannot be read."""
+        if self._path is None or self._renew:
+            return None
+        try:
+            return read_as(_checked, self._path)
+        except CheckpointError:
+            return None
+
+    def keep(self, found: dict[str, Any]) -> None:
+        """Keep an answer; what cannot be written is not kept."""
+        if self._path is not None:
+            keep_text(self._path, json.dumps(found))
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    """An answer, of either kind, as it is used."""
+    if "plan" not in found:
+        return {**found, "bytes": int(found["bytes"]), "strategy": str(found["strategy"])}
+    Plan.from_json(found["plan"])
+    Request.from_json(found.get("request") or {})
+    if found["infeasible"] is not None:
+        FailedError.from_json(found["infeasible"])
+    return dict(found)
+
+
+def _path(request: Request, kind: str) -> Path | None:
+    """Where its answer is kept; None where that may depend on what cannot be told from outside."""
+    folder, model = profiles_folder(request.machine.profile_cache), request.model.model
+    if folder is None or (":" in model and not model.startswith(LIBRARIES)):
+        return None
+    files = _files(request, folder)
+    if files is None:
+        return None
+    machine = MachineOptions(request.machine.device, request.machine.threads, request.machine.out)
+    asked = replace(request, machine=machine).to_json()
+    facts = json.dumps([asked, code(), _software(), _machine(), str(Path.cwd()), files], sort_keys=True)
+    return folder / kind / f"{sha256(facts.encode()).hexdigest()[:32]}.json"
+
+
+def _software() -> list[str | None]:
+    versions: list[str | None] = [platform.python_version()]
+    for package in PACKAGES:
+        try:
+            versions.append(version(package))
+        except PackageNotFoundError:
+            versions.append(None)
+    return [*versions, *(os.environ.get(name) for name in VARIABLES)]
+
+
+def _machine() -> list[Any]:
+    """What tells this machine from another that shares its files."""
+    gpus = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").glob("*"))
+    return [platform.platform(), processor(), cores(), psutil.virtual_memory().total, gpus]
+
+
+def _files(request: Request, folder: Path) -> list[Any] | None:
+    """Names, sizes and times of all files that matter; None where there are too many."""
+    with contextlib.suppress(DataError):
+        root = data_root(request.data.data_dir)
+        sets = [path for name in (request.data.data, request.strategy.retrain_data) for path in _data(name, root)]
+        paths = [*sets, *_named(request.to_json()), *sorted(folder.glob("runs-*.jsonl"))]
+        found = list(islice((fact for path in paths for fact in _facts(path, depth=2)), MOST_FILES + 1))
+        return found if len(found) <= MOST_FILES else None
+    return None
+
+
+def _data(name: str | None, root: Path) -> list[Path]:
+    """Where a data set is: the folder that it names, or somewhere below the data folder."""
+    plain = (name or "").partition(":")[2] or name
+    return [path for path in (Path(plain).expanduser(), root / plain) if path.exists()] or [root] if plain else []
+
+
+def _named(value: Any) -> list[Path]:
+    """Files that a request names anywhere: weights, a cluster, a list of boxes."""
+    if isinstance(value, dict):
+        return [path for each in value.values() for path in _named(each)]
+    with contextlib.suppress(OSError):  # a text too long for a name, say
+        return [path] if isinstance(value, str) and (path := Path(value).expanduser()).is_file() else []
+    return []
+
+
+def _facts(path: Path, depth: int) -> Iterator[list[Any]]:
+    """A file's or folder's own facts, and those of what is in it, so deep."""
+    try:
+        stat = path.stat()
+        yield [str(path), stat.st_size, stat.st_mtime_ns]
+        inside = sorted(os.scandir(path), key=lambda entry: entry.name) if depth and path.is_dir() else []
+    except OSError:
+        yield [str(path), None, None]
+        return
+    for entry in inside:
+        yield from _facts(Path(entry.path), depth - 1)

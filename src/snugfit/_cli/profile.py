@@ -1,0 +1,163 @@
+"""``snugfit profile``: what each unit of a model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from snugfit._cli.child_process import make_job, run_job
+from snugfit._cli.options import NO_FLAGS, SHOW_ALL, UNITS_ALONE, OutputOptions, ProfileOptions, RequestFlags
+from snugfit._cli.output import note, print_json
+from snugfit._core.outputs import require_file, require_folder
+from snugfit._quantities import format_bytes, format_seconds
+from snugfit.errors import UsageError
+
+
+def profile(
+    *, flags: RequestFlags = NO_FLAGS, more: ProfileOptions = UNITS_ALONE, output: OutputOptions = SHOW_ALL
+) -> None:
+    """Measure what each unit of a model needs: parameters, MACs, bytes and seconds.
+
+    For example:
+
+    ```
+    snugfit profile --model resnet18 --data digits --batch-size 32 --learning-signal --json
+    snugfit profile --model resnet18 --data digits --batch-size 32 --tensors
+    snugfit profile --model mobilenet_v2 --data digits --image-size 224 --batch-size 8 --activation-memory
+    ```
+
+    Args:
+        flags: the options of the run.
+        more: what is told beside the units.
+        output: what is shown.
+
+    Raises:
+        UsageError: options of the activation memory stand there without it.
+    """
+    if not more.activation_memory and (more.trained, more.chart) != (None, None):
+        raise UsageError("--trained and --chart are for the activation memory of a profile; add --activation-memory.")
+    if more.chart is not None:
+        from snugfit._report.activation import CHART
+
+        require_folder(Path(more.chart).parent, CHART)
+        if Path(more.chart).parent.is_dir():
+            require_file(more.chart, CHART)
+    request = flags.request()
+    job = make_job(
+        "profile", output, request.machine.threads, request=request.to_json(), learning_signal=more.learning_signal,
+        tensors=more.tensors, activation_memory=more.activation_memory, trained=more.trained,
+    )  # fmt: skip
+    data = run_job(job)
+    print_units(data)
+    if "learning_signal" in data:
+        print_learning_signal(data["learning_signal"], request.training.batch_size)
+    if "tensors" in data:
+        print_tensors(data["tensors"], data["tensor_timing"])
+    if "activation_memory" in data:
+        _show_activation_memory(data, more.chart)
+    if output.json:
+        print_json(data)
+
+
+def print_units(data: dict[str, Any]) -> None:
+    """Print the units of ``profile --json`` as a table on stderr."""
+    shape = " x ".join(str(size) for size in data.get("input_shape", ()))
+    rows = []
+    for unit in data["units"]:
+        numbers = (f"{unit[key]:,}" for key in ("parameters", "macs"))
+        sizes = (format_bytes(unit[key]) for key in ("output_bytes", "saved_bytes"))
+        seconds = "-" if unit["seconds"] is None else format_seconds(unit["seconds"])
+        rows.append((unit["name"], *numbers, *sizes, seconds))
+    title = f"{data.get('model', '')}, input {shape}"
+    _print_table(title, ("unit", "parameters", "MACs", "output", "saved", "time"), rows)
+
+
+def print_learning_signal(signals: dict[str, dict[str, int]], batch_size: int) -> None:
+    """Print ``learning_signal`` of ``profile --json`` as a table on stderr.
+
+    Args:
+        signals: by method ``macs``, ``additional_parameters`` and ``peak_bytes``; ``backprop`` among them.
+        batch_size: images in the step whose peak it is.
+    """
+    whole = signals["backprop"]["macs"]
+    rows = [
+        (method, f"{row['macs']:,}", f"{row['macs'] / whole:.2%}", f"{row['additional_parameters']:,}",
+         format_bytes(row["peak_bytes"]))
+        for method, row in signals.items()
+    ]  # fmt: skip
+    title = f"learning signal: MACs per image; peak tensors of a step at batch {batch_size}"
+    peak = "peak tensors (local: one unit at a time)"
+    _print_table(title, ("method", "MACs", "of backprop's", "additional parameters", peak), rows)
+
+
+def print_tensors(tensors: list[dict[str, Any]], timing: dict[str, Any]) -> None:
+    """Print ``tensors`` of ``profile --json`` as a table on stderr, in order of execution.
+
+    Args:
+        tensors: one row each.
+        timing: ``batch``, ``forward_seconds`` and ``steps`` (``stock`` is that of full training, or None).
+    """
+    rows = [
+        (row["name"], f"{row['parameters']:,}", *(_fine(row[key]) for key in ("t_dw", "t_dy")),
+         format_bytes(row["saved_bytes"]))
+        for row in tensors
+    ]  # fmt: skip
+    batch, steps = timing["batch"], timing["steps"]
+    whole = f"forward pass {_fine(timing['forward_seconds'])}"
+    if steps:
+        images = "" if steps["batch"] == batch else f" of {steps['batch']}"
+        whole += f", full step{images} {_fine(steps['stock'])}"
+    title = f"tensors in order of execution, batch of {batch}\n{whole}\nt_dw: its gradient and update\n"
+    title += "t_dy: passing the gradient on\nsaved: per image, because it trains"
+    _print_table(title, ("tensor", "parameters", "t_dw", "t_dy", "saved"), rows)
+
+
+def _show_activation_memory(data: dict[str, Any], chart: str | None) -> None:
+    print_activation_memory(data["activation_memory"])
+    if chart is not None:
+        from snugfit._report.activation import write_activation_page
+
+        note(f"chart: {write_activation_page(Path(chart), data['model'], data['activation_memory'])}")
+
+
+def print_activation_memory(memory: dict[str, Any]) -> None:
+    """Print ``activation_memory`` of ``profile --json`` as tables on stderr.
+
+    Args:
+        memory: the paper's figure, with ``true`` and ``measured`` beside it; see :mod:`snugfit._api.activations`.
+    """
+    true = memory["true"]
+    kinds = ("temporary_bytes", "cumulative_bytes", "peak_bytes")
+    rows = []
+    for index, (paper, real) in enumerate(zip(memory["blocks"], true["blocks"], strict=True)):
+        marks = [" *" if index == whole["peak_block"] else "" for whole in (memory, true)]
+        sizes = [[format_bytes(block[kind]) for kind in kinds] for block in (paper, real)]
+        cells = [*sizes[0][:2], sizes[0][2] + marks[0], *sizes[1][:2], sizes[1][2] + marks[1]]
+        rows.append((f"{index} {paper['name']}", *cells))
+    title = f"activation memory, {memory['trained']} trained; * where the peak is\n"
+    title += f"left: the paper's rule, one image; right: as tensors live, batch of {true['batch']}"
+    columns = ("temporary", "cumulative", "peak")
+    _print_table(title, ("block", *columns, *(f"true {column}" for column in columns)), rows)
+    from snugfit._report.activation import totals
+
+    _print_table("whole step", ("figure", "bytes"), totals(memory))
+
+
+def _fine(seconds: float) -> str:
+    """Seconds down to microseconds; operators take no longer."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f}us"
+    return f"{1e3 * seconds:.3g}ms" if seconds < 1 else format_seconds(seconds)
+
+
+def _print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(columns[0], title=title, title_justify="left")
+    for column in columns[1:]:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    Console(stderr=True).print(table)

@@ -1,0 +1,133 @@
+"""``snugfit cluster plan``: how a network would be cut into tiles over a cluster, and what that takes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from snugfit._cli.options import SHOW_ALL, OutputOptions
+from snugfit._cli.output import note, print_json
+from snugfit._core import known
+from snugfit._core.options import Count, Workers
+from snugfit._core.request import Pixels, TileOptions
+from snugfit._quantities import format_bytes, format_seconds
+
+_GROUPS = {"chosen": "chosen", "one": "one group", "every": "a group per layer"}
+
+
+AUTO = TileOptions()
+
+
+def plan_cluster(
+    *,
+    model: str,
+    image_size: Pixels,
+    batch_size: Count = 1,
+    classes: Count = 20,
+    cluster: str | None = None,
+    processes: Workers | None = None,
+    tiles: Annotated[TileOptions, Parameter(name="*", group=Group("Tiles", sort_key=2))] = AUTO,
+    output: OutputOptions = SHOW_ALL,
+) -> None:
+    """Tell how a network would be cut into tiles over a cluster, and what a training step takes; nothing is run.
+
+    A tile of a layer's output needs a little more than a tile of its input: the halo. Groups of layers exchange halos
+    once, and compute the overlap twice. Many small groups suit fast networks, few large ones slow networks or those
+    with much latency; the table compares what was chosen with both ends. Seconds are predicted: all processes wait for
+    the slowest after each exchange. Weights' optimizers are not in them.
+
+    Measure a cluster, plan, and train with what was planned:
+
+    ```
+    snugfit cluster doctor --hosts hosts.yaml --out cluster.json
+    snugfit cluster plan --cluster cluster.json --model yolov2_16 --image-size 608
+    snugfit cluster launch --hosts hosts.yaml -- train --strategy tiled --cluster cluster.json --model yolov2_16
+    ```
+
+    Without a cluster, with processes and links as they typically are:
+
+    ```
+    snugfit cluster plan --processes 9 --tiles 3x3 --model yolov2_16 --image-size 608
+    ```
+
+    Args:
+        model: a name (`vgg16`), `torchvision:NAME`, `timm:NAME` or `module:function` of your own.
+        image_size: side of the square images in pixels.
+        batch_size: images of a step.
+        classes: of the model.
+        cluster: file that `snugfit cluster doctor --out` wrote.
+        processes: number of processes of 20 GMAC/s, on links of 100 MB/s and half a millisecond; or, with --cluster,
+            how many it must describe.
+        tiles: how maps are cut.
+        output: what is shown.
+
+    Raises:
+        UsageError: the file cannot be used, or options contradict each other.
+    """
+    known.check_model(model)
+    from snugfit._api.tile_costs import TileWishes, plan_tiles
+
+    found = plan_tiles(TileWishes(model, image_size, batch_size, classes, cluster, processes, tiles))
+    if not output.quiet:
+        print_tiles(found)
+    if output.json:
+        print_json(found)
+
+
+def print_tiles(found: dict[str, Any]) -> None:
+    """Print what ``cluster plan --json`` tells as tables on stderr."""
+    layers, seconds = found["tiled_layers"], found["predicted"]
+    source = found["cluster"] or "typical, not measured"
+    note(f"{found['model']}, {found['image_size']}x{found['image_size']}, batch of {found['batch_size']}; {source}")
+    note(f"tiles    {found['tiles']}, over {found['processes']} processes, {found['tile_sizes']} sizes")
+    note(f"layers   0-{len(layers)}: {layers[0]} to {layers[-1]}")
+    note(f"forward  {found['forward_groups']}")
+    note(f"backward {found['backward_groups']}")
+    note(
+        f"a step   {_fine(seconds['seconds'])}: forward {_fine(seconds['forward_seconds'])}, backward "
+        f"{_fine(seconds['backward_seconds'])}, weights {_fine(seconds['weight_seconds'])}"
+    )
+    where = "every process" if found["rest"] == "replicated" else "the gateway"
+    sending = f"{_fine(seconds['last_map_seconds'])} for sending the last map and its gradient"
+    note(f"the rest on {where}: {_fine(seconds['rest_seconds'])}, and {sending}")
+    rows = [
+        (str(each["rank"]), each["host"], str(each["tiles"]), f"{each['macs'] / 1e9:.2f} GMAC",
+         *(format_bytes(each[key]) for key in ("sent_bytes", "received_bytes", "kept_bytes")))
+        for each in found["devices"]
+    ]  # fmt: skip
+    _table("Devices, per step", ("rank", "host", "tiles", "computes", "sends", "receives", "keeps of maps"), rows)
+    rows = [
+        (_GROUPS[each["groups"]], *(_fine(each[f"{part}seconds"]) for part in ("", "forward_", "backward_")),
+         f"{each['macs'] / 1e9:.2f} GMAC", format_bytes(each["halo_bytes"]), str(each["synchronisations"]),
+         format_bytes(each["kept_bytes"]))
+        for each in found["compared"]
+    ]  # fmt: skip
+    columns = (
+        "groups",
+        "step",
+        "forward",
+        "backward",
+        "busiest computes",
+        "halos of all",
+        "exchanges",
+        "keeps at most",
+    )
+    _table("Groups compared", columns, rows)
+
+
+def _fine(seconds: float) -> str:
+    """Seconds down to microseconds."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f}us"
+    return f"{1e3 * seconds:.3g}ms" if seconds < 1 else format_seconds(seconds)
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*row)
+    Console(stderr=True).print(table)

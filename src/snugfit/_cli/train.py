@@ -1,0 +1,111 @@
+"""``snugfit train``: plan, train inside the budget, report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from snugfit._cli.child_process import is_finished, make_job, run_job
+from snugfit._cli.failures import FailedError
+from snugfit._cli.fresh_processes import settled
+from snugfit._cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
+from snugfit._cli.output import note, print_json
+from snugfit._cli.plan import planned
+from snugfit._cli.report import draw
+from snugfit._core.documents import read_data
+from snugfit._core.outputs import require_folder, require_places
+from snugfit._core.request import Request
+from snugfit.errors import CheckpointError, UsageError
+
+Resume = Annotated[str | None, Parameter(group=Group("Machine", sort_key=6))]
+
+
+def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: OutputOptions = SHOW_ALL) -> None:
+    """Train in the best way that fits the budget, and never use more than that.
+
+    Prints the run folder; `--json` prints the record instead. `Ctrl-C` stops a run so that it can be resumed.
+
+    For example:
+
+    ```
+    snugfit train --model vgg16 --memory 100MB --out runs/first
+    snugfit train --resume runs/first
+    ```
+
+    Args:
+        flags: the options of the run.
+        resume: continue the run in this folder, with the options that it was started with.
+        output: what is shown.
+
+    Raises:
+        UsageError: other options stand beside `--resume`.
+    """
+    record = _resumed(resume, flags, output) if resume else _started(_new_request(flags), output)
+    if "run_dir" not in record:  # a process that has served another one's run
+        return
+    page = draw(record["run_dir"])
+    if page:
+        note(f"report: {page}")
+    if output.json:
+        print_json(record)
+    else:
+        print(record["run_dir"])
+
+
+def _new_request(flags: RequestFlags) -> Request:
+    """The request, once it is known that its folders can be written."""
+    request = flags.request()
+    if "WORLD_SIZE" not in os.environ:  # the gateway of a launch looks itself
+        require_places(request.machine.out, request.strategy.cache_dir)
+        if request.machine.out is None:
+            require_folder("runs", "Give a folder that can be written with --out.")
+    return request
+
+
+def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
+    """The record of a new run; where nothing fits, each way of training is asked in a process of its own."""
+
+    def ask(each: Request) -> dict[str, Any]:
+        return run_job(make_job("train", output, each.machine.threads, request=each.to_json(), resume=None))
+
+    def measure(each: Request) -> dict[str, Any]:
+        return planned(each, output, smallest=True)
+
+    found = settled(request, ask(request), lambda each: planned(each, output), measure)
+    if "request" in found and not found["infeasible"]:
+        found = ask(Request.from_json(found["request"]))
+    if found.get("infeasible"):
+        raise FailedError.from_json(found["infeasible"])
+    return found
+
+
+def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:
+    if flags.changed():
+        raise UsageError(f"--resume continues a run as it was started; leave out {', '.join(flags.changed())}.")
+    job = make_job("train", output, threads_of(run_dir), request=None, resume=run_dir)
+    return _unreported(run_dir) or run_job(job)
+
+
+def _unreported(run_dir: str) -> dict[str, Any] | None:
+    """The record of a run that was interrupted once it was finished, and of which only the report is missing."""
+    if not is_finished(run_dir) or (Path(run_dir) / "report.html").exists() or "WORLD_SIZE" in os.environ:
+        return None
+    from snugfit._report.page import read_record
+
+    record = read_record(Path(run_dir))
+    budget = record.budget.get("memory_bytes")
+    if budget is not None and (record.measured.get("peak_bytes") or 0) > budget:
+        return None  # it ended with exit code 5
+    note(f"the run in {run_dir} is finished; only its report was missing")
+    return {**record.to_json(), "run_dir": run_dir}
+
+
+def threads_of(run_dir: str) -> int | None:
+    """Compute threads that a run was started with; None where its folder does not say (the child explains why)."""
+    try:
+        return read_data(Request, Path(run_dir) / "request.json").machine.threads
+    except CheckpointError:
+        return None

@@ -1,0 +1,182 @@
+"""The child process: plans, trains and evaluates under the enforced limit, and tells the parent through a pipe."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from snugfit._cli.child_process import FORWARDED
+from snugfit._cli.failures import FailedError, explain
+from snugfit._cli.parent import die_with_parent
+from snugfit._cli.startup import ignore_signals, prepare_streams, redeliver_swallowed_interrupts
+from snugfit._core.request import Request
+from snugfit._report.console import ConsoleProgress
+from snugfit._training.events import Event, RunStarted
+from snugfit.errors import InterruptedRunError
+
+API_MODULE = "snugfit._api"
+
+Send = Callable[..., None]
+Subscribers = tuple[Callable[[Event], Any], ...]
+
+
+def main() -> int:
+    """Do the job that stands as JSON on stdin; the pipe's file descriptor is the first argument, the parent the second.
+
+    Returns:
+        The exit code, which is also in the ``error`` message.
+    """
+    prepare_streams()
+    die_with_parent()
+    if os.getppid() != int(sys.argv[2]):  # the parent was killed while this process started
+        return InterruptedRunError.exit_code
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+
+    def send(**message: Any) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        while line:
+            line = line[os.write(descriptor, line) :]
+
+    job = json.load(sys.stdin)
+    failed = _attempt(job, send)
+    if failed is not None:
+        send(error=failed.to_json())
+    return failed.exit_code if failed is not None else 0
+
+
+def _attempt(job: dict[str, Any], send: Send) -> FailedError | None:
+    try:
+        redeliver_swallowed_interrupts()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # modules that are being imported may swallow an exception
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        result = _work(job, send)
+        ignore_signals()
+        send(result=result)
+    except (Exception, KeyboardInterrupt) as error:
+        ignore_signals()
+        if job["debug"]:
+            traceback.print_exc()
+        return explain(error)
+    return None
+
+
+def _work(job: dict[str, Any], send: Send) -> Any:
+    api = importlib.import_module(API_MODULE)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def announce(event: Event) -> None:
+        if isinstance(event, RunStarted):
+            send(run_dir=event.run_dir)
+
+    with ConsoleProgress(quiet=job["quiet"]) as progress:
+        if job["command"] == "train" and "WORLD_SIZE" in os.environ:
+            return _train_together(api, job, (announce, progress))
+        api.prepare_process(job["threads"])
+        return COMMANDS[job["command"]](api, job, (announce, progress), send)
+
+
+def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    planned = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
+    if planned.plan.choice is None:
+        return {**_refused(api, planned), "comparison": []}
+    trials = planned.compare(job["compare_steps"], subscribers) if job["compare_steps"] else []
+    return {
+        "plan": planned.to_json(), "infeasible": None, "comparison": [trial.to_json() for trial in trials],
+        "smallest": api.smallest_fitting(planned) if job["smallest"] else None,
+    }  # fmt: skip
+
+
+def _refused(api: Any, planned: Any) -> dict[str, Any]:
+    """A plan in which nothing fits, the error, and the requests that are worth asking in processes of their own."""
+    from snugfit._planner import infeasible_error
+
+    apart = [each.to_json() for each in api.requests_apart(planned)]
+    error = explain(infeasible_error(planned.plan))
+    return {"plan": planned.to_json(), "infeasible": error.to_json(), "apart": apart}
+
+
+def _train_together(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
+    """Train with the other processes of a launch: its gateway trains, and the others serve it."""
+    from snugfit._training.launch import share_of_threads
+
+    with api.together(_device(job)) as others:
+        api.prepare_process(share_of_threads(api.world(), job["threads"]))
+        if others is not None and not others.here.is_gateway:
+            return api.serve(others)
+        return api.with_others(others, lambda: _train_at_gateway(api, job, subscribers))
+
+
+def _device(job: dict[str, Any]) -> str | None:
+    device: str | None = None if job["resume"] else Request.from_json(job["request"]).machine.device
+    return device
+
+
+def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    if job["resume"]:
+        return api.resume(job["resume"], subscribers=subscribers).to_json()
+    plan = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
+    if plan.plan.choice is None and "WORLD_SIZE" not in os.environ:
+        return _refused(api, plan)
+    return plan.run(subscribers=subscribers).to_json()
+
+
+def _train_at_gateway(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
+    """Train, or go on with the run that this launch, or an interrupted one like it, has begun."""
+    here = api.world()
+    if here is None or job["resume"]:
+        return _train(api, job, subscribers, _unsent)
+    request = api.for_launch(Request.from_json(job["request"]), here)
+    job = {**job, "request": request.to_json(), "resume": api.begun(request, here)}
+    return api.finished(request, here) or _train(api, job, subscribers, _unsent)
+
+
+def _unsent(**message: Any) -> None:
+    """For what has nothing to send."""
+
+
+def _profile(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    request = Request.from_json(job["request"])
+    asked = {name: job[name] for name in ("learning_signal", "tensors", "activation_memory", "trained")}
+    return api.profile_request(request, subscribers=subscribers, **asked)
+
+
+def _evaluate(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    return api.evaluate(job["run"], data=job["data"], data_dir=job["data_dir"], split=job["split"])
+
+
+def _predict(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    count = 0
+    for path, name, *numbers in api.predict(job["run"], job["images"], top=job["top"]):
+        send(row=[str(path), str(name), *map(float, numbers)])
+        count += 1
+    return {"rows": count}
+
+
+def _export(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    return api.export(job["run"], job["out"], format=job["format"], check=job["check"])
+
+
+def _report(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    return api.draw_report(job["run"], pictures=True, data=job["data"], data_dir=job["data_dir"])
+
+
+COMMANDS: dict[str, Callable[[Any, dict[str, Any], Subscribers, Send], Any]] = {
+    "plan": _plan,
+    "train": _train,
+    "profile": _profile,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "export": _export,
+    "report": _report,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

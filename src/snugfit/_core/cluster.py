@@ -1,0 +1,161 @@
+"""What the processes of a cluster and the links between them can do, as a cost model needs it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import Any
+
+from snugfit._core.documents import read_as
+from snugfit._core.serial import from_data, to_data
+from snugfit.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process.
+
+    Attributes:
+        rank: its number; 0 is the gateway.
+        host: name of its machine.
+        threads: compute threads.
+        macs_per_second: multiply-accumulates per second of a 3x3 convolution, while all processes compute.
+        free_bytes: memory of the machine that is available.
+        cores: of the machine, that it may use.
+        clock_offset_seconds: its clock ahead of that of the gateway.
+        versions: of ``snugfit``, ``torch`` and ``python``.
+    """
+
+    rank: int
+    host: str
+    threads: int
+    macs_per_second: float
+    free_bytes: int
+    cores: int = 1
+    clock_offset_seconds: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from one process to another; ``from`` and ``to`` in JSON.
+
+    Attributes:
+        source, target: ranks.
+        bytes_per_second: of large messages.
+        latency_seconds: of small ones, one way.
+    """
+
+    source: int
+    target: int
+    bytes_per_second: float
+    latency_seconds: float
+
+    def seconds(self, count: float) -> float:
+        """Time that a message of so many bytes takes."""
+        return self.latency_seconds + count / self.bytes_per_second
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Processes in the order of their ranks, and a link from each to each other."""
+
+    ranks: tuple[Rank, ...]
+    links: tuple[Link, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return len(self.ranks)
+
+    def link(self, source: int, target: int) -> Link:
+        """The link from one rank to another.
+
+        Raises:
+            UsageError: it was not measured.
+        """
+        for link in self.links:
+            if (link.source, link.target) == (source, target):
+                return link
+        raise UsageError(
+            f"the link from rank {source} to rank {target} was not measured; run `snugfit cluster doctor`."
+        )
+
+    def slowest_link(self, rank: int | None = None) -> Link | None:
+        """The link with the least bandwidth, of a rank or of all; None where there is none."""
+        links = [link for link in self.links if rank is None or rank in (link.source, link.target)]
+        return min(links, key=lambda link: link.bytes_per_second, default=None)
+
+    def speeds(self) -> tuple[float, ...]:
+        """Each rank's share of the cluster's compute speed; they add up to 1."""
+        total = sum(rank.macs_per_second for rank in self.ranks)
+        return tuple(rank.macs_per_second / total for rank in self.ranks)
+
+    def differing_versions(self) -> dict[str, tuple[str, ...]]:
+        """Programs that are not of the same version everywhere, with their versions by rank."""
+        names = sorted({name for rank in self.ranks for name in rank.versions})
+        told = {name: tuple(rank.versions.get(name, "none") for rank in self.ranks) for name in names}
+        return {name: versions for name, versions in told.items() if len(set(versions)) > 1}
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys ``ranks`` and ``links``; a link has ``from`` and ``to``."""
+        links = [{"from": each.pop("source"), "to": each.pop("target"), **each} for each in map(to_data, self.links)]
+        return {"ranks": to_data(self.ranks), "links": links}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Cluster:
+        """Inverse of :meth:`to_json`."""
+        links = [{**link, "source": link["from"], "target": link["to"]} for link in data["links"]]
+        return from_data(cls, {"ranks": data["ranks"], "links": links})
+
+
+def read_cluster(path: str, processes: int | None = None) -> Cluster:
+    """Read what ``snugfit cluster doctor --out`` wrote.
+
+    Args:
+        path: the file.
+        processes: how many there must be; any number by default.
+
+    Raises:
+        UsageError: the file cannot be read, holds something else, or describes another number of processes.
+    """
+    again = "write one with `snugfit cluster doctor --out`"
+    cluster = read_as(Cluster.from_json, path, UsageError, "--cluster takes what `snugfit cluster doctor --out` wrote.")
+    _check(cluster, path, again)
+    if processes is not None and cluster.size != processes:
+        raise UsageError(
+            f"{path} describes {cluster.size} process{'es' * (cluster.size != 1)}, but there "
+            f"{'is 1' if processes == 1 else f'are {processes}'} here;\n"
+            "measure these with `snugfit cluster doctor --out`."
+        )
+    return cluster
+
+
+def _check(cluster: Cluster, path: str, again: str) -> None:
+    """Refuse measurements that no time can be computed from."""
+    if not cluster.ranks or [each.rank for each in cluster.ranks] != list(range(cluster.size)):
+        raise UsageError(f"{path} holds no processes in the order of their ranks; {again}.")
+    speeds = [each.macs_per_second for each in cluster.ranks] + [each.bytes_per_second for each in cluster.links]
+    waits = [each.latency_seconds for each in cluster.links]
+    try:
+        sound = all(math.isfinite(each) and each > 0 for each in speeds) and all(each >= 0 for each in waits)
+    except TypeError:
+        sound = False
+    if not sound:
+        raise UsageError(f"{path} holds a speed that is not above 0; {again}.")
+    for source, target in permutations(range(cluster.size), 2):
+        cluster.link(source, target)
+
+
+def made_up(processes: int, rank: Rank, link: Link) -> Cluster:
+    """A cluster of equal processes, each on a host of its own, with equal links: for devices that are not at hand.
+
+    Args:
+        processes: how many.
+        rank: one of them.
+        link: between any two.
+    """
+    ranks = tuple(replace(rank, rank=each, host=f"{rank.host}-{each}") for each in range(processes))
+    pairs = permutations(range(processes), 2)
+    return Cluster(ranks, tuple(replace(link, source=source, target=target) for source, target in pairs))

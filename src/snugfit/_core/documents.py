@@ -1,0 +1,206 @@
+"""JSON and other text files that somebody else may have written or damaged: read whole, checked, and within limits.
+
+Every small file that is read goes through here: run folders, kept measurements, clusters, lists beside data.
+:mod:`snugfit._core.yaml_text` does the same for YAML. Functions that take a path raise the error class that the caller
+gives; those that take a text or data raise :class:`DocumentError`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from snugfit._core.serial import from_data
+from snugfit._quantities import format_bytes
+from snugfit.errors import CheckpointError, SnugfitError
+
+T = TypeVar("T")
+
+MOST_BYTES = 64 * 2**20
+"""Largest text that is read whole."""
+_PIECE_BYTES = 2**16
+DEEPEST = 64
+"""Lists and objects inside one another."""
+LARGEST = 2**64
+"""Integers are smaller than this, up and down."""
+
+
+class DocumentError(ValueError):
+    """A text that is no JSON or YAML, or not one that is accepted; says what is wrong with it."""
+
+
+def read_text(
+    path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "", most: int = MOST_BYTES
+) -> str:
+    """Read a UTF-8 text, with or without a byte order mark.
+
+    Args:
+        path: a regular file, or a link to one; pipes and devices are refused, since reading them may never end.
+        error: class of the error that is raised.
+        advice: sentence that ends the error's message.
+        most: largest size in bytes.
+
+    Raises:
+        SnugfitError: of the class ``error``: it cannot be read, is larger, or is not UTF-8.
+    """
+    try:
+        return _read(path, most).decode("utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        raise error(f"{path} is not UTF-8 text (byte {wrong.start}). {advice}".rstrip()) from wrong
+    except (OSError, ValueError) as wrong:
+        why = getattr(wrong, "strerror", None) or wrong
+        raise error(f"cannot read {path}: {why}. {advice}".rstrip()) from wrong
+
+
+def read_json(path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "Restore it.") -> Any:
+    """Read a JSON file; limits are those of :func:`parse_json`.
+
+    Raises:
+        SnugfitError: of the class ``error``, naming the file, what is wrong and the ``advice``.
+    """
+    return read_as(lambda data: data, path, error, advice)
+
+
+def read_data(
+    kind: type[T], path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "Restore it."
+) -> T:
+    """Read a dataclass from what :func:`snugfit._core.serial.to_data` made of it; fields that it lacks are ignored.
+
+    Raises:
+        SnugfitError: of the class ``error``, naming the file, the field and what was expected there.
+    """
+    return read_as(lambda data: from_data(kind, data), path, error, advice)
+
+
+def read_as(
+    make: Callable[[Any], T], path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "Restore it."
+) -> T:
+    """Read what a function makes of a JSON file.
+
+    Raises:
+        SnugfitError: of the class ``error``, naming the file, what is wrong and the ``advice``.
+    """
+    text = read_text(path, error, advice)
+    try:
+        return made(make, parse_json(text))
+    except DocumentError as wrong:
+        raise error(f"{path} is damaged or not what it should be: {wrong}. {advice}".rstrip()) from wrong
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON: numbers finite and below 2^64, lists and objects not too deep, no key twice in an object.
+
+    Raises:
+        DocumentError: it is none, or not such.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
+    except RecursionError:
+        raise DocumentError(f"it is nested more than {DEEPEST} deep") from None
+    except ValueError as error:
+        raise DocumentError(str(error)) from error
+    check_plain(value)
+    return value
+
+
+def made(make: Callable[[Any], T], data: Any) -> T:
+    """What a function makes of data of unknown origin.
+
+    Raises:
+        DocumentError: a field is missing, of another type, or has a value that is refused.
+    """
+    try:
+        return make(data)
+    except KeyError as error:
+        raise DocumentError(f"{error} is missing") from error
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, SnugfitError) as error:
+        raise DocumentError(str(error).rstrip(".")) from error
+
+
+def check_plain(value: Any) -> None:
+    """Check that data is plain (objects, lists, texts, numbers, booleans, null), not too deep, its numbers in bounds.
+
+    Raises:
+        DocumentError: it is not.
+    """
+    level, depth = [value], 0
+    while level:
+        inside: list[Any] = []
+        for item in level:
+            if not isinstance(item, (dict, list)):
+                _check_scalar(item)
+            elif depth == DEEPEST:
+                raise DocumentError(f"it is nested more than {DEEPEST} deep")
+            else:
+                inside.extend(item.values() if isinstance(item, dict) else item)
+                for key in item if isinstance(item, dict) else ():
+                    _check_scalar(key)
+        level, depth = inside, depth + 1
+
+
+def _check_scalar(item: Any) -> None:
+    if isinstance(item, float) and not math.isfinite(item):
+        raise DocumentError(f"it holds {item}, which is no finite number")
+    if isinstance(item, int) and not -LARGEST < item < LARGEST:
+        raise DocumentError("it holds an integer of more than 64 bits")
+    if item is not None and not isinstance(item, (str, int, float)):
+        raise DocumentError(f"it holds a {type(item).__name__}, and takes texts, numbers, true, false and null")
+    if isinstance(item, str) and not item.isascii():
+        try:
+            item.encode("utf-8", "surrogateescape")  # by which JSON has file names that are not UTF-8
+        except UnicodeEncodeError:
+            raise DocumentError(
+                "it holds a text with half a character, which can be neither shown nor written"
+            ) from None
+
+
+def open_regular(path: str | Path) -> int:
+    """Open a file for reading, and give its descriptor; opening a pipe would wait for who writes to it.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no regular file")
+    return descriptor
+
+
+def check_regular(path: str | Path) -> None:
+    """Check that a file can be read to its end, before a library opens it by name.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is no regular file.
+    """
+    os.close(open_regular(path))
+
+
+def _read(path: str | Path, most: int) -> bytes:
+    with os.fdopen(open_regular(path), "rb") as file:
+        content = bytearray()  # whatever size it is said to have: it may grow, and the system's files say 0
+        while len(content) <= most and (part := file.read(_PIECE_BYTES)):  # which takes that much memory at once
+            content += part
+    if len(content) > most:
+        raise ValueError(f"it is larger than {format_bytes(most)}, the most that such a file may have")
+    return bytes(content)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise DocumentError(f"{twice!r:.80} stands twice in an object")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise DocumentError(f"it holds {name}, which is no finite number")

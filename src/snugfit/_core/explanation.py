@@ -1,0 +1,122 @@
+"""Why a plan chose what it chose, in sentences. Arithmetic on plans; nothing is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+from snugfit._core.budget import Aim
+from snugfit._core.cost import Cost
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.ranking import ranked
+from snugfit._core.registry import TIMED, TRANSFER
+from snugfit._quantities import format_bytes, format_seconds
+
+ALIKE = 1.05
+"""Two predictions that differ by less than this factor are not told apart."""
+
+_AIMS: dict[Aim, str] = {
+    "time": "the least time to finish",
+    "memory": "the least predicted peak",
+    "accuracy": "the most accuracy to expect, and then the least time",
+}
+
+
+def explanation_of(plan: Plan) -> tuple[str, ...]:
+    """Sentences about a plan: the choice and its aim, its gradients, what weights open or close, what else there is."""
+    choice = plan.choice
+    if choice is None or choice.predicted is None:
+        return ()
+    sentences = (_chosen(plan, choice), _gradients(choice), *_weights(plan), *_storage(plan), *_other_aims(plan))
+    return tuple(sentence for sentence in sentences if sentence)
+
+
+def _chosen(plan: Plan, choice: Candidate) -> str:
+    others = [each for each in plan.candidates if each.feasible and each.strategy != choice.strategy]
+    start = f"{choice.strategy} is chosen for {_AIMS[plan.aim]}"
+    if not others:
+        asked = {each.strategy for each in plan.candidates if each.considered}
+        return f"{choice.strategy} is chosen: " + (
+            "it was asked for." if len(asked) == 1 else "nothing else fits the budget."
+        )
+    second = others[0]
+    if plan.aim == "accuracy" and choice.exact and not second.exact:
+        return f"{start}: nothing else that fits has exact gradients of everything."
+    assert choice.predicted is not None and second.predicted is not None
+    return f"{start}: {_against(choice.predicted, second, plan.aim)}."
+
+
+def _against(cost: Cost, second: Candidate, aim: Aim) -> str:
+    """The choice beside the next best."""
+    assert second.predicted is not None
+    if aim == "memory":
+        ours, theirs = cost.peak_bytes, second.predicted.peak_bytes
+        said = f"{format_bytes(ours)} against {format_bytes(theirs)} with {second.strategy}"
+    else:
+        ours, theirs = cost.seconds, second.predicted.seconds  # type: ignore[assignment]
+        said = f"{format_seconds(ours)} against {format_seconds(theirs)} with {second.strategy}"
+    if theirs >= ours * ALIKE:
+        return f"{said}, {theirs / max(ours, 1e-12):.1f} times as much"
+    if theirs * ALIKE <= ours:
+        return f"{second.strategy} would be faster ({said}), but is expected to lose more"
+    return f"{said}, which is about the same"
+
+
+def _gradients(choice: Candidate) -> str:
+    if choice.exact:
+        parts = int(choice.settings.get("micro_batches", 1))
+        rest = f", accumulated over {parts} micro-batches, each of which is normalised by itself" if parts > 1 else ""
+        return f"Its gradients are exact: those of plain backpropagation{rest}."
+    if choice.strategy in TIMED:
+        return "Its gradients are exact, but only the tensors that matter now are trained, so accuracy may differ."
+    if choice.strategy in TRANSFER:
+        return "The network stays as it is; what is trained is small and beside it, so accuracy may differ."
+    return "Its gradients are not those of the network's own loss, so accuracy may differ from backpropagation's."
+
+
+def _weights(plan: Plan) -> Iterator[str]:
+    """What having weights, or none, means for strategies that keep what a network knows."""
+    for name in sorted(TRANSFER):
+        found = [each for each in plan.candidates if each.strategy == name]
+        if not found or len(plan.candidates) == 1:
+            continue
+        if any(each.considered for each in found):
+            yield f"--weights were given, so that there is something to transfer: {name} was considered too."
+        elif plan.budget.time_ratio is None and "weights" in " ".join(found[0].reasons):
+            yield f"Training is from scratch, so {name} is not considered; pre-trained --weights would open it."
+
+
+def _storage(plan: Plan) -> Iterator[str]:
+    """What would be faster if it had the disk."""
+    choice, limit = plan.choice, plan.budget.storage_bytes
+    if choice is None or choice.predicted is None or limit is None:
+        return
+    memory = plan.budget.memory_bytes or float("inf")
+    for each in plan.candidates:
+        cost = each.predicted
+        if each.feasible or cost is None or cost.peak_bytes > memory or cost.storage_bytes <= limit:
+            continue
+        if cost.seconds * ALIKE < choice.predicted.seconds:
+            megabytes = -(-cost.storage_bytes // 10**6)
+            yield (
+                f"With --storage {megabytes}MB, {each.strategy} would take {format_seconds(cost.seconds)} "
+                f"in place of {format_seconds(choice.predicted.seconds)}."
+            )
+            return
+
+
+def _other_aims(plan: Plan) -> Iterator[str]:
+    """What other aims would choose, where that is something else."""
+    choice = plan.choice
+    if choice is None:
+        return
+    for aim in get_args(Aim):
+        other = ranked(plan.candidates, aim)[0]
+        if aim == plan.aim or other.strategy == choice.strategy or other.predicted is None:
+            continue
+        cost = other.predicted
+        exact = ", with exact gradients" if other.exact and not choice.exact else ""
+        yield (
+            f"--aim {aim} would choose {other.strategy}: {format_bytes(cost.peak_bytes)}, "
+            f"{format_seconds(cost.seconds)}{exact}."
+        )

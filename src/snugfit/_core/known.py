@@ -1,0 +1,93 @@
+"""Names of models, data sets and local losses, checked before torch is imported, which takes seconds.
+
+The registries that have them (`models`, `_data/catalog.py`, `local/registry.py`) import torch; a test keeps these lists
+like theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from snugfit._core.request import OWN, Request
+from snugfit.errors import UnknownNameError, UsageError
+
+MODELS = (
+    "smallconv", "smallconvl", "vgg8", "vgg11", "vgg16", "vgg16_imagenet", "vgg19", "resnet18", "resnet18_projection",
+    "resnet50", "mobilenet_v1", "mobilenet_v2", "vit_b_16", "yolov2_16",
+)  # fmt: skip
+ELSEWHERE = ("torchvision:NAME", "timm:NAME", "package.module:function")
+DATA_SETS = (
+    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "imagenette", "vww", "cub200", "pets",
+    "dogs", "flowers102",
+)  # fmt: skip
+FOLDER = "folder:PATH"
+LOCAL_LOSSES = ("aan", "classic", "linear", "lls", "lls-m", "lls-mxm")
+
+
+def check_names(request: Request) -> None:
+    """Check the names in a request, as far as that takes no torch.
+
+    Raises:
+        UsageError: one is unknown.
+    """
+    check_model(request.model.model)
+    if request.data.task == "classify" and request.data.data != OWN:
+        check_data_set(request.data.data)
+    if request.strategy.retrain_data is not None:
+        check_data_set(request.strategy.retrain_data)
+    if request.strategy.local_loss is not None:
+        check_local_loss(request.strategy.local_loss)
+
+
+def check_model(name: str) -> None:
+    """Check a model's name; one after a colon, or that torchvision may have, is left to who imports it.
+
+    Raises:
+        UnknownNameError: there is no such model.
+    """
+    if name not in (*MODELS, OWN) and ":" not in name and not _torchvision_defines(name):
+        raise unknown_model(name, MODELS)
+
+
+def unknown_model(name: str, known: Iterable[str]) -> UnknownNameError:
+    """The error for a model that is none of the known ones, and of no other origin."""
+    return UnknownNameError("model", name, [*known, *ELSEWHERE])
+
+
+def check_data_set(name: str, known: Iterable[str] = DATA_SETS) -> None:
+    """Check the name of a data set to classify.
+
+    Raises:
+        UsageError: it is none: a folder, which is written otherwise, or unknown.
+    """
+    kind, _, path = name.partition(":")
+    if kind == "folder":
+        if not path:
+            raise UsageError("'folder' needs a path: folder:PATH, with one sub-folder of images per class.")
+    elif name.lower() not in known:
+        if Path(name).is_dir():
+            raise UsageError(f"'{name}' is a folder; to train on its images write folder:{name}.")
+        raise UnknownNameError("data set", name, [*known, FOLDER])
+
+
+def check_local_loss(text: str, known: Iterable[str] = LOCAL_LOSSES) -> None:
+    """Check the name of a local loss, which options may follow.
+
+    Raises:
+        UnknownNameError: there is no such local loss.
+    """
+    name = text.partition(":")[0]
+    if name not in known:
+        raise UnknownNameError("local loss", name, known)
+
+
+def _torchvision_defines(name: str) -> bool:
+    """Whether torchvision is installed and its models define a function of this name; it is not imported."""
+    found = find_spec("torchvision")
+    folders = (found and found.submodule_search_locations) or ()
+    definition = re.compile(rf"^def {re.escape(name)}\(", re.MULTILINE)
+    sources = (path for folder in folders for path in Path(folder, "models").rglob("*.py"))
+    return any(definition.search(path.read_text(encoding="utf-8")) for path in sources)

@@ -1,0 +1,173 @@
+"""A plan: candidates with their predicted cost, and the one that was chosen. Plain data that prints and parses back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from snugfit._core.budget import Aim, Budget
+from snugfit._core.cost import Cost
+from snugfit._core.hardware import Hardware
+from snugfit._core.serial import from_data, to_data
+from snugfit._core.workload import Workload
+from snugfit._quantities import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What predictions are multiplied by, learnt from past runs on this machine.
+
+    Attributes:
+        seconds, peak: factors of times and of peak memory.
+        runs: how many runs they come from.
+    """
+
+    seconds: float = 1.0
+    peak: float = 1.0
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy with its settings filled in.
+
+    >>> Candidate("backprop", feasible=False, reasons=("needs 177.0 MB",), smallest_bytes=177_000_000).reasons
+    ('needs 177.0 MB',)
+
+    Attributes:
+        strategy: name in the registry.
+        feasible: whether it fits the budget.
+        reasons: why not, when it does not.
+        settings: fields of the strategy's dataclass.
+        predicted: cost, also for infeasible candidates where it could be estimated.
+        smallest_bytes: smallest memory budget that would do, for infeasible candidates.
+        exact: whether its gradients are those of plain backpropagation.
+        smallest_ratio: smallest time ratio that would do, for candidates that are not fast enough.
+        correction: what past runs have changed in the prediction.
+        considered: whether it was asked for a proposal; ``reasons`` tell why not.
+    """
+
+    strategy: str
+    feasible: bool
+    settings: dict[str, Any] = field(default_factory=dict)
+    predicted: Cost | None = None
+    reasons: tuple[str, ...] = ()
+    smallest_bytes: int | None = None
+    exact: bool = False
+    smallest_ratio: float | None = None
+    correction: Correction = field(default_factory=Correction)
+    considered: bool = True
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch of every phase that trains a part of the network; of the network, where phases train it all."""
+        phases = self.predicted.phases if self.predicted else ()
+        parts = tuple(phase.batch_size for phase in phases if phase.units)
+        return parts or tuple(dict.fromkeys(phase.batch_size for phase in phases))
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What it was told to keep to beside memory (rho, or the baseline that it is), and how it comes to fit."""
+        settings = self.settings
+        scheme, ratio = settings.get("scheme", "elastic"), settings.get("time_ratio")
+        width, prune = settings.get("side_width"), settings.get("prune", "off")
+        recomputation = settings.get("recomputation", "")
+        marks = {
+            f"scheme {scheme}": scheme != "elastic",
+            f"rho {ratio or 0:g}": ratio is not None,
+            f"side width {width or 0:g}": width is not None and width != 1,
+            "large maps by sample": settings.get("sample_wise") == "on",
+            "frozen weights in int8": settings.get("weight_storage") == "int8",
+            "pruned" if prune == "on" else f"pruned by {prune}": prune not in ("off", "auto"),
+            f"recomputes {recomputation}": "(" in recomputation,
+        }
+        return tuple(mark for mark, holds in marks.items() if holds)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to "will it fit, how, and what will it cost?".
+
+    >>> import snugfit
+    >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "memory": "100MB"}
+    >>> plan = snugfit.plan("smallconv", "digits", **small).plan
+    >>> plan.choice.strategy, plan.choice.predicted.peak_bytes <= plan.budget.memory_bytes
+    ('backprop', True)
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+
+    Attributes:
+        workload, budget, hardware: what was asked, on which machine.
+        candidates: every strategy, feasible ones first, best first; those that were not considered last.
+        chosen: index into ``candidates``; None when nothing fits.
+        aim: what the best one has most of.
+        explanation: in sentences, why this one, and what else there is.
+        command: arguments of the command line that runs the choice; None where nothing fits, or where there is none,
+            as for a module or data from Python.
+    """
+
+    workload: Workload
+    budget: Budget
+    hardware: Hardware
+    candidates: tuple[Candidate, ...] = ()
+    chosen: int | None = None
+    aim: Aim = "time"
+    explanation: tuple[str, ...] = ()
+    command: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.chosen is not None and not 0 <= self.chosen < len(self.candidates):
+            raise ValueError(f"'chosen' is {self.chosen}, and there are {len(self.candidates)} candidates")
+
+    @property
+    def choice(self) -> Candidate | None:
+        """The chosen candidate."""
+        return None if self.chosen is None else self.candidates[self.chosen]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form; keys follow ``snugfit plan --json``."""
+        data = to_data(self)
+        for candidate in data["candidates"]:
+            cost = candidate["predicted"]
+            if cost is not None:
+                cost["peak_bytes"] = int(cost["peak_bytes"])
+        return dict(data)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Plan:
+        """Inverse of :meth:`to_json`."""
+        return from_data(cls, data)
+
+    def __str__(self) -> str:
+        sends = any(candidate.predicted and candidate.predicted.sent_bytes for candidate in self.candidates)
+        sent = ["sent"] if sends else []
+        heads = ["strategy", "fits", "predicted peak", "time/epoch", "in all", "storage", *sent, "exact", "notes"]
+        rows = [heads, *(_row(each, index == self.chosen, sends) for index, each in enumerate(self.candidates))]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        title = f"{self.workload.model} on {self.workload.data}, budget {self.budget}"
+        return "\n".join([title, *lines, *self.explanation])
+
+
+def _row(candidate: Candidate, chosen: bool, sends: bool) -> list[str]:
+    cost = candidate.predicted
+    timed = cost if candidate.feasible else None
+    sent = [format_bytes(cost.sent_bytes) if cost else "-"] if sends else []
+    return [
+        ("* " if chosen else "  ") + candidate.strategy,
+        "yes" if candidate.feasible else "no" if candidate.considered else "-",
+        format_bytes(cost.peak_bytes) if cost else "-",
+        format_seconds(timed.seconds_per_epoch) if timed else "-",
+        format_seconds(timed.seconds) if timed else "-",
+        format_bytes(cost.storage_bytes) if cost else "-",
+        *sent,
+        "yes" if candidate.exact else "no",
+        _notes(candidate),
+    ]
+
+
+def _notes(candidate: Candidate) -> str:
+    if candidate.reasons:
+        return "; ".join(candidate.reasons)
+    batches = " | ".join(map(str, candidate.batches))
+    return ", ".join(filter(None, (f"batch {batches}" if batches else "", *candidate.terms)))

@@ -1,0 +1,119 @@
+"""What each part of a model needs: lines fitted to measured probes, and facts about units."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from snugfit._core.tensors import TensorProfile
+
+
+@dataclass(frozen=True)
+class ProbePoint:
+    """One measured step of a probe: batch size, peak bytes above the probe's start, seconds of a warm step."""
+
+    batch: int
+    peak_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ProbeLine:
+    """Linear model of a probe over batch size (NeuroFlux section 5.2, Profiler; Figure 8).
+
+    Predicted bytes are ``fixed_bytes + sample_bytes * batch + residual_bytes``: the least-squares line lifted by its
+    largest residual, so that no measured point lies above it.
+
+    Attributes:
+        name: what was probed.
+        fixed_bytes, sample_bytes: intercept and slope of the fitted line.
+        residual_bytes: largest amount by which a measured point lies above the line (>= 0).
+        fixed_seconds, sample_seconds: line through the measured seconds of a step.
+        points: the measurements.
+        smallest_batch: fewest samples that it can train on; 2 where BatchNorm meets a 1x1 map.
+        shape_bytes: what a batch size that was not measured leaves in memory: kernels generated for its shapes.
+    """
+
+    name: str
+    fixed_bytes: float
+    sample_bytes: float
+    residual_bytes: float
+    fixed_seconds: float
+    sample_seconds: float
+    points: tuple[ProbePoint, ...] = ()
+    smallest_batch: int = 1
+    shape_bytes: float = 0.0
+
+    def bytes_at(self, batch: int) -> int:
+        """Upper bound of the peak at ``batch`` samples, in bytes, with the kernels of a batch size that is new."""
+        new = 0.0 if any(point.batch == batch for point in self.points) else self.shape_bytes
+        return self._line(new)(batch)
+
+    def _line(self, new_bytes: float) -> Callable[[int], int]:
+        return lambda batch: int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes + new_bytes) + 1
+
+    def seconds_at(self, batch: int) -> float:
+        """Expected seconds of a step at ``batch`` samples, interpolated between measured points."""
+        for point in self.points:
+            if point.batch == batch:
+                return point.seconds
+        return max(self.fixed_seconds + self.sample_seconds * batch, 0.0)
+
+    def largest_batch(self, available_bytes: float, limit: int) -> int:
+        """Largest batch up to ``limit`` whose predicted peak is at most ``available_bytes``; 0 when there is none."""
+        bound = self._line(self.shape_bytes)
+        batch = bisect_right(range(limit + 1), available_bytes, key=bound) - 1
+        measured = [each.batch for each in self.points if each.batch <= limit]
+        batch = max([batch, *(each for each in measured if self.bytes_at(each) <= available_bytes)])
+        return batch if batch >= self.smallest_batch else 0
+
+
+@dataclass(frozen=True)
+class UnitFacts:
+    """What is known about a unit without running it on data.
+
+    Attributes:
+        name: name of the unit in the chain.
+        parameters: trainable parameter count.
+        weight_bytes: parameters and buffers.
+        macs: multiply-accumulates of one sample's forward pass.
+        output_shape: shape of one sample's output, without the batch axis.
+        output_bytes: bytes of one sample's output in float32.
+        saved_bytes: bytes that autograd keeps for one sample's backward pass.
+        seconds: seconds of one sample's forward pass, where measured.
+        tracks: whether training renews running statistics of norms.
+    """
+
+    name: str
+    parameters: int
+    weight_bytes: int
+    macs: int
+    output_shape: tuple[int, ...]
+    output_bytes: int
+    saved_bytes: int
+    seconds: float = 0.0
+    tracks: bool = False
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything measured about one workload on one machine.
+
+    Attributes:
+        units: facts per unit, in chain order, the head last.
+        lines: fitted lines by probe name; a probe that does not fit the budget at one sample has none.
+        floors: by probe name, tensor bytes of one step at the smallest batch, known without running it.
+        kept: by probe name, bytes held between two steps: weights, buffers and optimizer state.
+        base_bytes: memory already in use, above the baseline, before any strategy runs (data set, chain, caches).
+        seconds: time that profiling took.
+        tensors: operators and tensors one by one, where a strategy asked for them.
+    """
+
+    units: tuple[UnitFacts, ...]
+    lines: dict[str, ProbeLine] = field(default_factory=dict)
+    floors: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    base_bytes: int = 0
+    seconds: float = 0.0
+    tensors: TensorProfile | None = None

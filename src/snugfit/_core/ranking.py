@@ -1,0 +1,51 @@
+"""Which of the candidates that fit is the best, by the user's aim. Arithmetic on plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from snugfit._core.budget import Aim
+from snugfit._core.plan import Candidate
+from snugfit._core.registry import TRANSFER
+
+Key = tuple[float, ...]
+
+
+def default_aim(*, transfers: bool) -> Aim:
+    """The aim where none is given: what pre-trained weights know is not to be lost for a few seconds."""
+    return "accuracy" if transfers else "time"
+
+
+def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidate, ...]:
+    """Candidates, those that fit first, and the best of them first; those that were not considered last."""
+    keys = {"time": _by_time, "memory": _by_memory, "accuracy": _by_accuracy}[aim]
+    return tuple(sorted(candidates, key=lambda each: (not each.feasible, not each.considered, *keys(each))))
+
+
+def expected_loss(candidate: Candidate) -> int:
+    """How much accuracy a way of training is expected to lose: an order, no amount.
+
+    Training every weight by its own gradient loses nothing; a frozen network with something beside it loses less than
+    one whose weights are taken apart by local losses, or of which a part is trained.
+    """
+    return 0 if candidate.exact else 1 if candidate.strategy in TRANSFER else 2
+
+
+def _seconds(candidate: Candidate) -> float:
+    return candidate.predicted.seconds if candidate.predicted else float("inf")
+
+
+def _peak(candidate: Candidate) -> float:
+    return candidate.predicted.peak_bytes if candidate.predicted else float("inf")
+
+
+def _by_time(candidate: Candidate) -> Key:
+    return (_seconds(candidate), _peak(candidate))
+
+
+def _by_memory(candidate: Candidate) -> Key:
+    return (_peak(candidate), _seconds(candidate))
+
+
+def _by_accuracy(candidate: Candidate) -> Key:
+    return (expected_loss(candidate), _seconds(candidate), _peak(candidate))

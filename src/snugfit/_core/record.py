@@ -1,0 +1,162 @@
+"""A record: what a run did, predicted and measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from snugfit._core.serial import from_data, to_data
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """One finished phase: prediction beside measurement.
+
+    Attributes:
+        name, units, batch_size: as in the plan's phase.
+        predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline.
+        tensor_peak_bytes: peak bytes of live tensors in its first step.
+        predicted_seconds, seconds: time.
+        epochs, steps: what was run.
+        cache_bytes: bytes of activation cache written at its end.
+    """
+
+    name: str
+    units: tuple[str, ...]
+    batch_size: int
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    tensor_peak_bytes: int
+    predicted_seconds: float
+    seconds: float
+    epochs: int
+    steps: int
+    cache_bytes: int = 0
+
+    @property
+    def missed(self) -> bool:
+        """Whether it was measured above its own prediction."""
+        return self.measured_peak_bytes > self.predicted_peak_bytes
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """One exit: the model cut after a unit, with that unit's own classifier.
+
+    Attributes:
+        unit: name of the last unit.
+        index: its position in the chain, from 0.
+        val_accuracy: accuracy on the validation split, in [0, 1].
+        parameters: parameters of the exit model, classifier included.
+    """
+
+    unit: str
+    index: int
+    val_accuracy: float
+    parameters: int
+
+
+@dataclass(frozen=True)
+class IntervalRecord:
+    """One selection of tensors, and the epochs that trained with it.
+
+    Attributes:
+        first_epoch, epochs: where it began, from 0, and how many it served.
+        tensors: names of the tensors that trained, in order of execution.
+        importance: by tensor name; empty where nothing was ranked.
+        predicted_seconds, measured_seconds: of a training step: predicted, and the median of those run (0: none yet).
+        full_seconds: of a step of full training with torch's own operators, as measured before.
+        macs, full_macs: multiply-accumulates of a training step per image: of this selection, of full training.
+        flops_per_epoch: floating-point operations of an epoch: two for each multiply-accumulate of every image.
+        predicted_peak_bytes: predicted peak above the baseline.
+        analytic_peak_bytes: bytes of tensors at the peak of a step, followed through the operators.
+        selection_seconds: time that ranking and selecting took.
+        profiled: whether operators were measured anew before it, since steps had drifted from their prediction.
+        drifted: whether its own steps were found to have drifted; the finding is kept and not made again on resume.
+    """
+
+    first_epoch: int
+    tensors: tuple[str, ...]
+    predicted_seconds: float
+    full_seconds: float
+    macs: int
+    full_macs: int
+    predicted_peak_bytes: int
+    epochs: int = 0
+    measured_seconds: float = 0.0
+    selection_seconds: float = 0.0
+    importance: dict[str, float] = field(default_factory=dict)
+    profiled: bool = False
+    drifted: bool = False
+    analytic_peak_bytes: int = 0
+    flops_per_epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of one run; the keys are those of ``snugfit train --json``.
+
+    >>> import json, pathlib
+    >>> record = Record.from_json(json.loads(pathlib.Path("runs/first/record.json").read_text()))
+    >>> record.model, record.measured["peak_bytes"] <= record.predicted["peak_bytes"] <= record.budget["memory_bytes"]
+    ('smallconv', True)
+
+    Attributes:
+        budget: ``memory_bytes``, ``storage_bytes``, ``time_ratio``.
+        enforced: whether the operating system or allocator enforced the memory budget.
+        predicted: ``peak_bytes``, ``seconds``, ``storage_bytes``.
+        measured: ``peak_bytes``, ``peak_metric``, ``tensor_peak_bytes``, ``seconds``, ``storage_bytes``,
+            ``energy_joules`` (None where the machine has no counter that may be read), ``missed_phases`` (names of the
+            phases whose peak lies above their own prediction, even if that of the whole run holds).
+        accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None where there is no such split. To detect, ``val`` and
+            ``test`` are mAP50, and ``map50`` is that of the test split, or of validation where there is no other.
+        parameters: ``full`` and ``trained_model``.
+        exit: ``unit``, ``index``, ``of``; None when the whole network was trained.
+        settings: settings of the strategy.
+        phases: prediction against measurement per phase.
+        exits: the whole accuracy/size frontier's candidates, in chain order.
+        intervals: selections of tensors, where a strategy makes them.
+        tensors: names of all tensors that can be selected, in order of execution.
+        profile: lines of the memory model, as data.
+        overhead_seconds: ``profiling``, ``statistics`` (of BatchNorm, taken anew), ``caching``, ``exit_selection``.
+        confusion: test (or validation) confusion matrix, rows are true classes.
+        class_names: names of the classes.
+        workload, hardware: what ran where, as data.
+    """
+
+    strategy: str
+    model: str
+    data: str
+    device: str
+    budget: dict[str, Any]
+    enforced: bool
+    predicted: dict[str, Any]
+    measured: dict[str, Any]
+    accuracy: dict[str, float | None]
+    parameters: dict[str, int]
+    exit: dict[str, Any] | None
+    settings: dict[str, Any]
+    run_dir: str
+    schema: int = SCHEMA
+    phases: tuple[PhaseRecord, ...] = ()
+    exits: tuple[ExitRecord, ...] = ()
+    intervals: tuple[IntervalRecord, ...] = ()
+    tensors: tuple[str, ...] = ()
+    profile: dict[str, Any] = field(default_factory=dict)
+    overhead_seconds: dict[str, float] = field(default_factory=dict)
+    confusion: list[list[int]] = field(default_factory=list)
+    class_names: tuple[str, ...] = ()
+    workload: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, ``schema`` first."""
+        data = to_data(self)
+        return {"schema": data.pop("schema"), **data}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Record:
+        """Inverse of :meth:`to_json`; unknown keys are ignored."""
+        return from_data(cls, data)

@@ -1,0 +1,97 @@
+"""What is to be trained: everything that cost depends on except budget and hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from snugfit._core.options import Checked, Range
+from snugfit.errors import UsageError
+
+OptimizerName = Literal["sgd", "adamw", "schedulefree"]
+ScheduleName = Literal["cosine", "constant"]
+Precision = Literal["float32", "bfloat16"]
+TaskName = Literal["classify", "detect"]
+
+
+@dataclass(frozen=True)
+class OptimizerSettings(Checked):
+    """Optimizer and learning-rate schedule.
+
+    Attributes:
+        name: ``sgd`` (momentum 0.9, Nesterov off), ``adamw``, or ``schedulefree`` (schedule-free AdamW, which averages
+            weights instead of lowering the learning rate).
+        lr: peak learning rate.
+        momentum: momentum of ``sgd``.
+        weight_decay: L2 penalty (``sgd``) or decoupled decay (the others).
+        schedule: ``cosine`` (per step, to zero) or ``constant``; ``schedulefree`` takes no other than ``constant``.
+    """
+
+    name: OptimizerName = "sgd"
+    lr: Annotated[float, Range(above=0)] = 0.01
+    momentum: Annotated[float, Range(least=0, below=1)] = 0.9
+    weight_decay: Annotated[float, Range(least=0)] = 5e-4
+    schedule: ScheduleName = "cosine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.averages and self.schedule != "constant":
+            raise UsageError(f"schedulefree has no schedule, so '{self.schedule}' cannot be; leave --schedule out.")
+
+    @property
+    def state_per_parameter(self) -> int:
+        """Tensors of optimizer state that each parameter carries."""
+        return int(self.momentum > 0) if self.name == "sgd" else 2
+
+    @property
+    def averages(self) -> bool:
+        """Whether evaluation uses an average of the weights that were trained."""
+        return self.name == "schedulefree"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Model, data shapes and counts, optimizer, epochs and precision.
+
+    Attributes:
+        model: name of the model, as given.
+        data: name of the data set, as given.
+        input_shape: channels, height, width of one image.
+        classes: number of classes.
+        train_count, val_count, test_count: images in each split.
+        epochs: passes over the training split (per block in ``blockwise``).
+        batch_size: effective batch; what does not fit is accumulated to it.
+        batch_limit: largest batch of a block (Algorithm 1's B in NeuroFlux).
+        optimizer: optimizer and schedule.
+        precision: ``float32``, or ``bfloat16`` through autocast.
+        augment: whether training images are augmented.
+        seed: seed of initialisation, shuffling and augmentation.
+        task: what is learned of an image: its class, or boxes around objects.
+        anchors: widths and heights that boxes are predicted from, as fractions of the image's sides.
+        most_boxes: most boxes that an image has; targets of a batch are padded to them.
+    """
+
+    model: str
+    data: str
+    input_shape: tuple[int, int, int]
+    classes: int
+    train_count: int
+    val_count: int
+    test_count: int
+    epochs: int = 10
+    batch_size: int = 128
+    batch_limit: int = 128
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    precision: Precision = "float32"
+    augment: bool = True
+    seed: int = 0
+    task: TaskName = "classify"
+    anchors: tuple[tuple[float, float], ...] = ()
+    most_boxes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.task == "detect" and not (self.anchors and self.most_boxes):
+            raise UsageError("detection needs anchors, and at least one box in an image.")
+        for name in ("epochs", "batch_size", "batch_limit", "classes", "train_count"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}.")

@@ -1,0 +1,93 @@
+"""YAML files within limits: plain values, no bombs of aliases, no key twice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from snugfit._core.documents import DEEPEST, DocumentError, check_plain, read_text
+from snugfit.errors import SnugfitError, UsageError
+
+MOST_YAML_BYTES = 2 * 2**20
+"""Largest YAML text; its parser takes seconds for each MB."""
+MOST_NODES = 200_000
+"""Values in a document, those that aliases repeat included."""
+
+
+def read_yaml(path: str | Path, error: type[SnugfitError] = UsageError, advice: str = "Correct it.") -> Any:
+    """Read a YAML file; limits are those of :func:`parse_yaml`. An empty file gives None.
+
+    Raises:
+        SnugfitError: of the class ``error``, naming the file, what is wrong and the ``advice``.
+    """
+    text = read_text(path, error, advice, MOST_YAML_BYTES)
+    try:
+        return parse_yaml(text)
+    except DocumentError as wrong:
+        raise error(f"{path} is not valid YAML: {wrong}. {advice}") from wrong
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML into objects, lists, texts, finite numbers, booleans and None.
+
+    Only ``true`` and ``false`` are booleans, as in YAML 1.2 (``no`` and ``on`` are texts), and dates are texts.
+
+    Raises:
+        DocumentError: it is none, is too deep or too large with all aliases followed, or holds a key twice.
+    """
+    try:
+        value = yaml.load(text, _Loader)
+    except RecursionError:
+        raise DocumentError(f"it is nested more than {DEEPEST} deep") from None
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
+        raise DocumentError(" ".join(str(error).split())) from error
+    check_plain(value)
+    return value
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts nodes with aliases followed while the document is composed, before anything is made of them."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._nodes = self._depth = 0
+        self._sizes: dict[str, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose a node as YAML does, within the limits."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        anchor, before = event.anchor, self._nodes
+        if isinstance(event, yaml.AliasEvent):
+            self._nodes += self._sizes.get(anchor, MOST_NODES)  # an alias of what it stands in has no size yet
+        self._nodes, self._depth = self._nodes + 1, self._depth + 1
+        if self._nodes > MOST_NODES:
+            raise DocumentError(f"it holds more than {MOST_NODES:,} values, or an alias of what the alias stands in")
+        if self._depth > DEEPEST + 1:  # texts and numbers are nodes too
+            raise DocumentError(f"it is nested more than {DEEPEST} deep")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if anchor is not None and not isinstance(event, yaml.AliasEvent):
+            self._sizes[anchor] = self._nodes - before
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose an object, in which no key stands twice; merged objects are others."""
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                raise DocumentError(f"'{key.value}' stands twice, again in line {key.start_mark.line + 1}")
+            seen.add((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key))
+        return node
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag.rpartition(":")[2] not in ("timestamp", "bool")]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)

@@ -1,0 +1,78 @@
+"""One split as batches: shuffled and augmented for training, or in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from snugfit._data.sets import ImageSet
+from snugfit._data.transform import Transform
+from snugfit.errors import UsageError
+
+_ORDER, _EPOCH, _VIEW = range(3)
+
+
+class Batches:
+    """Batches of one split, determined by seed and epoch alone.
+
+    Args:
+        images: the split.
+        transform: normalisation and augmentation.
+        seed: seed of shuffling and augmentation.
+        augment: whether :meth:`epoch` augments.
+    """
+
+    def __init__(self, images: ImageSet, transform: Transform, *, seed: int = 0, augment: bool = False) -> None:
+        self.image_set, self.transform = images, transform
+        self.seed, self.augment = seed, augment
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.image_set)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Labels in stored order, (N,) int64."""
+        return self.image_set.labels
+
+    def steps(self, batch_size: int) -> int:
+        """Training steps of an epoch: full batches only, but at least one."""
+        return max(1, len(self) // batch_size)
+
+    def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Shuffled training batches, from step ``start_step`` on exactly as in an uninterrupted epoch.
+
+        An image's augmentation does not depend on the batch size. The last, incomplete batch is dropped.
+
+        Yields:
+            images, float32 (B, C, H, W) channels-last, and labels, (B,) int64.
+        """
+        _check(batch_size, start_step)
+        order = np.random.default_rng((self.seed & 0xFFFFFFFF, _ORDER, epoch)).permutation(len(self))
+        for step in range(start_step, self.steps(batch_size)):
+            first = step * batch_size
+            yield self._batch(order[first : first + batch_size], (self.seed, _EPOCH, epoch), first, self.augment)
+
+    def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Every image once, in stored order; augmented where ``view`` is given, if at all; always alike for a view.
+
+        Yields:
+            images, float32 (B, C, H, W) channels-last, and labels, (B,) int64; the last batch may be smaller.
+        """
+        _check(batch_size, 0)
+        for first in range(0, len(self), batch_size):
+            indices = np.arange(first, min(first + batch_size, len(self)))
+            yield self._batch(indices, (self.seed, _VIEW, view or 0), first, self.augment and view is not None)
+
+    def _batch(
+        self, indices: np.ndarray, seed: tuple[int, ...], start: int, augment: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        images = self.transform(self.image_set.images(indices), augment, seed, start)
+        return images, torch.from_numpy(self.image_set.labels[indices])
+
+
+def _check(batch_size: int, start_step: int) -> None:
+    if batch_size < 1 or start_step < 0:
+        raise UsageError(f"a batch size must be at least 1 and a step at least 0, not {batch_size} and {start_step}.")

@@ -1,0 +1,131 @@
+"""Augmentation of images with boxes: a random crop, a mirror image, and darknet's changes of colour.
+
+As in :mod:`snugfit._data.transform`, every image has its own draws, so that its view does not depend on the batch, and
+kornia's functions apply them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from kornia.color import hsv_to_rgb, rgb_to_hsv
+from kornia.enhance import normalize
+from kornia.geometry.transform import crop_by_indices, hflip
+
+from snugfit._data.boxes import BOX, CLASS, NONE
+from snugfit._data.transform import Transform, uniforms
+
+JITTER = 0.2
+"""Largest share of a side that a crop takes off at either end; darknet's ``jitter``."""
+HUE, SATURATION, EXPOSURE = 0.1, 1.5, 1.5
+"""Darknet's ``hue`` (of the whole circle), and factors of ``saturation`` and ``exposure`` (or one over them)."""
+_LEAST_LEFT = 0.1
+"""Share of a box that a crop must leave of it; less, and the object counts as gone (ultralytics' value)."""
+_CHUNK_VALUES = 1 << 18
+
+
+@dataclass(frozen=True)
+class BoxTransform:
+    """Turns stored images into a network's input, augmented for training together with their boxes.
+
+    Attributes:
+        plain: normalisation; whether augmentation mirrors and crops.
+    """
+
+    plain: Transform
+
+    def __call__(
+        self, images: torch.Tensor, targets: np.ndarray, train: bool, seed: Sequence[int], start: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalise, and augment if ``train``.
+
+        Args:
+            images: uint8 (B, C, S, S).
+            targets: (B, M, 5), class -1 in rows that pad.
+            train: whether to augment.
+            seed: with ``start``, determines the augmentation.
+            start: position of the first image.
+
+        Returns:
+            float32 (B, C, S, S), channels-last, and targets (B, M, 5) float32; a box that is cropped away becomes
+            padding.
+        """
+        targets = targets.astype(np.float32, copy=True)
+        if not train:
+            return self.plain(images), torch.from_numpy(targets)
+        output = torch.empty(images.shape, dtype=torch.float32, memory_format=torch.channels_last)
+        mean, std = torch.tensor(self.plain.mean), torch.tensor(self.plain.std)
+        step = max(1, _CHUNK_VALUES // images[0].numel())
+        for first in range(0, len(images), step):
+            rows = slice(first, first + step)
+            chunk = images[rows]
+            draws = uniforms(seed, start + first, len(chunk))
+            if self.plain.crop:
+                chunk = cropped(chunk, targets[rows], draws[:, 0:4])
+            if self.plain.flip:
+                chunk = mirrored(chunk, targets[rows], draws[:, 4] < 0.5)
+            strip = max(1, _CHUNK_VALUES // chunk[:, :, 0].numel())  # large images in parts, to save memory
+            for top in range(0, chunk.shape[2], strip):
+                part = recoloured(chunk[:, :, top : top + strip].float() / 255, draws[:, 5:10])
+                output[rows, :, top : top + strip] = normalize(part, mean, std)
+        return output, torch.from_numpy(targets)
+
+
+def cropped(images: torch.Tensor, targets: np.ndarray, draws: np.ndarray) -> torch.Tensor:
+    """Take a random share of up to 0.2 off each side of the images (B, C, S, S) and resize the rest to S x S.
+
+    Args:
+        images: uint8.
+        targets: (B, M, 5), changed in place.
+        draws: in [0, 1), (B, 4).
+    """
+    size = images.shape[-1]
+    left, top, right, bottom = np.floor(draws * (JITTER * size + 1)).astype(np.int64).T
+    width, height = size - left - right, size - top - bottom
+    _follow(targets, np.stack([left, top], 1) / size, np.stack([width, height], 1) / size)
+    ends = (left + width - 1, top + height - 1)
+    xs, ys = np.stack((left, ends[0], ends[0], left), axis=1), np.stack((top, top, ends[1], ends[1]), axis=1)
+    return crop_by_indices(images, torch.from_numpy(np.stack((xs, ys), axis=2)), (size, size))
+
+
+def mirrored(images: torch.Tensor, targets: np.ndarray, chosen: np.ndarray) -> torch.Tensor:
+    """Mirror the chosen (B,) of the images (B, C, S, S) and, in place, their boxes (B, M, 5)."""
+    turned = chosen[:, None] & (targets[..., CLASS] != NONE)
+    targets[..., 1] = np.where(turned, 1 - targets[..., 1], targets[..., 1])
+    return torch.where(torch.from_numpy(chosen).view(-1, 1, 1, 1), hflip(images), images)
+
+
+def recoloured(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
+    """Change hue, saturation and brightness of images (B, 3, S, S) in [0, 1]; grey ones (B, 1, S, S) have the last.
+
+    Args:
+        images: float.
+        draws: in [0, 1), (B, 5): hue; saturation, and whether it goes up; brightness, and whether it goes up.
+    """
+    numbers = torch.from_numpy(draws).to(images.dtype).view(len(images), 5, 1, 1)
+    saturation, exposure = (
+        torch.where(numbers[:, up] < 0.5, 1 + numbers[:, by] * (most - 1), 1 / (1 + numbers[:, by] * (most - 1)))
+        for by, up, most in ((1, 2, SATURATION), (3, 4, EXPOSURE))
+    )
+    if images.shape[1] == 1:
+        return (images * exposure[:, None]).clamp(max=1)
+    hue, grey, value = rgb_to_hsv(images).unbind(dim=1)
+    hue = (hue + (numbers[:, 0] * 2 - 1) * HUE * 2 * torch.pi) % (2 * torch.pi)
+    changed = [hue, (grey * saturation).clamp(max=1), (value * exposure).clamp(max=1)]
+    return hsv_to_rgb(torch.stack(changed, dim=1))
+
+
+def _follow(targets: np.ndarray, corner: np.ndarray, share: np.ndarray) -> None:
+    """Let boxes follow a crop of their images that keeps ``share`` (B, 2) of the sides from ``corner`` (B, 2) on."""
+    boxes = targets[..., BOX]
+    low = ((boxes[..., :2] - boxes[..., 2:] / 2) - corner[:, None]) / share[:, None]
+    high = ((boxes[..., :2] + boxes[..., 2:] / 2) - corner[:, None]) / share[:, None]
+    inner_low, inner_high = low.clip(0, 1), high.clip(0, 1)
+    left = (inner_high - inner_low).prod(axis=2) >= _LEAST_LEFT * (high - low).prod(axis=2)
+    real = (targets[..., CLASS] != NONE) & left
+    targets[..., CLASS] = np.where(real, targets[..., CLASS], NONE)
+    moved = np.concatenate([(inner_low + inner_high) / 2, inner_high - inner_low], axis=2)
+    targets[..., BOX] = np.where(real[..., None], moved, 0)

@@ -1,0 +1,160 @@
+"""Data sets of images with boxes: opened by folder or file, divided, and batched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from snugfit._core.paths import data_root, expanded
+from snugfit._data import coco_boxes, yolo
+from snugfit._data.batches import Batches
+from snugfit._data.box_checks import BoxChecks
+from snugfit._data.box_transform import BoxTransform
+from snugfit._data.boxes import BoxedImages
+from snugfit._data.decode import Decoder
+from snugfit._data.files import opening
+from snugfit._data.sets import Splits
+from snugfit._data.split import check_options
+from snugfit._data.transform import Transform
+from snugfit.errors import DataError, UsageError
+
+IMAGE_SIZE = 608
+"""YOLOv2's own, and that of the Tiled paper (section 5.2)."""
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_LEAST = 3
+
+
+class BoxedBatches(Batches):
+    """Batches of images with boxes: targets (B, M, 5) instead of labels, see :mod:`snugfit.detection`."""
+
+    def __init__(self, images: BoxedImages, transform: Transform, *, seed: int = 0, augment: bool = False) -> None:
+        super().__init__(images, transform, seed=seed, augment=augment)
+        self._boxed, self._with_boxes = images, BoxTransform(transform)
+
+    def _batch(
+        self, indices: np.ndarray, seed: tuple[int, ...], start: int, augment: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._with_boxes(self._boxed.images(indices), self._boxed.targets(indices), augment, seed, start)
+
+
+def load_boxed(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    image_size: int | None = None,
+    classes: int | None = None,
+    max_train: int | None = None,
+    max_val: int | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    workers: int = 2,
+) -> Splits:
+    r"""Open images with boxes, in YOLO's format or in COCO's; images stay on disk until they are read.
+
+    >>> import snugfit
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> for part in ("images/train", "images/val", "labels/train", "labels/val"):
+    ...     Path("boxes", part).mkdir(parents=True)
+    >>> for part in ("train", "val"):
+    ...     Image.new("RGB", (64, 48)).save(f"boxes/images/{part}/a.png")
+    ...     _ = Path(f"boxes/labels/{part}/a.txt").write_text("0 0.5 0.5 0.25 0.25\n")
+    >>> _ = Path("boxes/data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat]\n")
+    >>> snugfit.load_boxed("boxes/data.yaml", image_size=64).class_names
+    ('cat',)
+
+    Images are resized to the square, whatever their ratio, so that boxes keep their fractions of the sides. Where there
+    is no validation part, ``val_fraction`` of the training images is split off at random; the parts that there are stay
+    as they are, and nothing is split off for a test. Images without objects take part as such.
+
+    Args:
+        name: a folder (``folder:`` before it is allowed), a ``data.yaml``, or an ``instances_*.json``.
+        data_dir: where a name that is no path is looked for; ``SNUGFIT_DATA`` otherwise.
+        image_size: side of the images in pixels; 608 by default.
+        classes: expected number of classes.
+        max_train, max_val: limits of training images, and of validation and test images, chosen at random.
+        val_fraction: share of the images that validation gets where it has none of its own.
+        seed: seed of the choices.
+        workers: threads that decode image files.
+
+    Raises:
+        UsageError: a number makes no sense.
+        DataError: there is no such data, it is damaged, or has another number of classes.
+    """
+    check_options(max_train, max_val, val_fraction)
+    size = IMAGE_SIZE if image_size is None else image_size
+    if size < 1:
+        raise UsageError(f"the image size must be at least 1 pixel, not {size}.")
+    with opening(name):
+        path = boxed_path(name, data_dir)
+        names, parts, decoder, checks = _read(path, size, workers)
+    if classes is not None and classes != len(names):
+        raise DataError(f"'{name}' has {len(names)} classes, not {classes}. Ask for {len(names)}.")
+    rng = np.random.default_rng(seed & 0xFFFFFFFF)
+    if "val" not in parts:
+        parts["train"], parts["val"] = _divided(parts["train"], val_fraction, rng)
+    most = max(part.most for part in parts.values())
+    limited = {
+        part: _limited(images, max_train if part == "train" else max_val, rng).padded_to(most)
+        for part, images in parts.items()
+    }
+    if not len(limited["train"].boxes.rows):
+        raise DataError(f"the training images of {path} have no boxes. Take more of them, or another --seed.")
+    return Splits(
+        name, names, (len(_MEAN), size, size), limited["train"], limited["val"], limited.get("test"), _MEAN, _STD,
+        True, (decoder,), notes=tuple(f"{path}: {note}" for note in checks.notes),
+    )  # fmt: skip
+
+
+def boxed_path(name: str, data_dir: str | Path | None = None) -> Path:
+    """The folder or file that a name stands for: as it stands, else under the data folder.
+
+    Raises:
+        DataError: there is none.
+    """
+    plain = expanded(name.removeprefix("folder:"))
+    if plain.exists():
+        return plain
+    if not plain.is_absolute() and (below := data_root(data_dir) / plain).exists():
+        return below
+    raise DataError(
+        f"'{name}' does not exist. Detection takes a folder with images and labels (YOLO), a data.yaml, or a folder "
+        "with annotations/instances_*.json (COCO)."
+    )
+
+
+def box_sizes(images: BoxedImages) -> np.ndarray:
+    """Widths and heights of all boxes of some images, as fractions of the image's sides, (T, 2)."""
+    return np.asarray(images.boxes.rows[:, 3:5])
+
+
+def _read(path: Path, size: int, workers: int) -> tuple[tuple[str, ...], dict[str, BoxedImages], Decoder, BoxChecks]:
+    if path.suffix == ".json":
+        found = {"train": (path, coco_boxes.images_of(path, _above(path)))}
+    else:
+        found = coco_boxes.find(path) if path.is_dir() else {}
+    if not found:
+        return yolo.read(path, size, workers)
+    if "train" not in found:
+        missing = path / "annotations" / "instances_train*.json"
+        raise DataError(f"{missing} is missing, but there are {' and '.join(found)} annotations beside it.")
+    return coco_boxes.read(found, size, workers)
+
+
+def _above(path: Path) -> Path:
+    return path.parent.parent if path.parent.name == "annotations" else path.parent
+
+
+def _divided(images: BoxedImages, fraction: float, rng: np.random.Generator) -> Sequence[BoxedImages]:
+    if len(images) < _LEAST:
+        raise DataError(f"there are {len(images)} images, too few to split off some for validation. Add images.")
+    order, count = rng.permutation(len(images)), max(1, round(fraction * len(images)))
+    return images.chosen(np.sort(order[count:])), images.chosen(np.sort(order[:count]))
+
+
+def _limited(images: BoxedImages, limit: int | None, rng: np.random.Generator) -> BoxedImages:
+    order = rng.permutation(len(images))
+    return images if limit is None or limit >= len(images) else images.chosen(np.sort(order[:limit]))

@@ -1,0 +1,110 @@
+"""Boxes of many images in one table, and images that have them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from snugfit._data.decode import Decoder
+from snugfit._data.files import FileNames
+
+CLASS, BOX = 0, slice(1, 5)
+NONE = -1.0
+"""Class of the rows that pad an image's boxes."""
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Boxes of N images.
+
+    Attributes:
+        rows: class, centre x, centre y, width and height as fractions of the image's sides, (T, 5) float32.
+        starts: where each image's rows begin, (N + 1,) int64.
+    """
+
+    rows: np.ndarray
+    starts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Boxes of each image, (N,)."""
+        return np.diff(self.starts)
+
+    def chosen(self, indices: np.ndarray) -> Boxes:
+        """Boxes of some of the images (M,), in their order."""
+        counts = self.counts[indices]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        places = np.repeat(self.starts[indices] - starts[:-1], counts) + np.arange(starts[-1])
+        return Boxes(self.rows[places], starts)
+
+    def padded(self, indices: np.ndarray, most: int) -> np.ndarray:
+        """Boxes of some images (B,) as (B, most, 5) float32; rows of class -1 where an image has fewer."""
+        found = np.zeros((len(indices), most, 5), dtype=np.float32)
+        found[..., CLASS] = NONE
+        for place, index in enumerate(indices):
+            rows = self.rows[self.starts[index] : self.starts[index + 1]]
+            found[place, : len(rows)] = rows
+        return found
+
+
+class BoxTable:
+    """Boxes as they are read, image by image."""
+
+    def __init__(self) -> None:
+        self._values, self._starts = array("f"), array("q", [0])
+
+    def add(self, rows: Iterable[tuple[float, ...]]) -> None:
+        """Add an image with these boxes: class, centre x, centre y, width, height."""
+        for row in rows:
+            self._values.extend(row)
+        self._starts.append(len(self._values) // 5)
+
+    def boxes(self) -> Boxes:
+        """What was added."""
+        rows = np.array(self._values, dtype=np.float32).reshape(-1, 5)
+        return Boxes(rows, np.array(self._starts, dtype=np.int64))
+
+
+class BoxedImages:
+    """Image files with boxes; images are decoded when they are read, resized to the square without cropping.
+
+    Args:
+        files: names of the images.
+        boxes: their boxes.
+        decoder: decodes without cropping.
+        most: rows that every image's boxes are padded to; the most that an image has by default.
+    """
+
+    def __init__(self, files: FileNames, boxes: Boxes, decoder: Decoder, most: int | None = None) -> None:
+        self.files, self.boxes, self._decoder = files, boxes, decoder
+        self.most = max(int(boxes.counts.max(initial=0)), 1) if most is None else most
+        self.labels = np.zeros(len(files), dtype=np.int64)  # an image may hold objects of several classes
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Decode images, (B,) -> uint8 (B, C, H, W)."""
+        return self._decoder([self.files[int(index)] for index in indices])
+
+    def targets(self, indices: np.ndarray) -> np.ndarray:
+        """Boxes of images (B,) as (B, most, 5) float32, class -1 in rows that pad."""
+        return self.boxes.padded(indices, self.most)
+
+    def chosen(self, indices: np.ndarray) -> BoxedImages:
+        """Some of the images (M,), in their order."""
+        files = FileNames()
+        for index in indices:
+            files.append(self.files[int(index)])
+        return BoxedImages(files, self.boxes.chosen(indices), self._decoder, self.most)
+
+    def padded_to(self, most: int) -> BoxedImages:
+        """The same images with boxes padded to this many rows."""
+        return BoxedImages(self.files, self.boxes, self._decoder, most)

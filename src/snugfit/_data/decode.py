@@ -1,0 +1,220 @@
+"""Image files to square uint8 batches, decoded in a few threads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import (  # noqa: F401
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
+
+from snugfit._data.files import check_regular
+from snugfit.errors import DataError, UsageError
+
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+MOST_PIXELS = 50_000_000
+"""Pixels of an image as it is decoded: 200 MB. A plain JPEG is shrunk first, by up to 8 a side."""
+LARGEST_FILE = 1 << 28
+MOST_SCANS = 100
+"""Scans of a progressive JPEG; encoders write about ten."""
+_SCAN = re.compile(rb"\xff\xda")
+_ORIENTATION = 0x0112
+T = TypeVar("T")
+
+
+class Decoder:
+    """Decodes image files to one size, in ``workers`` threads that live until :meth:`close`.
+
+    Args:
+        image_size: side of the square that images are resized (short side) and centre-cropped to.
+        channels: 3 (RGB) or 1 (grey).
+        workers: threads; 0 decodes in the caller's thread.
+        crop: crop to the square; otherwise both sides are resized to it, whatever their ratio.
+    """
+
+    def __init__(self, image_size: int, channels: int = 3, workers: int = 2, *, crop: bool = True) -> None:
+        if workers < 0 or channels not in (1, 3):
+            raise UsageError(f"cannot decode to {channels} channel(s) with {workers} worker(s).")
+        self.image_size, self.channels, self._crop = image_size, channels, crop
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode") if workers else None
+
+    def __call__(self, paths: Sequence[Path]) -> torch.Tensor:
+        """Decode files into a uint8 tensor (B, C, H, W), laid out channels-last.
+
+        Raises:
+            DataError: a file is corrupt, truncated or no image; the message names it.
+        """
+        batch = np.empty((len(paths), self.image_size, self.image_size, self.channels), dtype=np.uint8)
+        run = self._pool.map if self._pool else map
+        for _ in run(self._decode_into, batch, paths):
+            pass
+        return torch.from_numpy(batch).permute(0, 3, 1, 2)
+
+    def _decode_into(self, row: np.ndarray, path: Path) -> None:
+        row[...] = np.asarray(decode(path, self.image_size, self.channels, crop=self._crop)).reshape(row.shape)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def decode(path: Path, size: int, channels: int = 3, *, crop: bool = True) -> Image.Image:
+    """Decode one file as ``size`` x ``size`` RGB or grey, upright (EXIF); JPEG is shrunk while it is decoded.
+
+    Args:
+        path: the file.
+        size: side in pixels.
+        channels: 3 (RGB) or 1 (grey).
+        crop: crop to the square, or resize both sides to it.
+
+    Raises:
+        DataError: the file is corrupt, truncated or no image.
+    """
+    return _guarded(path, lambda image: square(image, size, channels, crop=crop))
+
+
+def upright_size(path: Path) -> tuple[int, int]:
+    """Width and height in pixels of an image as :func:`decode` sees it, without decoding it.
+
+    Raises:
+        DataError: the file is empty or no image.
+    """
+
+    def size(image: Image.Image) -> tuple[int, int]:
+        sideways = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        return (image.height, image.width) if sideways else (image.width, image.height)
+
+    return _guarded(path, size)
+
+
+def check_headers(paths: Iterable[Path]) -> None:
+    """Open every file without decoding it.
+
+    Raises:
+        DataError: one is empty or no image.
+    """
+    for path in paths:
+        _guarded(path, lambda image: image.size)
+
+
+def square(image: Image.Image, size: int, channels: int = 3, *, crop: bool = True) -> Image.Image:
+    """Turn an image upright, resize its short side to ``size``, crop the centre, and convert it to RGB or grey.
+
+    Without ``crop`` both sides are resized.
+
+    Raises:
+        ValueError: after shrinking there are more than 50 million pixels.
+    """
+    image.draft(None, (size, size))
+    _check_pixels(*image.size)
+    ImageOps.exif_transpose(image, in_place=True)
+    converted = _in_mode(image, "RGB" if channels == 3 else "L")
+    if crop:
+        return ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
+    return converted.resize((size, size), Image.Resampling.BILINEAR)
+
+
+def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:
+    check_regular(path)
+    advice = "Replace it (a run that has begun needs as many images as then), or remove it."
+    with reading(f"the image {path}", advice), _Bounded(io.FileIO(path)) as file:
+        _check_file(file)
+        with Image.open(file, formats=_FORMATS) as image:
+            _check_size(image, file)
+            return use(image)
+
+
+class _Bounded(io.BufferedReader):
+    """A file of which no more is asked for than there is: bytes that a damaged header promises are memory at once."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        super().__init__(raw)
+        self.bytes = os.fstat(raw.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read at most as much as is left."""
+        left = max(0, self.bytes - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
+@contextlib.contextmanager
+def reading(what: str, advice: str) -> Iterator[None]:
+    """Turn whatever a decoder makes of a damaged image into one error.
+
+    Raises:
+        DataError: the image is corrupt, truncated, too large or none.
+        MemoryError: there is no memory to decode it.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise nearly anything: OverflowError, struct.error, AssertionError ...
+        if isinstance(error, OSError) and "out of memory" in str(error):
+            raise MemoryError(f"no memory to decode {what}") from error
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error) or "corrupt"
+        raise DataError(f"cannot read {what}: {reason}. {advice}") from error
+
+
+def _check_file(file: _Bounded) -> None:
+    """Refuse what decoders would take in whole, before they see it."""
+    start = file.read(30)
+    if file.bytes > LARGEST_FILE:
+        raise ValueError(f"{file.bytes:,} bytes are more than {LARGEST_FILE:,}")
+    if start[8:12] == b"WEBP":
+        _check_pixels(*_webp_size(start))
+
+
+def _webp_size(start: bytes) -> tuple[int, int]:
+    """Width and height in a WebP's first 30 bytes: its decoder makes two maps of that size when the file is opened."""
+    kind, word = start[12:16], int.from_bytes(start[21:25], "little")
+    if kind == b"VP8X":
+        return int.from_bytes(start[24:27], "little") + 1, int.from_bytes(start[27:30], "little") + 1
+    if kind == b"VP8L":
+        return (word & 0x3FFF) + 1, (word >> 14 & 0x3FFF) + 1
+    return int.from_bytes(start[26:28], "little") & 0x3FFF, int.from_bytes(start[28:30], "little") & 0x3FFF
+
+
+def _check_size(image: Image.Image, file: _Bounded) -> None:
+    """Refuse what takes too much memory or time: only plain JPEGs are shrunk while they are decoded."""
+    progressive = "progressive" in image.info
+    if image.format != "JPEG" or progressive:
+        _check_pixels(*image.size)
+    if progressive:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            scans = sum(1 for _ in itertools.islice(re.finditer(_SCAN, content), MOST_SCANS + 1))
+        if scans > MOST_SCANS:
+            raise ValueError(f"over {MOST_SCANS} scans, each of which takes as long as an image")
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise ValueError(f"{width} x {height} pixels are more than {MOST_PIXELS:,}")
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == mode else image.convert(mode)

@@ -1,0 +1,171 @@
+"""The lists in a JSON file, entry by entry: a file of hundreds of MB is never in memory as a whole.
+
+The standard library decodes only whole texts, so this finds where the entries lie and lets it decode one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from snugfit._data.files import check_regular
+from snugfit.errors import DataError
+
+_CHUNK = 1 << 18
+_LONGEST = 1 << 22
+_MOST = 1e15
+_SPACE = " \t\n\r"
+_AFTER_A_VALUE = ",:]}" + _SPACE
+_DECODER = json.JSONDecoder()
+
+
+def entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """Read a JSON object, and give each entry of its lists with the list's name, in the order of the file.
+
+    Members of the object that are no lists are passed over. About a MB is in memory at a time, or what one entry takes.
+
+    Raises:
+        DataError: the file cannot be read, is truncated, is no JSON object, or one entry has over 4 million characters.
+    """
+    check_regular(path)
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from _Scanner(file).lists()
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}. Get it anew.") from error
+
+
+def take_coco(path: Path, add: Mapping[str, Callable[[Any], None]]) -> None:
+    """Hand the entries of COCO's lists to what takes those of each list.
+
+    Raises:
+        DataError: the file cannot be read, or an entry is not as COCO has them.
+    """
+    for name, entry in entries(path):
+        if isinstance(name, str) and name in add:
+            try:
+                if not isinstance(entry, dict):
+                    raise TypeError(entry)
+                add[name](entry)
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                shown = reprlib.repr(entry)
+                raise DataError(f"{path}: '{name}' holds {shown}, which is no entry of COCO. Get it anew.") from error
+
+
+def text(value: Any) -> str:
+    """A text without characters that UTF-8 does not have.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError(value)
+    value.encode()
+    return value
+
+
+def number(value: Any, least: float = -_MOST, most: float = _MOST) -> float:
+    """A number between two.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(value)
+    if not least <= value <= most:
+        raise ValueError(value)
+    return float(value)
+
+
+def identity(value: Any) -> int:
+    """A whole number that 64 bits hold.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if type(value) is not int:
+        raise TypeError(value)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(value)
+    return value
+
+
+class _Scanner:
+    """A window that moves forward over a text."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._window, self._at = "", 0
+        self._passed = 0  # characters before the window
+
+    def lists(self) -> Iterator[tuple[str, Any]]:
+        """Names and entries of the lists in the object that the text is."""
+        separator = self._take("{")
+        if self._next() == "}":
+            separator = self._take("}")
+        while separator != "}":
+            name = self._value()
+            self._take(":")
+            if self._next() == "[":
+                for entry in self._list():
+                    yield name, entry
+            else:
+                self._value()
+            separator = self._take(",}")
+        if self._next():
+            raise ValueError(f"more follows the object that ends at {self._place()}")
+
+    def _list(self) -> Iterator[Any]:
+        separator = self._take("[")
+        if self._next() == "]":
+            separator = self._take("]")
+        while separator != "]":
+            yield self._value()
+            separator = self._take(",]")
+
+    def _value(self) -> Any:
+        """Decode the value that comes next; what follows it in the window shows that it is whole."""
+        self._next()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._window, self._at)
+            except json.JSONDecodeError:
+                value, end = None, len(self._window)
+            if end < len(self._window) and self._window[end] in _AFTER_A_VALUE:
+                self._at = end
+                return value
+            if not self._read_on():
+                raise ValueError(f"a value is wrong or breaks off at {self._place()}")
+
+    def _take(self, expected: str) -> str:
+        """Pass over the next character, which must be one of those expected."""
+        found = self._next()
+        if not found or found not in expected:
+            wanted = " or ".join(f"'{character}'" for character in expected)
+            raise ValueError(f"expected {wanted} at {self._place()}" + ("" if found else ", where the file ends"))
+        self._at += 1
+        return found
+
+    def _next(self) -> str:
+        """The next character that is no white space, empty at the end of the text."""
+        while True:
+            while self._at < len(self._window) and self._window[self._at] in _SPACE:
+                self._at += 1
+            if self._at < len(self._window) or not self._read_on():
+                return self._window[self._at : self._at + 1]
+
+    def _read_on(self) -> bool:
+        """Drop what is behind, and read as much again as is ahead; False at the end of the text."""
+        ahead = len(self._window) - self._at
+        if ahead > _LONGEST:
+            raise ValueError(f"the entry at {self._place()} is wrong, or longer than {_LONGEST:,} characters")
+        more = self._file.read(max(_CHUNK, ahead))
+        self._passed += self._at
+        self._window, self._at = self._window[self._at :] + more, 0
+        return bool(more)
+
+    def _place(self) -> str:
+        return f"character {self._passed + self._at + 1:,}"

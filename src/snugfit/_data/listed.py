@@ -1,0 +1,115 @@
+"""Data sets that name their training and test images in lists: what their readers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from snugfit._data.decode import Decoder, check_headers
+from snugfit._data.files import FileNames, below, lines
+from snugfit._data.folder import FileImages
+from snugfit._data.sets import Parts
+from snugfit.errors import DataError
+
+
+def rows(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
+    """Lines of a text file, divided at white space into ``fields``, each after its place for messages.
+
+    Empty lines and those that begin with ``#`` are passed over.
+
+    Raises:
+        DataError: the file is missing or no text, or a line has another number of fields.
+    """
+    if not path.exists():
+        raise DataError(f"{path} is missing. Unpack the archive again.")
+    for number, line in enumerate(lines(path), start=1):
+        found = line.split()
+        if not found or found[0].startswith("#"):
+            continue
+        if len(found) != fields:
+            raise DataError(f"{path}, line {number}: '{line[:60]}' is not {fields} fields. Get it anew.")
+        yield f"{path}, line {number}", found
+
+
+def number(text: str, low: int, high: int, place: str) -> int:
+    """A whole number from ``low`` to ``high``.
+
+    Raises:
+        DataError: it is none.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
+        raise DataError(f"{place}: '{text[:60]}' is no number from {low} to {high}. Get the list anew.")
+    return int(text)
+
+
+class Listing:
+    """Image files in the order in which lists name them, with their labels; of the images only names are in memory.
+
+    Args:
+        folder: what the names are relative to.
+        highest: the highest label in the lists; the lowest is 1.
+        parts: what the lists divide the images into; ``"val"`` where there are validation images.
+    """
+
+    def __init__(self, folder: Path, highest: int, parts: tuple[str, ...] = ("train", "test")) -> None:
+        self._folder, self._highest = folder, highest
+        self._parts: dict[str, tuple[FileNames, list[int]]] = {part: (FileNames(), []) for part in parts}
+        self._seen, self._classes = set[str](), dict[int, str]()
+
+    def add(self, part: str, name: str, label: str, class_name: str, place: str) -> None:
+        """Add an image to a part.
+
+        Args:
+            part: which one.
+            name: the file below the folder.
+            label: as the list has it, from 1.
+            class_name: the class's name as the list has it.
+            place: where the image is listed.
+
+        Raises:
+            DataError: it was listed before, also in another part, there is no such file below the folder, or the label
+                is no number up to the highest, or that of a class of another name.
+        """
+        value, path = number(label, 1, self._highest, place), below(self._folder, name, place)
+        if name in self._seen:
+            raise DataError(f"{place}: {name} was listed before. Get the list anew.")
+        if self._classes.setdefault(value, class_name) != class_name:
+            raise DataError(
+                f"{place}: label {value} is that of {class_name} and of {self._classes[value]}. Get the list anew."
+            )
+        if not path.is_file():
+            raise DataError(f"{place}: {path} is missing. Unpack the archive of images again.")
+        self._seen.add(name)
+        files, labels = self._parts[part]
+        files.append(path)
+        labels.append(value - 1)
+
+    def parts(self, image_size: int, workers: int, class_names: tuple[str, ...] = ()) -> Parts:
+        """The parts, every file of which was opened; classes are those of the lists where no names are given.
+
+        Raises:
+            DataError: a part or a class has no images, or a file is no image.
+        """
+        for part, (files, _) in self._parts.items():
+            if not len(files):
+                raise DataError(f"the lists for {self._folder} have no {part} images. Get them anew.")
+            check_headers(files[index] for index in range(len(files)))
+        decoder = Decoder(image_size, workers=workers)
+        images = {
+            part: FileImages(files, np.array(labels, dtype=np.int64), decoder)
+            for part, (files, labels) in self._parts.items()
+        }
+        names = class_names or self._names()
+        return Parts(names, images["train"], images.get("val"), images["test"], resources=(decoder,))
+
+    def _names(self) -> tuple[str, ...]:
+        names = [self._classes.get(label, "") for label in range(1, max(self._classes) + 1)]
+        if "" in names:
+            raise DataError(
+                f"the lists for {self._folder} have no image of class {names.index('') + 1}. Get them anew."
+            )
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise DataError(f"the lists for {self._folder} give one class several labels, or are of one class alone.")
+        return tuple(names)

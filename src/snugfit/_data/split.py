@@ -1,0 +1,122 @@
+"""Deterministic, stratified division of labelled images. Pure functions of labels and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from snugfit._data.sets import ImageSet, Parts, Splits, Subset
+from snugfit.errors import DataError, UsageError
+
+
+def stratified(
+    labels: np.ndarray, fractions: Sequence[float], seed: int, class_names: Sequence[str] = ()
+) -> list[np.ndarray]:
+    """Divide images so that every part has every class in the same proportion.
+
+    Args:
+        labels: (N,) int64.
+        fractions: share of each part but the first, which gets the rest; every part gets at least one per class.
+        seed: seed of the choice.
+        class_names: names for messages.
+
+    Returns:
+        Sorted indices of the first part, then of one part per fraction; together they are ``0 .. N-1``.
+
+    Raises:
+        DataError: a class has fewer images than there are parts.
+    """
+    rng = np.random.default_rng(seed & 0xFFFFFFFF)
+    parts: list[list[np.ndarray]] = [[] for _ in range(len(fractions) + 1)]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        if len(members) < len(parts):
+            name = class_names[label] if class_names else label
+            raise DataError(
+                f"class '{name}' has {len(members)} image(s), too few to divide into {len(parts)} parts. "
+                "Add images to it or remove the class."
+            )
+        start = 0
+        for part, fraction in zip(parts[1:], fractions, strict=True):
+            count = min(max(1, round(fraction * len(members))), len(members) - start - 1)
+            part.append(members[start : start + max(count, 1)])
+            start += max(count, 1)
+        parts[0].append(members[start:])
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def balanced(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
+    """Choose ``limit`` images with as equal class counts as possible; a smaller limit chooses a subset of a larger one.
+
+    Returns:
+        Sorted indices, (min(limit, N),) int64.
+    """
+    rng = np.random.default_rng(seed & 0xFFFFFFFF)
+    order = rng.permutation(len(labels))
+    rank = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        rank[members] = np.arange(len(members))
+    tie = rng.random(int(labels.max()) + 1)[labels]
+    return np.sort(np.lexsort((tie, rank))[:limit])
+
+
+def assemble(
+    name: str,
+    parts: Parts,
+    *,
+    image_shape: tuple[int, int, int],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    flip: bool,
+    classes: int | None,
+    max_train: int | None,
+    max_val: int | None,
+    val_fraction: float,
+    seed: int,
+) -> Splits:
+    """Divide a data set's parts into splits, then limit them; limits do not move an image to another split.
+
+    Raises:
+        UsageError: a limit or fraction makes no sense.
+        DataError: the number of classes is not ``classes``, or there are too few images.
+    """
+    check_options(max_train, max_val, val_fraction)
+    count = len(parts.class_names)
+    if classes is not None and classes != count:
+        raise DataError(f"'{name}' has {count} classes, not {classes}. Ask for {count} or choose another data set.")
+    train, val, test = _divide(parts, val_fraction, seed)
+    return Splits(
+        name, parts.class_names, image_shape, _limited(train, max_train, seed), _limited(val, max_val, seed),
+        None if test is None else _limited(test, max_val, seed), mean, std, flip, parts.resources,
+        parts.border,
+    )  # fmt: skip
+
+
+def _divide(parts: Parts, val_fraction: float, seed: int) -> tuple[ImageSet, ImageSet, ImageSet | None]:
+    if parts.val is not None:
+        return parts.train, parts.val, parts.test
+    fractions = [val_fraction] if parts.test is not None else [val_fraction, val_fraction]
+    indices = stratified(parts.train.labels, fractions, seed, parts.class_names)
+    train, val, *rest = (Subset(parts.train, chosen) for chosen in indices)
+    return train, val, rest[0] if rest else parts.test
+
+
+def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+    if limit is None or limit >= len(images):
+        return images
+    return Subset(images, balanced(images.labels, limit, seed))
+
+
+def check_options(max_train: int | None, max_val: int | None, val_fraction: float) -> None:
+    """Check limits and the share of validation images.
+
+    Raises:
+        UsageError: one makes no sense.
+    """
+    for option, value in (("training", max_train), ("validation", max_val)):
+        if value is not None and value < 1:
+            raise UsageError(f"the largest number of {option} images must be at least 1, not {value}.")
+    if not 0 < val_fraction < 0.5:
+        raise UsageError(f"the validation fraction must lie between 0 and 0.5, not {val_fraction}.")

@@ -1,0 +1,266 @@
+"""A user's own ``torch.utils.data.Dataset`` as splits."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import Subset as TorchSubset
+
+from snugfit._data.decode import reading, square
+from snugfit._data.sets import Parts, Splits, check_class_count, check_labels, resized
+from snugfit._data.split import assemble
+from snugfit.errors import DataError, UsageError
+
+_LOOKED_AT = 8
+_ROUNDING = 0.01
+_GREY_MODES = ("1", "L", "I", "I;16", "F")
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Mean and standard deviation of every channel, (C, 1, 1), that images were normalised with."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def undone(self, image: torch.Tensor) -> torch.Tensor:
+        """The image as it was, in [0, 1] but for rounding."""
+        return image.float() * self.std + self.mean
+
+
+class DatasetImages:
+    """Images of a map-style data set, read one by one in the caller's thread.
+
+    Args:
+        dataset: yields (image, label); the image is float in [0, 1] or uint8, (C, H, W), or a PIL image.
+        labels: (N,) int64.
+        channels, size: what every image must have.
+        resize: bring images of another size to ``size`` instead of refusing them.
+        normalisation: what float images were normalised with; it is undone.
+    """
+
+    def __init__(
+        self, dataset: Any, labels: np.ndarray, channels: int, size: int, resize: bool,
+        normalisation: Normalisation | None = None,
+    ) -> None:  # fmt: skip
+        self._dataset, self.labels = dataset, labels
+        self._channels, self._size, self._resize = channels, size, resize
+        self._normalisation = normalisation
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Read images, (B,) -> uint8 (B, C, H, W)."""
+        batch = torch.empty((len(indices), self._channels, self._size, self._size), dtype=torch.uint8)
+        for row, index in enumerate(indices):
+            batch[row] = self._image(int(index))
+        return batch
+
+    def _image(self, index: int) -> torch.Tensor:
+        image, _ = _sample(self._dataset, index)
+        if isinstance(image, Image.Image):
+            return _from_pil(image, index, self._channels, self._size)
+        image = _map(image, index)
+        if image.shape[0] != self._channels:
+            raise DataError(f"image {index} has {image.shape[0]} channel(s), but the first has {self._channels}.")
+        if not self._resize and image.shape[1:] != (self._size, self._size):
+            raise DataError(
+                f"image {index} is {tuple(image.shape[1:])} pixels, but the first is {(self._size, self._size)}. "
+                "Give image_size to resize them all."
+            )
+        return resized(_as_bytes(image, index, self._normalisation)[None], self._size)[0]
+
+
+def from_dataset(
+    train: Any,
+    val: Any = None,
+    test: Any = None,
+    *,
+    class_names: Sequence[str] | None = None,
+    name: str = "dataset",
+    image_size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    flip: bool = False,
+    classes: int | None = None,
+    max_train: int | None = None,
+    max_val: int | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+) -> Splits:
+    """Use map-style data sets of (image, label).
+
+    >>> import snugfit, torch
+    >>> images = [(torch.rand(3, 8, 8), label % 2) for label in range(40)]
+    >>> splits = snugfit.from_dataset(images[:30], images[30:], mean=(0.5,) * 3, std=(0.2,) * 3)
+    >>> len(splits.train), len(splits.val), splits.image_shape
+    (30, 10, (3, 8, 8))
+
+    Images are float tensors in [0, 1] or uint8 tensors, (C, H, W), or PIL images; they are normalised later, with
+    ``mean`` and ``std`` (0.5 by default). Float images that were normalised already are taken back to 8 bits a channel:
+    give the ``mean`` and ``std`` that they were normalised with.
+
+    Labels come from ``targets`` or ``labels`` where a data set has them; otherwise every item is read once. Splits that
+    are missing are made from ``train`` as in :func:`snugfit._data.load`.
+
+    Raises:
+        UsageError: something else than map-style data sets was given, or ``mean`` and ``std`` make no sense.
+        DataError: an image or label cannot be used; the message names its index.
+    """
+    given = {key: dataset for key, dataset in (("train", train), ("val", val), ("test", test)) if dataset is not None}
+    for key, dataset in given.items():
+        _check_map_style(dataset, key)
+    labels = {key: labels_of(dataset, key) for key, dataset in given.items()}
+    count = len(class_names) if class_names else max(int(values.max()) for values in labels.values()) + 1
+    check_class_count(count, "the data set")
+    if count < 2:
+        raise DataError("the data set has only one class; at least two are needed.")
+    for key, values in labels.items():
+        check_labels(values, count, f"the {key} data set")
+    channels, size = _shape(_sample(train, 0)[0], image_size)
+    told = _normalisation(mean, std, channels)
+    undone = {key: told if told and _is_normalised(dataset) else None for key, dataset in given.items()}
+    sets = {
+        key: DatasetImages(dataset, labels[key], channels, size, image_size is not None, undone[key])
+        for key, dataset in given.items()
+    }
+    names = tuple(class_names or (str(label) for label in range(count)))
+    return assemble(
+        name, Parts(names, sets["train"], sets.get("val"), sets.get("test")),
+        image_shape=(channels, size, size), mean=tuple(mean or (0.5,) * channels), std=tuple(std or (0.5,) * channels),
+        flip=flip, classes=classes, max_train=max_train, max_val=max_val, val_fraction=val_fraction, seed=seed,
+    )  # fmt: skip
+
+
+def _check_map_style(dataset: Any, name: str) -> None:
+    if isinstance(dataset, DataLoader):
+        raise UsageError(
+            f"the {name} data is a DataLoader, but snugfit makes the batches itself. Give its data set, "
+            "loader.dataset, and the batch size as batch_size=."
+        )
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise UsageError(
+            f"the {name} data is a {type(dataset).__name__}, which has no length or no items by number. Give a "
+            "map-style Dataset of (image, label)."
+        )
+
+
+def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> Normalisation | None:
+    """What was given; None where it was not."""
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None or not len(mean) == len(std) == channels:
+        raise UsageError(
+            f"give mean and std with a number for each of the {channels} channel(s), not {mean} and {std}."
+        )
+    if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+        raise UsageError(f"mean must be finite and std above 0, not {mean} and {std}.")
+    return Normalisation(*(torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, std)))
+
+
+def _is_normalised(dataset: Any) -> bool:
+    """Whether one of a few float images leaves [0, 1]."""
+    for index in np.linspace(0, len(dataset) - 1, _LOOKED_AT, dtype=int).tolist():
+        image = _sample(dataset, index)[0]
+        if isinstance(image, torch.Tensor) and image.is_floating_point() and not _within(image, 0):
+            return True
+    return False
+
+
+def _within(image: torch.Tensor, slack: float) -> bool:
+    return image.numel() == 0 or bool(image.amin() >= -slack and image.amax() <= 1 + slack)
+
+
+def labels_of(dataset: Any, name: str = "train") -> np.ndarray:
+    """Labels of a map-style data set, (N,) int64, without reading images where that is possible.
+
+    Raises:
+        DataError: the data set is empty or a label is not an integer.
+    """
+    if not len(dataset):
+        raise DataError(f"the {name} data set is empty.")
+    if isinstance(dataset, TorchSubset):
+        inner: np.ndarray = labels_of(dataset.dataset, name)
+        return np.asarray(inner[np.asarray(dataset.indices)])
+    listed = _listed_labels(dataset)
+    if listed is None:
+        listed = [_sample(dataset, index)[1] for index in range(len(dataset))]
+    try:
+        return np.fromiter((operator.index(label) for label in listed), np.int64, len(dataset))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the labels of the {name} data set are not one integer per image: {error}.") from error
+
+
+def _listed_labels(dataset: Any) -> Any:
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[-1]
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
+    return next((found for key in ("targets", "labels") if (found := getattr(dataset, key, None)) is not None), None)
+
+
+def _sample(dataset: Any, index: int) -> tuple[Any, Any]:
+    try:
+        item = dataset[index]
+    except OSError as error:
+        raise DataError(f"image {index} of the data set cannot be read: {error}. Replace or remove it.") from error
+    try:
+        image, label = item
+    except (TypeError, ValueError) as error:
+        raise DataError(f"item {index} of the data set is not a pair (image, label): {error}.") from error
+    return image, label
+
+
+def _shape(image: Any, image_size: int | None) -> tuple[int, int]:
+    if isinstance(image, Image.Image):
+        return (1 if image.mode in _GREY_MODES else 3), image_size or min(image.size)
+    channels, height, width = _map(image, 0).shape
+    if image_size is None and height != width:
+        raise DataError(
+            f"image 0 is {height}x{width} pixels, but images must be square. Give image_size to resize them."
+        )
+    return channels, image_size or height
+
+
+def _from_pil(image: Image.Image, index: int, channels: int, size: int) -> torch.Tensor:
+    if (channels == 1) != (image.mode in _GREY_MODES):
+        raise DataError(f"image {index} has mode {image.mode}, but the first has {channels} channel(s).")
+    with reading(f"image {index} of the data set", "Replace or remove it."):
+        pixels = np.array(square(image, size, channels))
+    return torch.from_numpy(pixels.reshape(size, size, channels)).permute(2, 0, 1)
+
+
+def _map(image: Any, index: int) -> torch.Tensor:
+    """The image, if it is one as a tensor (C, H, W)."""
+    if not isinstance(image, torch.Tensor):
+        raise DataError(f"image {index} is a {type(image).__name__}, not a tensor or PIL image.")
+    if image.ndim != 3 or not image.numel() or (image.shape[0] > 4 and image.shape[-1] <= 4):
+        raise DataError(
+            f"image {index} has shape {tuple(image.shape)}; images are tensors of (channels, height, width)."
+        )
+    return image
+
+
+def _as_bytes(image: torch.Tensor, index: int, normalisation: Normalisation | None) -> torch.Tensor:
+    if image.dtype == torch.uint8:
+        return image
+    if not image.is_floating_point():
+        raise DataError(f"image {index} is of {image.dtype}; images are uint8, or float in [0, 1].")
+    low, high = float(image.amin()), float(image.amax())
+    plain = image if normalisation is None else normalisation.undone(image)
+    if not _within(plain, 0 if normalisation is None else _ROUNDING):
+        undone = "" if normalisation is None else ", also with mean and std undone"
+        raise DataError(
+            f"image {index} holds values from {low:.3g} to {high:.3g}, not 0 to 1{undone}. Leave out Normalize, or\n"
+            "give data=snugfit.from_dataset(train, val, test, mean=..., std=...) with what it was normalised with."
+        )
+    return (plain.clamp(0, 1) * 255).round().to(torch.uint8)

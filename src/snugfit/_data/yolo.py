@@ -1,0 +1,205 @@
+"""Boxes in YOLO's format: an image's labels stand in a text file of its name, ``class x y width height`` a line.
+
+Centre and size are fractions of the image's sides. A line of more numbers is an outline (x y x y ...), whose bounding
+box counts. Labels of ``.../images/a.jpg`` are in ``.../labels/a.txt``; an image without such a file has no objects.
+
+Where the parts are comes from ``data.yaml`` (``path``, ``train``, ``val``, ``test``: folders, lists of image files, or
+several of either) if there is one, otherwise from the folders: ``images/train`` or ``train/images``, or ``images``
+alone.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from snugfit._core.paths import expanded
+from snugfit._data.box_checks import BoxChecks, Row
+from snugfit._data.boxes import BoxedImages, BoxTable
+from snugfit._data.data_yaml import SPLITS, read_settings
+from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
+from snugfit._data.files import LONGEST_NAME, FileNames, check_apart, check_regular, lines, walk
+from snugfit._data.sets import check_class_count
+from snugfit.errors import DataError
+
+_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_SUFFIXES = EXTENSIONS | {".bmp"}
+_CHECKED_FILES = 20_000
+LARGEST_LABELS = 1 << 24
+"""Bytes of the labels of one image."""
+
+
+class YoloFolder:
+    """A folder of images and labels, or a ``data.yaml`` that says where they are.
+
+    Args:
+        path: the folder or file.
+
+    Attributes:
+        links: the links that were followed to images.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.links: list[Path] = []
+        if not path.is_dir():
+            check_regular(path)
+        file = _settings_file(path)
+        self.root, self._settings = (path if path.is_dir() else path.parent), {}
+        if file is not None:
+            self._settings = read_settings(file)
+            self.root = _below(file.parent, self._settings.get("path"))
+            if not self.root.is_dir():
+                self.root = file.parent
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names by label, from ``data.yaml`` or ``classes.txt``; None where there is neither."""
+        named, listed = self._settings.get("names"), self.root / "classes.txt"
+        if named is None and "nc" in self._settings:
+            return tuple(str(label) for label in range(self._settings["nc"]))
+        if named is None and listed.is_file():
+            named = [line for line in lines(listed) if line]
+        return None if named is None else tuple(map(str, named))
+
+    def parts(self) -> dict[str, list[Path]]:
+        """Image files of each part that there is, sorted.
+
+        Raises:
+            DataError: there are no images to train on, or something that ``data.yaml`` names is missing.
+        """
+        found = {part: self._part(part, names) for part, names in _FOLDERS.items()}
+        if not found["train"]:
+            found["train"] = self._images_below(self.root / "images")
+        if not found["train"]:
+            raise DataError(
+                f"{self.root} holds no training images: looked for images/train, train/images and images, with labels "
+                "in labels/train, train/labels and labels."
+            )
+        return {part: files for part, files in found.items() if files}
+
+    def _part(self, part: str, names: Sequence[str]) -> list[Path]:
+        if any(name in self._settings for name in SPLITS):
+            named = self._settings.get(part) or []
+            return [file for each in named for file in self._listed(each)]
+        folders = [folder for name in names for folder in (self.root / "images" / name, self.root / name / "images")]
+        return next((self._images_below(folder) for folder in folders if folder.is_dir()), [])
+
+    def _listed(self, name: str) -> list[Path]:
+        """Images of a folder or of a list that ``data.yaml`` names."""
+        options = [_below(self.root, name), _below(self.root, name.removeprefix("../"))]  # Roboflow's are one too high
+        place = next((option for option in options if option.exists()), None)
+        if place is None:
+            raise DataError(f"{options[0]} is missing, but data.yaml names it. Correct its path, train, val and test.")
+        if place.is_dir():
+            inner = place / "images"
+            return self._images_below(inner if inner.is_dir() else place)
+        files = [_below(place.parent, line) for line in lines(place) if line]
+        for file in files:
+            if not file.is_file():
+                raise DataError(f"{file} is missing, but {place} lists it. Restore it or remove the line.")
+        return sorted(files)
+
+    def _images_below(self, folder: Path) -> list[Path]:
+        return walk(folder, _SUFFIXES, self.links) if folder.is_dir() else []
+
+
+def read(
+    path: Path, image_size: int, workers: int
+) -> tuple[tuple[str, ...], dict[str, BoxedImages], Decoder, BoxChecks]:
+    """Read a folder in YOLO's format; images are not decoded yet, but their headers are looked at (up to 20,000).
+
+    Returns:
+        Class names, the parts that there are, what decodes their images, and what was counted.
+
+    Raises:
+        DataError: a line is malformed, a class has no name, a file is no image, or there are no boxes to train on.
+    """
+    folder, checks, decoder = YoloFolder(path), BoxChecks(), Decoder(image_size, workers=workers, crop=False)
+    names, highest = folder.class_names, -1
+    parts = {}
+    for part, files in folder.parts().items():
+        table, kept = BoxTable(), FileNames()
+        for file in files:
+            rows = _rows(file, names, checks)
+            highest = max([highest, *(int(row[0]) for row in rows)])
+            table.add(rows)
+            kept.append(file)
+        if len(kept) <= _CHECKED_FILES:
+            check_headers(files)
+        _count_lost_labels(files, checks)
+        parts[part] = BoxedImages(kept, table.boxes(), decoder)
+    if folder.links:
+        check_apart(*(images.files for images in parts.values()))
+    if not len(parts["train"].boxes.rows):
+        raise DataError(
+            f"the labels of {folder.root} hold no boxes to train on. Labels of images/a.jpg must be in labels/a.txt, a "
+            "line for each box: class, centre x, centre y, width, height."
+        )
+    return names or tuple(str(label) for label in range(highest + 1)), parts, decoder, checks
+
+
+def label_file(image: Path) -> Path:
+    """Where the labels of an image are: in ``labels`` instead of the last ``images`` of its path."""
+    parts = list(image.parts)
+    for place in range(len(parts) - 2, -1, -1):
+        if parts[place] == "images":
+            parts[place] = "labels"
+            break
+    return Path(*parts).with_suffix(".txt")
+
+
+def _rows(image: Path, names: tuple[str, ...] | None, checks: BoxChecks) -> list[Row]:
+    path = label_file(image)
+    if not path.exists():
+        checks.count("images have no file of labels and count as images without objects")
+        return []
+    numbered = enumerate(lines(path, LARGEST_LABELS), start=1)
+    return checks.rows([row_of(line, f"{path}, line {number}", names) for number, line in numbered if line], str(path))
+
+
+def row_of(line: str, place: str, names: tuple[str, ...] | None) -> Row:
+    """One line of labels: a class and a box, or a class and an outline.
+
+    Raises:
+        DataError: it is neither, or the class is unknown.
+    """
+    try:
+        label, *values = (float(text) for text in line.split())
+    except ValueError:
+        label, values = -1.0, []
+    if not label.is_integer() or label < 0 or not (len(values) == 4 or (len(values) >= 6 and len(values) % 2 == 0)):
+        raise DataError(
+            f"{place}: '{line[:60]}' is no label. Write a class number and centre x, centre y, width and "
+            "height as fractions of the image's sides: 0 0.5 0.5 0.2 0.3."
+        )
+    check_class_count(int(label) + 1, place)
+    if names is not None and label >= len(names):
+        raise DataError(f"{place}: there is no class {int(label)}; classes go from 0 to {len(names) - 1}.")
+    if len(values) > 4:
+        across, down = values[::2], values[1::2]
+        left, right, top, bottom = min(across), max(across), min(down), max(down)
+        values = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+    return (label, *values)  # type: ignore[return-value]
+
+
+def _count_lost_labels(files: Sequence[Path], checks: BoxChecks) -> None:
+    """Count files of labels beside those of the images, whose image is missing."""
+    known = {label_file(file) for file in files}
+    for folder in {file.parent for file in known}:
+        for path in folder.glob("*.txt") if folder.is_dir() else ():
+            if path not in known and path.name != "classes.txt":
+                checks.count("files of labels have no image and were left out")
+
+
+def _settings_file(path: Path) -> Path | None:
+    if path.is_file():
+        return path
+    found = [path / "data.yaml", path / "data.yml", path / "dataset.yaml"]
+    return next((file for file in found if file.exists()), None)
+
+
+def _below(folder: Path, name: str | None) -> Path:
+    if name is not None and (len(name) > LONGEST_NAME or "\0" in name):
+        raise DataError(f"{folder}: {reprlib.repr(name)} is no name of a file or folder. Correct it.")
+    return folder if name is None else folder / expanded(name)

@@ -1,0 +1,17 @@
+"""Search over strategies: measure what they ask for, let them propose, rank what fits."""
+
+from snugfit._core.ranking import default_aim
+from snugfit._planner.calibration import PastRun, corrected, past_run
+from snugfit._planner.search import Experience, infeasible_error, search
+from snugfit._planner.smallest import smallest_budget_of
+
+__all__ = [
+    "Experience",
+    "PastRun",
+    "corrected",
+    "default_aim",
+    "infeasible_error",
+    "past_run",
+    "search",
+    "smallest_budget_of",
+]

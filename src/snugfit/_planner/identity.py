@@ -1,0 +1,41 @@
+"""What a probe's measurement is of, as text: measurements with equal texts on one machine serve for each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TypeVar
+
+from snugfit._core.serial import to_data
+from snugfit._core.strategy import Strategy
+from snugfit._core.workload import Workload
+from snugfit.profiling import Probe, TensorProbe
+
+Measured = TypeVar("Measured", Probe, TensorProbe)
+
+
+def identified(probe: Measured, strategy: Strategy, workload: Workload, network: str) -> Measured:
+    """The probe with all that its measurement depends on but the machine.
+
+    Args:
+        probe: of a strategy; what it says itself to be the same as stands in the network's place.
+        strategy: whose settings it may depend on.
+        workload: what is trained; counts of images, epochs, seed and learning rate take no part.
+        network: description of the whole network.
+    """
+    part = probe.same or f"{probe.name}\n{network}"
+    sizes = probe.sizes if isinstance(probe, Probe) else ()
+    settings = {
+        "strategy": strategy.name, "settings": to_data(strategy), "work": _work(workload),
+        "limit": probe.batch_limit, "sizes": sizes,
+    }  # fmt: skip
+    return replace(probe, same=f"{json.dumps(settings, sort_keys=True)}\n{part}")
+
+
+def _work(workload: Workload) -> dict[str, object]:
+    optimizer = workload.optimizer
+    return {
+        "input": workload.input_shape, "classes": workload.classes, "precision": workload.precision,
+        "optimizer": (optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0),
+        "task": (workload.task, workload.anchors, workload.most_boxes),
+    }  # fmt: skip

@@ -1,0 +1,269 @@
+"""From strategies and a budget to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from snugfit._core.budget import Aim, Budget
+from snugfit._core.eligibility import LAST_EXACT_RESORT, LAST_RESORT
+from snugfit._core.explanation import explanation_of
+from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Candidate, Correction, Plan
+from snugfit._core.profile import Profile
+from snugfit._core.ranking import ranked
+from snugfit._core.registry import strategy_class
+from snugfit._core.serial import to_data
+from snugfit._core.strategy import Strategy
+from snugfit._core.workload import Workload
+from snugfit._planner.calibration import PastRun, corrected, correction
+from snugfit._planner.identity import identified
+from snugfit._quantities import format_bytes
+from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
+from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
+from snugfit.profiling import LOOKING_BYTES, Measurements, Probe, TensorProbe, describe, measure_probes, unit_facts
+
+if TYPE_CHECKING:
+    from snugfit._chain import Chain
+
+
+def search(
+    strategies: Sequence[Strategy],
+    workload: Workload,
+    chain: Chain,
+    hardware: Hardware,
+    budget: Budget,
+    meter: PeakMeter,
+    limit: MemoryLimit,
+    on_measured: Callable[[str, int, int], object] | None,
+    aim: Aim = "time",
+    standby: Sequence[Strategy] = (),
+    left_out: Mapping[str, str] | None = None,
+    experience: Experience | None = None,
+) -> tuple[Plan, Profile]:
+    """Measure the strategies' probes and rank what they propose.
+
+    Args:
+        strategies: what to consider, with the user's settings.
+        workload, chain, hardware, budget: the question.
+        meter: memory above the baseline.
+        limit: the memory budget, in force.
+        on_measured: told of every measured probe; None measures nothing, and so finds nothing feasible.
+        aim: what candidates are ranked by.
+        standby: considered only where nothing else fits, or, where the aim is not time, nothing else that is exact.
+        left_out: names of strategies that are not considered, with the reason.
+        experience: what was measured before, and what runs came to.
+
+    Returns:
+        The plan, feasible candidates first and the best of them first, and the profile behind it.
+
+    Raises:
+        ModelError: the only strategy finds the model unusable.
+    """
+    experience = experience or Experience()
+    question = _Question(workload, chain, hardware, budget, meter, limit, on_measured, experience)
+    answers = question.ask(strategies, Profile(()))
+    unasked = dict(left_out or {})
+    if standby and _is_settled(answers.candidates, aim):
+        unasked |= {each.name: LAST_RESORT if aim == "time" else LAST_EXACT_RESORT for each in standby}
+    elif standby:
+        answers = question.ask(standby, answers.profile, answers)
+    best = ranked([*answers.candidates, *(_unasked(*each) for each in unasked.items())], aim)
+    plan = Plan(workload, budget, hardware, best, 0 if best and best[0].feasible else None, aim)
+    return replace(plan, explanation=explanation_of(plan)), answers.profile
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What is known of this machine from before.
+
+    Attributes:
+        measurements: of probes; what is measured now is added.
+        runs: oldest first; predictions are corrected by them.
+    """
+
+    measurements: Measurements = field(default_factory=Measurements)
+    runs: Sequence[PastRun] = ()
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What strategies proposed, those that could, and what was measured for it."""
+
+    candidates: list[Candidate]
+    refused: list[Candidate]
+    able: list[Strategy]
+    profile: Profile
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What strategies are asked."""
+
+    workload: Workload
+    chain: Chain
+    hardware: Hardware
+    budget: Budget
+    meter: PeakMeter
+    limit: MemoryLimit
+    on_measured: Callable[[str, int, int], object] | None
+    experience: Experience
+
+    def ask(self, strategies: Sequence[Strategy], known: Profile, before: _Answers | None = None) -> _Answers:
+        """Measure what strategies still need; earlier strategies propose again with the remaining headroom."""
+        workload, chain, hardware = self.workload, self.chain, self.hardware
+        alone = len(strategies) == 1 and before is None
+        with self.limit.loosened(LOOKING_BYTES):
+            reasons = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
+            able = [strategy for strategy in strategies if not reasons[strategy.name]]
+            network = "\n".join(describe(unit.module) for unit in chain.all_units)
+            probes = [
+                identified(probe, strategy, workload, network)
+                for strategy in able
+                for probe in strategy.probes(workload, chain, hardware)
+            ]
+        measured = _measured(probes, self.meter, self.limit, self.on_measured, self.experience.measurements)
+        profile = _together(known, measured)
+        refused = [Candidate(name, False, reasons=tuple(words)) for name, words in reasons.items() if words]
+        if before is not None:
+            refused, able = [*before.refused, *refused], [*before.able, *able]
+        with self.limit.loosened(LOOKING_BYTES):
+            profile = replace(profile, units=unit_facts(chain))
+            found = [each for strategy in able for each in self._found(strategy, profile)]
+        return _Answers([*refused, *found], refused, able, profile)
+
+    def _found(self, strategy: Strategy, profile: Profile) -> list[Candidate]:
+        learnt = correction(self.experience.runs, strategy.name, self.workload)
+        return candidates_of(strategy, self.workload, profile, self.hardware, self.budget, learnt)
+
+
+def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:
+    """Whether there is no need to look any further."""
+    return any(candidate.feasible and (aim == "time" or candidate.exact) for candidate in candidates)
+
+
+def _unasked(name: str, reason: str) -> Candidate:
+    return Candidate(name, False, reasons=(reason,), exact=strategy_class(name).exact, considered=False)
+
+
+def _together(known: Profile, more: Profile) -> Profile:
+    """Two profiles of one process as one."""
+    return replace(
+        more,
+        lines={**known.lines, **more.lines},
+        floors={**known.floors, **more.floors},
+        kept={**known.kept, **more.kept},
+        base_bytes=max(known.base_bytes, more.base_bytes),
+        seconds=known.seconds + more.seconds,
+        tensors=more.tensors or known.tensors,
+    )
+
+
+def _measured(
+    probes: Sequence[Probe | TensorProbe], meter: PeakMeter, limit: MemoryLimit,
+    on_measured: Callable[[str, int, int], object] | None, known: Measurements | None,
+) -> Profile:  # fmt: skip
+    """The profile; floors alone if the budget has no headroom for measuring, even between two steps."""
+    try:
+        return measure_probes(probes, meter, limit, on_measured, known)
+    except (RuntimeError, MemoryError, SystemError) as error:
+        if not is_out_of_memory(error):
+            raise
+    with limit.loosened(LOOKING_BYTES):
+        release_memory()
+        return measure_probes(probes, meter, limit, None, known)
+
+
+def _reasons(
+    strategy: Strategy, workload: Workload, chain: Chain, hardware: Hardware, *, alone: bool
+) -> list[str]:  # fmt: skip
+    """Why a strategy cannot serve; an unusable model is an error where no other strategy is considered."""
+    try:
+        return strategy.validate(workload, chain, hardware)
+    except ModelError as error:
+        if alone:
+            raise
+        return [str(error)]
+
+
+def candidates_of(
+    strategy: Strategy, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget, learnt: Correction
+) -> list[Candidate]:
+    """What a strategy proposes within a budget, or why it proposes nothing; ``learnt`` corrects its predictions."""
+    candidates = []
+    memory = None if budget.memory_bytes is None else int(budget.memory_bytes / learnt.peak)
+    for proposal in strategy.propose(workload, profile, hardware, replace(budget, memory=memory)):
+        cost = corrected(proposal.estimate(workload, profile, hardware), learnt)
+        reasons = _excess(budget, cost.peak_bytes, cost.storage_bytes)
+        candidates.append(
+            Candidate(
+                strategy.name,
+                not reasons,
+                to_data(proposal),
+                cost,
+                reasons,
+                smallest_bytes=cost.peak_bytes if _too_much(budget.memory_bytes, cost.peak_bytes) else None,
+                exact=strategy.exact,
+                correction=learnt,
+            )
+        )
+    if not candidates:
+        lack = strategy.shortfall(workload, profile, hardware, budget)
+        candidates.append(
+            Candidate(
+                strategy.name, False, to_data(strategy), None, lack.reasons, lack.smallest_bytes, strategy.exact,
+                lack.smallest_ratio,
+            )
+        )  # fmt: skip
+    return candidates
+
+
+def _excess(budget: Budget, peak_bytes: int, storage_bytes: int) -> tuple[str, ...]:
+    reasons = []
+    if _too_much(budget.memory_bytes, peak_bytes):
+        reasons.append(f"needs {format_bytes(peak_bytes)} of memory")
+    if _too_much(budget.storage_bytes, storage_bytes):
+        reasons.append(f"needs {format_bytes(storage_bytes)} of storage")
+    return tuple(reasons)
+
+
+def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
+    return budget_bytes is not None and needed_bytes > budget_bytes
+
+
+def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
+    """The error for a plan in which nothing fits: the closest candidate, what it lacks, the smallest budget."""
+    asked = [candidate for candidate in plan.candidates if candidate.considered]
+    short = [(lack, candidate) for candidate in asked if (lack := _lack(plan.budget, candidate)) is not None]
+    ratios = [candidate.smallest_ratio for candidate in asked if candidate.smallest_ratio is not None]
+    if not short and ratios:
+        return InfeasibleTimeError(
+            f"{plan.workload.model} on {plan.workload.data}: "
+            + "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in asked),
+            smallest_ratio=min(ratios),
+            advice="train the classifier alone with --scheme head",
+        )
+    if not short:
+        reasons = "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in asked)
+        return InfeasibleBudgetError(
+            f"no strategy can serve {plan.workload.model}: {reasons}.",
+            closest="none", lacking_bytes=0, smallest_bytes=plan.budget.memory_bytes or 0,
+        )  # fmt: skip
+    (lacking, smallest), closest = min(short, key=lambda pair: pair[0])
+    return InfeasibleBudgetError(
+        f"{plan.workload.model} on {plan.workload.data} does not fit a budget of {plan.budget}.",
+        closest=f"{closest.strategy} ({'; '.join(closest.reasons)})",
+        lacking_bytes=lacking,
+        smallest_bytes=smallest,
+    )
+
+
+def _lack(budget: Budget, candidate: Candidate) -> tuple[int, int] | None:
+    """Bytes that a candidate lacks, and the smallest budget that would do: of memory, or of storage if that is all."""
+    cost, memory = candidate.predicted, budget.memory_bytes
+    if candidate.smallest_bytes is not None and (memory is None or candidate.smallest_bytes > memory):
+        return candidate.smallest_bytes - (memory or 0), candidate.smallest_bytes
+    if cost is not None and _too_much(budget.storage_bytes, cost.storage_bytes):
+        return cost.storage_bytes - (budget.storage_bytes or 0), cost.storage_bytes
+    return None

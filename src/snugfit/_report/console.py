@@ -1,0 +1,205 @@
+"""Progress in the terminal: a subscriber to training events. Draws on stderr, in the training thread, sparingly."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Column, Table
+from rich.text import Text
+
+from snugfit._quantities import format_bytes
+from snugfit._report.console_lines import (
+    epoch_line,
+    exit_line,
+    frame,
+    make_console,
+    phase_line,
+    result_table,
+    selection_line,
+    speed,
+    start_line,
+    status_line,
+)
+from snugfit._report.eta import TimeLeft
+from snugfit._report.formatting import NONE, duration
+from snugfit._training.events import (
+    CacheProgress,
+    EpochDone,
+    Event,
+    ExitMeasured,
+    Notice,
+    PhaseDone,
+    PhaseStarted,
+    ProbeMeasured,
+    RunDone,
+    RunStarted,
+    StepDone,
+    TensorsSelected,
+)
+
+REFRESH_SECONDS = 0.125
+
+
+class ConsoleProgress:
+    """Shows a run as it goes: a live bar in a terminal, a line per epoch elsewhere.
+
+    Create it before the memory baseline is taken: rich loads parts of itself when it first draws, which is done here.
+    It works as a context manager, which leaves the terminal clean after an error; otherwise the process's exit does.
+
+    Args:
+        console: where to draw; stderr by default.
+        quiet: show notices and nothing else.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(
+        self, console: Console | None = None, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console = console or make_console()
+        self.quiet = quiet
+        self._clock = clock
+        self._live: Live | None = None
+        self._live_possible = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._drawn_at = float("-inf")
+        self._started: RunStarted | None = None
+        self._phase: PhaseStarted | None = None
+        self._step: StepDone | None = None
+        self._left: TimeLeft | None = None
+        self._pace = 0.0
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            RunStarted: self._run_started, PhaseStarted: self._phase_started, StepDone: self._step_done,
+            EpochDone: self._epoch_done, ExitMeasured: self._exit_measured, CacheProgress: self._cache_progress,
+            PhaseDone: self._phase_done, RunDone: self._run_done, ProbeMeasured: self._probe_measured,
+            TensorsSelected: self._tensors_selected,
+        }  # fmt: skip
+        _warm_up()
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        if isinstance(event, Notice):
+            self._print(Text.assemble(("note  ", "yellow"), event.message))
+        elif not self.quiet and type(event) in self._handlers:
+            self._handlers[type(event)](event)
+
+    def __enter__(self) -> ConsoleProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the live bar away; safe to call at any time and more than once."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+            atexit.unregister(self.close)
+
+    def _run_started(self, event: RunStarted) -> None:
+        self.close()
+        self._started, self._phase, self._step = event, None, None
+        self._left = TimeLeft(event.predicted, self._clock())
+        self._print(start_line(event))
+
+    def _phase_started(self, event: PhaseStarted) -> None:
+        self._phase, self._step, self._pace = event, None, 0.0
+        if self._left is not None:
+            self._left.start_phase(event.name, event.index, event.count)
+        self._draw(event.name, 0.0, "")
+
+    def _step_done(self, event: StepDone) -> None:
+        phase, now = self._phase, self._clock()
+        self._pace = 0.9 * self._pace + 0.1 * event.seconds if self._pace else event.seconds
+        if phase is None:
+            return
+        total = max(phase.epochs * event.steps, 1)
+        share = ((event.epoch - phase.first_epoch) * event.steps + event.step) / total
+        if self._left is not None:
+            if self._step is None:
+                self._left.progress(share - 1 / total, first=True)
+            self._left.progress(share)
+        self._step = event
+        if self._due(now):
+            where = f"epoch {event.epoch + 1}/{phase.first_epoch + phase.epochs}  step {event.step}/{event.steps}"
+            rate = speed(getattr(event, "samples", 0), self._pace)
+            self._draw(phase.name, share, where, status_line(event, self._budget, rate, self._time_left()))
+
+    def _epoch_done(self, event: EpochDone) -> None:
+        if not self._live_possible:
+            peak = self._step.peak_bytes if self._step else None
+            self._print(epoch_line(event, peak, self._budget, self._time_left()))
+
+    def _tensors_selected(self, event: TensorsSelected) -> None:
+        self._print(selection_line(event))
+
+    def _exit_measured(self, event: ExitMeasured) -> None:
+        self._print(exit_line(event))
+
+    def _cache_progress(self, event: CacheProgress) -> None:
+        if self._due(self._clock()) or event.done >= event.total:
+            share = event.done / max(event.total, 1)
+            self._draw("writing cache", share, f"{event.done}/{event.total} samples", Text(
+                f"{format_bytes(event.bytes_written)} written  left {self._time_left()}"
+            ))  # fmt: skip
+
+    def _probe_measured(self, event: ProbeMeasured) -> None:
+        if event.index == 1 and not self._live_possible:
+            self._print(Text(f"measuring {event.count} parts of the network"))
+        if self._due(self._clock()) or event.index == event.count:
+            self._draw("measuring", event.index / max(event.count, 1), f"{event.index}/{event.count}", Text(event.name))
+        if event.index == event.count:
+            self.close()
+
+    def _phase_done(self, event: PhaseDone) -> None:
+        if self._left is not None:
+            self._left.end_phase()
+        phases = self._started.predicted.phases if self._started else ()
+        predicted = next((phase.seconds for phase in phases if phase.name == event.name), None)
+        self._print(phase_line(event, predicted, self._budget))
+
+    def _run_done(self, event: RunDone) -> None:
+        self.close()
+        self.console.print(result_table(event.record))
+
+    @property
+    def _budget(self) -> int | None:
+        return self._started.budget_bytes if self._started else None
+
+    def _time_left(self) -> str:
+        return NONE if self._left is None else duration(self._left.seconds(self._clock()))
+
+    def _due(self, now: float) -> bool:
+        return self._live_possible and now - self._drawn_at >= REFRESH_SECONDS
+
+    def _print(self, line: Text) -> None:
+        self.console.print(line, soft_wrap=True)
+
+    def _draw(self, name: str, share: float, where: str, below: Text | str = "") -> None:
+        if not self._live_possible:
+            return
+        if self._live is None:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True, redirect_stdout=False)
+            self._live.start()
+            self.console.show_cursor(True)
+            atexit.register(self.close)
+        self._live.update(frame(name, share, where, below), refresh=True)
+        self._drawn_at = self._clock()
+
+
+def _warm_up() -> None:
+    """Draw one of everything into nowhere, so that rich has loaded all it needs before memory counts."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False, markup=False, emoji=False)
+    with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
+        live.update(frame("block \N{HORIZONTAL ELLIPSIS}", 0.5, "epoch 1/1", Text("note", "yellow")), refresh=True)
+        console.print(Text("line", "green"), soft_wrap=True)
+    table = Table("a", Column("b", justify="right"))
+    table.add_row("1", NONE)
+    console.print(table)

@@ -1,0 +1,171 @@
+"""What the console says: one function per line or table, from events and records to rich's renderables."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from snugfit._core.record import Record
+from snugfit._quantities import format_bytes, format_seconds
+from snugfit._report.formatting import NONE, count, duration, metric_of, percent, share, shorten, size
+from snugfit._report.intervals import StepTime, step_time
+from snugfit._training.events import EpochDone, ExitMeasured, PhaseDone, RunStarted, StepDone, TensorsSelected
+
+PIPE_WIDTH = 120
+"""Columns of what is written to a file or pipe."""
+
+
+def make_console(file: TextIO | None = None) -> Console:
+    """A console on a stream (stderr by default) that shows text as it is: no markup, no emoji, no guessed colours."""
+    stream = file or sys.stderr
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def against(used: float | None, budget: int | None) -> Text:
+    """``87.1/100.0 MB``, green to red by how full the budget is."""
+    if used is None or budget is None:
+        return Text(size(used))
+    share = used / budget
+    number, unit = format_bytes(used).split()
+    limit, limit_unit = format_bytes(budget).split()
+    text = f"{number}/{limit} {unit}" if unit == limit_unit else f"{number} {unit}/{limit} {limit_unit}"
+    return Text(text, "red" if share > 1 else "yellow" if share > 0.97 else "green")
+
+
+def start_line(event: RunStarted) -> Text:
+    """What is trained, how, and inside which budget."""
+    budget = "no memory budget"
+    if event.budget_bytes is not None:
+        budget = f"budget {format_bytes(event.budget_bytes)} ({'enforced' if event.enforced else 'not enforced'})"
+    predicted = f"predicted {format_bytes(event.predicted.peak_bytes)}, {format_seconds(event.predicted.seconds)}"
+    verb = "resuming " if event.resumed else ""
+    return Text.assemble(
+        verb, (f"{event.model} on {event.data}", "bold"), f"  {event.strategy}  {budget}  {predicted}"
+    )  # fmt: skip
+
+
+def frame(name: str, share: float, where: str, below: Text | str) -> RenderableType:
+    """The live display: a bar for the phase, and a line of figures under it."""
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(no_wrap=True)
+    row.add_column(no_wrap=True)
+    row.add_column(no_wrap=True, overflow="ellipsis")
+    bar = ProgressBar(total=1.0, completed=share, width=24)
+    row.add_row(Text(shorten(name, 36), "bold"), bar, Text(f"{100 * share:3.0f} %  {where}"))
+    return Group(row, Text(below, no_wrap=True, overflow="ellipsis") if isinstance(below, str) else below)
+
+
+def status_line(event: StepDone, budget: int | None, rate: str, left: str) -> Text:
+    """Loss, accuracy, learning rate, speed, live memory against the budget, time left."""
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append("peak ").append(against(event.peak_bytes, budget))
+    line.append(f"  left {left}  loss {_number(event.loss)}{_share('acc', event.accuracy)}  {rate}  lr {event.lr:.3g}")
+    return line
+
+
+def speed(samples: int, seconds: float) -> str:
+    """Samples per second of a step; steps per second where its samples are not known."""
+    if seconds <= 0:
+        return NONE
+    return f"{samples / seconds:,.0f} samples/s" if samples else f"{1 / seconds:.3g} steps/s"
+
+
+def epoch_line(event: EpochDone, peak: int | None, budget: int | None, left: str) -> Text:
+    """One epoch, for logs."""
+    validation = _share("val" if event.metric == "accuracy" else f"val {event.metric}", event.val_accuracy)
+    line = Text(f"{event.phase}  epoch {event.epoch + 1}/{event.epochs}  loss {_number(event.loss)}")
+    line.append(f"{_share('acc', event.accuracy)}{validation}  {format_seconds(event.seconds)}")
+    if peak is not None:
+        line.append("  peak ").append(against(peak, budget))
+    return line.append(f"  left {left}")
+
+
+def exit_line(event: ExitMeasured) -> Text:
+    """The exit after a unit."""
+    return Text(
+        f"exit {event.index + 1} after {event.unit}  val {percent(event.val_accuracy)}  "
+        f"{count(event.parameters)} parameters"
+    )
+
+
+def selection_line(event: TensorsSelected) -> Text:
+    """Which share of the tensors trains from now on, and what a step of it should take."""
+    chosen = event.interval
+    line = Text.assemble((f"interval {event.index + 1}", "bold"), f"  {len(chosen.tensors)} of {event.count} tensors")
+    line.append(f", step predicted {format_seconds(chosen.predicted_seconds)}")
+    if chosen.full_seconds > 0:
+        ratio = share(chosen.predicted_seconds / chosen.full_seconds)
+        line.append(f" = {ratio} of full ({format_seconds(chosen.full_seconds)})")
+    return line.append(", operators measured anew" if chosen.profiled else "")
+
+
+def phase_line(event: PhaseDone, predicted_seconds: float | None, budget: int | None) -> Text:
+    """A finished phase: measurement beside prediction."""
+    held = event.measured_peak_bytes <= event.predicted_peak_bytes
+    line = Text.assemble(("done  ", "green" if held else "yellow"), (event.name, "bold"), "  peak ")
+    line.append(against(event.measured_peak_bytes, budget))
+    line.append(f" (predicted {format_bytes(event.predicted_peak_bytes)})  {format_seconds(event.seconds)}")
+    return line.append("" if predicted_seconds is None else f" (predicted {format_seconds(predicted_seconds)})")
+
+
+def result_table(record: Record) -> RenderableType:
+    """The end of a run: predicted, measured and budget side by side, then what was trained."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for head in ("", "predicted", "measured", "budget"):
+        table.add_column(head, justify="right" if head else "left")
+    for name, key, limit in (
+        ("peak memory", "peak_bytes", "memory_bytes"),
+        ("storage", "storage_bytes", "storage_bytes"),
+    ):
+        used, budget = record.measured.get(key), record.budget.get(limit)
+        style = "" if budget is None or used is None else "red" if used > budget else "green"
+        table.add_row(name, size(record.predicted.get(key)), Text(size(used), style), size(budget))
+    table.add_row("time", duration(record.predicted.get("seconds")), duration(record.measured.get("seconds")), NONE)
+    if (step := step_time(record.intervals)) is not None:
+        table.add_row(*_step_row(step, record.budget.get("time_ratio")))
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    for label, value in _facts(record):
+        facts.add_row(Text(label, "dim"), value)
+    return Group("", table, "", facts)
+
+
+def _step_row(step: StepTime, budget: float | None) -> tuple[str, str, Text | str, str]:
+    """Time of a step, and its share of a full one."""
+    measured = Text(NONE)
+    if step.measured is not None:
+        style = "" if budget is None else "red" if step.over(budget) else "green"
+        measured = Text(f"{format_seconds(step.measured)} = {share(step.measured / step.full)}", style)
+    predicted = f"{format_seconds(step.predicted)} = {share(step.predicted / step.full)}"
+    limit = NONE if budget is None else f"{share(budget)} of {format_seconds(step.full)}"
+    return "step time", predicted, measured, limit
+
+
+def _facts(record: Record) -> list[tuple[str, str]]:
+    accuracy = [f"{name} {percent(record.accuracy[key])}" for name, key in (
+        ("validation", "val"), ("test", "test"), ("test top-5", "test_top5")) if record.accuracy.get(key) is not None
+    ]  # fmt: skip
+    full, trained = record.parameters.get("full", 0), record.parameters.get("trained_model", 0)
+    smaller = f" of {count(full)} ({full / trained:.1f} times smaller)" if 0 < trained < full else ""
+    facts = [(metric_of(record), ", ".join(accuracy) or NONE), ("parameters", count(trained) + smaller)]
+    if record.exit:
+        facts.append(("exit", _exit(record.exit)))
+    return [*facts, ("run folder", record.run_dir)]
+
+
+def _exit(chosen: dict[str, Any]) -> str:
+    return f"after {chosen.get('unit')}, unit {chosen.get('index', 0) + 1} of {chosen.get('of')}"
+
+
+def _share(name: str, value: float | None) -> str:
+    return "" if value is None else f"  {name} {percent(value)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else str(value)

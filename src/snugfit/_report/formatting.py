@@ -1,0 +1,57 @@
+"""Numbers and names as the report writes them."""
+
+from __future__ import annotations
+
+from snugfit._core.record import Record
+from snugfit._quantities import format_bytes, format_seconds
+
+MB = 1e6
+NONE = "\N{EN DASH}"
+"""Stands for what was not measured or does not apply."""
+
+
+def count(value: float) -> str:
+    """Print a count as people do: ``count(14_728_266) == "14.7M"``."""
+    for scale, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Print a share: ``percent(0.912) == "91.2 %"``; a dash for None."""
+    return NONE if share is None else f"{100 * share:.{digits}f} %"
+
+
+def share(value: float) -> str:
+    """Print a share of one, such as rho: ``share(0.4931) == "0.49"``."""
+    return f"{value:.2f}"
+
+
+def metric_of(record: Record) -> str:
+    """What a run's network was judged by: ``accuracy`` or ``mAP50``."""
+    return "mAP50" if "map50" in record.accuracy else "accuracy"
+
+
+def shorten(name: str, most: int) -> str:
+    """Leave out the middle of a long name."""
+    if len(name) <= most:
+        return name
+    head = (most - 1) // 2
+    return f"{name[:head]}…{name[len(name) - (most - 1 - head) :]}"
+
+
+def phase_label(name: str) -> str:
+    """Name of a phase for an axis: the block without its units."""
+    words = name.partition(":")[0].split()
+    return " ".join(words[:2]) if words and words[0] == "block" else shorten(name, 22)
+
+
+def size(count: float | None) -> str:
+    """Print bytes; a dash for None."""
+    return NONE if count is None else format_bytes(count)
+
+
+def duration(seconds: float | None) -> str:
+    """Print seconds; a dash for None."""
+    return NONE if seconds is None else format_seconds(seconds)

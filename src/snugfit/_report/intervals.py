@@ -1,0 +1,84 @@
+"""What a record says of its intervals: step times against a full step, tensors and parameters. No drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from snugfit._core.record import IntervalRecord, PhaseRecord, Record
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a training step, a mean over the epochs of all intervals.
+
+    Attributes:
+        predicted: of the selections.
+        measured: of the steps that were run; None where none was timed.
+        full: of full training.
+    """
+
+    predicted: float
+    measured: float | None
+    full: float
+
+    def over(self, ratio: float) -> bool:
+        """Whether measured steps took more than this share of a full one, to the two digits that are shown."""
+        return self.measured is not None and round(self.measured / self.full, 2) > round(ratio, 2)
+
+
+def step_time(intervals: Sequence[IntervalRecord]) -> StepTime | None:
+    """Step time over the intervals that trained; None where there are none."""
+    run = [each for each in intervals if each.epochs and each.full_seconds > 0]
+    if not run:
+        return None
+    epochs = sum(each.epochs for each in run)
+    predicted, measured, full = (
+        sum(getattr(each, name) * each.epochs for each in run) / epochs
+        for name in ("predicted_seconds", "measured_seconds", "full_seconds")
+    )
+    return StepTime(predicted, measured if all(each.measured_seconds > 0 for each in run) else None, full)
+
+
+def epoch_words(interval: IntervalRecord) -> str:
+    """Epochs of an interval, from 1: ``3``, or ``3-4``."""
+    first, last = interval.first_epoch + 1, interval.first_epoch + interval.epochs
+    return str(first) if last <= first else f"{first}\N{EN DASH}{last}"
+
+
+def phase_of(record: Record, index: int) -> PhaseRecord | None:
+    """The phase that an interval was trained in."""
+    return next((phase for phase in record.phases if phase.name == f"interval {index + 1}"), None)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors that can be selected, in order of execution.
+
+    Attributes:
+        names: of the parameters.
+        parameters: number of elements by name; empty where the record does not say.
+        classifier: names of those of the classifier, which always train.
+    """
+
+    names: tuple[str, ...]
+    parameters: dict[str, int]
+    classifier: frozenset[str]
+
+    def counted(self, chosen: Sequence[str]) -> int | None:
+        """Parameters of a selection; None where the record does not say."""
+        return sum(self.parameters.get(name, 0) for name in chosen) if self.parameters else None
+
+
+def tensors_of(record: Record) -> Tensors:
+    """The tensors of a record with intervals; those that were ever selected where it does not list them all."""
+    profile = record.profile.get("tensors") or {}
+    owned = [operator["tensors"] for operator in profile.get("operators", ()) if operator["tensors"]]
+    parameters = {tensor["name"]: int(tensor["parameters"]) for tensors in owned for tensor in tensors}
+    names = record.tensors or tuple(dict.fromkeys(name for each in record.intervals for name in each.tensors))
+    last = (record.tensors or record.intervals[0].tensors)[-1]
+    if owned:
+        classifier = frozenset(tensor["name"] for tensor in owned[-1])
+    else:
+        classifier = frozenset(name for name in names if name.rpartition(".")[0] == last.rpartition(".")[0])
+    return Tensors(names, parameters, classifier)

@@ -1,0 +1,48 @@
+"""TensorBoard events in the run folder, where tensorboard is installed (the ``logs`` extra)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from snugfit._training.events import EpochDone, Event, ExitMeasured, RunDone, RunStarted, StepDone, Subscriber
+
+try:  # before the memory baseline: the import alone takes memory
+    from torch.utils.tensorboard import SummaryWriter
+except ImportError:
+    SummaryWriter = None  # type: ignore[assignment, misc]
+
+
+class TensorBoardEvents:
+    """Subscriber that writes loss, accuracy, learning rate and memory per step, and validation accuracy per epoch."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+        self._step = 0
+
+    def __call__(self, event: Event) -> None:
+        """Write an event."""
+        if isinstance(event, RunStarted):
+            self._writer = SummaryWriter(event.run_dir, max_queue=100)
+        elif self._writer is None:
+            return
+        elif isinstance(event, StepDone):
+            self._write_step(event)
+        elif isinstance(event, EpochDone) and event.val_accuracy is not None:
+            name = "val_accuracy" if event.metric == "accuracy" else f"val_{event.metric}"
+            self._writer.add_scalar(f"{event.phase}/{name}", event.val_accuracy, event.epoch)
+        elif isinstance(event, ExitMeasured):
+            self._writer.add_scalar("exits/val_accuracy", event.val_accuracy, event.index)
+        elif isinstance(event, RunDone):
+            self._writer.close()
+
+    def _write_step(self, event: StepDone) -> None:
+        self._step += 1
+        for name in ("loss", "accuracy", "lr"):
+            if (value := getattr(event, name)) is not None:
+                self._writer.add_scalar(f"{event.phase}/{name}", value, self._step)
+        self._writer.add_scalar("memory/peak_bytes", event.peak_bytes, self._step)
+
+
+def tensorboard_subscribers() -> tuple[Subscriber, ...]:
+    """A subscriber where tensorboard is installed, none otherwise."""
+    return () if SummaryWriter is None else (TensorBoardEvents(),)

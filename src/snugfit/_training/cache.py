@@ -1,0 +1,266 @@
+"""The activation cache: a trained block's outputs in one file on disk, and batches read back from it.
+
+NeuroFlux section 5.3. Rows are read with ``preadv``, not mapped: pages of a mapped file would blur the memory meter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snugfit._core.digests import Digester
+from snugfit._core.documents import read_data
+from snugfit._core.manifest import Manifest
+from snugfit._core.request import CacheDtype
+from snugfit._core.serial import to_data
+from snugfit._quantities import format_bytes
+from snugfit._training.files import as_bytes, read_exactly, storage_errors, write_exactly, write_json_atomic
+from snugfit._training.row_format import RowFormat
+from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
+
+FORMAT = 1
+"""Version of the layout on disk."""
+
+LABEL_BYTES = 8
+"""Bytes of a row's label."""
+
+
+def cache_bytes(rows: int, row_shape: tuple[int, ...], dtype: CacheDtype) -> int:
+    """Bytes on disk of a cache of ``rows`` samples, labels included."""
+    return rows * (RowFormat(row_shape, dtype).row_bytes + LABEL_BYTES)
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.rows", folder / f"{name}.json"
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What the file beside the rows says of them."""
+
+    format: int
+    rows: int
+    row_shape: tuple[int, ...]
+    dtype: CacheDtype
+    bytes: int
+
+
+def _describe(rows: int, row_format: RowFormat) -> _Description:
+    size = cache_bytes(rows, row_format.row_shape, row_format.dtype)
+    return _Description(FORMAT, rows, row_format.row_shape, row_format.dtype, size)
+
+
+class CacheWriter:
+    """Writes a cache row by row; it becomes a cache when :meth:`close` has written its description.
+
+    Used as a context manager, it removes its file when it is left before that.
+
+    Args:
+        folder: where caches lie; made if missing.
+        name: name of the cache; one of the same name is replaced.
+        rows: samples that will be written, over all views.
+        row_shape: shape of one sample, ``(C, H, W)`` or ``(D,)``.
+        dtype: stored type.
+        storage_left: bytes of the storage budget that are left; None when it is unlimited.
+        manifest: lists the cache once it is complete, where it belongs to a run.
+
+    Raises:
+        OutOfStorageError: the cache would not fit the storage budget or the disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        name: str,
+        rows: int,
+        row_shape: tuple[int, ...],
+        *,
+        dtype: CacheDtype,
+        storage_left: int | None = None,
+        manifest: Manifest | None = None,
+    ) -> None:
+        self.folder, self.name, self.rows = Path(folder), name, rows
+        self.format = RowFormat(tuple(row_shape), dtype)
+        self.bytes = cache_bytes(rows, self.format.row_shape, dtype)
+        self.written = 0
+        self._labels = np.empty(rows, dtype=np.int64)
+        self._path, sidecar = _paths(self.folder, name)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._manifest, self._digester = manifest, Digester()
+        self._remove(sidecar, self._path)
+        self._require_storage(storage_left)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+    def write(self, features: Tensor, labels: Tensor) -> None:
+        """Append features (B, *row_shape), float32 on any device, and their labels (B,), int64.
+
+        Raises:
+            OutOfStorageError: the disk is full; the unfinished file is removed.
+        """
+        end = self.written + len(features)
+        if tuple(features.shape[1:]) != self.format.row_shape or end > self.rows:
+            self.abort()
+            raise UsageError(
+                f"cache '{self.name}' takes {self.rows} rows of shape {self.format.row_shape}, "
+                f"not a row {end} of shape {tuple(features.shape[1:])}."
+            )
+        self._labels[self.written : end] = labels.cpu().numpy()
+        data = as_bytes(self.format.encode(features))
+        with self._or_nothing():
+            self._append(data)
+        self.written = end
+
+    def close(self) -> ActivationCache:
+        """Finish the file, describe it, and open it for reading.
+
+        Raises:
+            UsageError: fewer rows were written than announced.
+            OutOfStorageError: the disk is full.
+        """
+        if self.written != self.rows:
+            self.abort()
+            raise UsageError(f"cache '{self.name}' was closed after {self.written} of its {self.rows} rows.")
+        with self._or_nothing():
+            self._append(self._labels.view(np.uint8).data)
+            os.fsync(self._fd)
+            if self._manifest is not None:
+                self._manifest.announce({self._path: self._digester.digest()})
+            described = to_data(_describe(self.rows, self.format))
+            write_json_atomic(_paths(self.folder, self.name)[1], described, self._manifest)
+        self._close_file()
+        return ActivationCache(self.folder, self.name, self.rows, self.format)
+
+    def abort(self) -> None:
+        """Remove the unfinished file."""
+        if self._fd >= 0:
+            self._close_file()
+            self._remove(self._path)
+
+    def __enter__(self) -> CacheWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    def _require_storage(self, storage_left: int | None) -> None:
+        free = shutil.disk_usage(self.folder).free
+        limits = {"the storage budget has": storage_left, f"{self.folder} has": free}
+        for holder, left in limits.items():
+            if left is not None and self.bytes > left:
+                raise OutOfStorageError(
+                    f"cache '{self.name}' needs {format_bytes(self.bytes)}, but {holder} {format_bytes(left)} left. "
+                    "Allow more --storage, use a smaller --cache-dtype, or another --cache-dir."
+                )
+
+    @contextmanager
+    def _or_nothing(self) -> Iterator[None]:
+        try:
+            with storage_errors(self._path, self.bytes):
+                yield
+        except BaseException:
+            self.abort()
+            raise
+
+    def _append(self, data: memoryview) -> None:
+        write_exactly(self._fd, data)
+        self._digester.write(data)
+
+    def _remove(self, *paths: Path) -> None:
+        if self._manifest is not None:
+            self._manifest.remove(paths)
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+
+class ActivationCache:
+    """A complete cache on disk.
+
+    Attributes:
+        folder, name: where it lies.
+        rows: samples, over all views.
+        format: layout of a row.
+        labels: labels of the rows, (rows,) int64.
+    """
+
+    def __init__(self, folder: Path, name: str, rows: int, row_format: RowFormat) -> None:
+        self.folder, self.name, self.rows, self.format = folder, name, rows, row_format
+        path, _ = _paths(folder, name)
+        if path.stat().st_size != self.bytes:
+            raise CheckpointError(
+                f"cache {path} has {path.stat().st_size} bytes instead of {self.bytes}: it is damaged. "
+                "Delete it; it will be written anew."
+            )
+        self.labels = np.empty(rows, dtype=np.int64)
+        self._fd = os.open(path, os.O_RDONLY)
+        read_exactly(self._fd, [self.labels.view(np.uint8).data], rows * row_format.row_bytes)
+
+    @classmethod
+    def open(cls, folder: Path | str, name: str) -> ActivationCache | None:
+        """Open a cache; None when there is none, or it was never completed.
+
+        Raises:
+            CheckpointError: it was completed and is now damaged.
+        """
+        path, sidecar = _paths(Path(folder), name)
+        if not sidecar.is_file() or not path.is_file():
+            return None
+        described = read_data(_Description, sidecar, CheckpointError, "Delete it.")
+        row_format = RowFormat(described.row_shape, described.dtype)
+        if described != _describe(described.rows, row_format):
+            raise CheckpointError(f"{sidecar} is of another format, or its sizes disagree. Delete it.")
+        return cls(Path(folder), name, described.rows, row_format)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.format.row_shape
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk, labels included."""
+        return cache_bytes(self.rows, self.format.row_shape, self.format.dtype)
+
+    def read(self, indices: np.ndarray) -> Tensor:
+        """Read rows: float32 (B, *row_shape), channels-last for maps.
+
+        Raises:
+            CheckpointError: the file is shorter than it was.
+        """
+        raw = self.buffer(len(indices))
+        self.read_raw(indices, raw)
+        return self.format.decode(raw)
+
+    def buffer(self, rows: int) -> Tensor:
+        """Memory for the stored form of ``rows`` rows, uint8 (rows, row_bytes)."""
+        return torch.empty(rows, self.format.row_bytes, dtype=torch.uint8)
+
+    def read_raw(self, indices: np.ndarray, raw: Tensor) -> None:
+        """Fill ``raw`` (B, row_bytes) with stored rows, from the lowest offset up, neighbours in one call."""
+        if len(indices) == 0:
+            return
+        order = np.argsort(indices, kind="stable")
+        ordered = np.asarray(indices)[order]
+        if ordered[0] < 0 or ordered[-1] >= self.rows:
+            raise UsageError(f"cache '{self.name}' has rows 0 to {self.rows - 1}, not {ordered[0]} to {ordered[-1]}.")
+        memory, size = as_bytes(raw), self.format.row_bytes
+        for run in np.split(order, np.flatnonzero(np.diff(ordered) != 1) + 1):
+            views = [memory[place * size : (place + 1) * size] for place in run.tolist()]
+            read_exactly(self._fd, views, int(indices[run[0]]) * size)
+
+    def close(self) -> None:
+        """Close the file; the cache stays on disk."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

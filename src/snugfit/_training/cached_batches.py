@@ -1,0 +1,130 @@
+"""Batches of cached activations, the next one being read while the present one is used (NeuroFlux section 5.3)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snugfit._training.cache import ActivationCache
+from snugfit._training.seeding import epoch_order
+from snugfit.errors import UsageError
+
+_THREAD_STACK = 512 * 1024
+THREAD_BYTES = 2 * _THREAD_STACK
+"""Address space of the reading thread: its stack, guard page and thread-local memory."""
+
+
+class CachedBatches:
+    """A cache as a source of batches, with the interface (and the order of samples) of ``snugfit._data``'s ``Batches``.
+
+    While it iterates it holds two buffers of stored rows (:meth:`prefetch_bytes`) beside the float32 batch in use.
+
+    Args:
+        cache: the cache.
+        seed: seed of shuffling.
+        views: augmented passes in the cache, one after the other; epoch ``e`` uses view ``e % views``.
+
+    Raises:
+        UsageError: the cache's rows cannot be divided into ``views``.
+    """
+
+    def __init__(self, cache: ActivationCache, *, seed: int = 0, views: int = 1) -> None:
+        if views < 1 or cache.rows % views:
+            raise UsageError(f"cache '{cache.name}' of {cache.rows} rows cannot hold {views} views.")
+        self.cache, self.seed, self.views = cache, seed, views
+        self._reader = _background_thread()
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self.cache.rows // self.views
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Labels in stored order, (N,) int64."""
+        return self.cache.labels[: len(self)]
+
+    def steps(self, batch_size: int) -> int:
+        """Training steps of an epoch: full batches only, but at least one."""
+        return max(1, len(self) // batch_size)
+
+    def prefetch_bytes(self, batch_size: int) -> int:
+        """Bytes of the two buffers that an iteration holds."""
+        return 2 * min(batch_size, len(self)) * self.cache.format.row_bytes
+
+    def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled training batches, from step ``start_step`` on exactly as in an uninterrupted epoch.
+
+        The last, incomplete batch is dropped.
+
+        Yields:
+            features, float32 (B, *row_shape), channels-last for maps, and labels, (B,) int64.
+
+        Raises:
+            CheckpointError: the cache's file was truncated.
+        """
+        _check(batch_size, start_step)
+        order = epoch_order(self.seed, epoch, len(self)) + (epoch % self.views) * len(self)
+        return self._batches(
+            lambda first: order[first : first + batch_size], batch_size, start_step, self.steps(batch_size)
+        )
+
+    def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample of one view (the first by default) once, in stored order; the last batch may be smaller.
+
+        Yields and raises as :meth:`epoch` does.
+        """
+        _check(batch_size, 0)
+        start = (view or 0) % self.views * len(self)
+        end, steps = start + len(self), -(-len(self) // batch_size)
+        return self._batches(
+            lambda first: np.arange(start + first, min(start + first + batch_size, end)), batch_size, 0, steps
+        )
+
+    def close(self) -> None:
+        """End the reading thread and close the cache, without which its disk space stays taken once it is deleted."""
+        self._reader.shutdown(wait=True)
+        self.cache.close()
+
+    def _batches(
+        self, rows_from: Callable[[int], np.ndarray], batch_size: int, start_step: int, steps: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        if start_step >= steps:
+            return
+        buffers = [self.cache.buffer(min(batch_size, len(self))) for _ in range(2)]
+        upcoming = rows_from(start_step * batch_size)
+        pending = self._fetch(upcoming, buffers[0])
+        try:
+            for step in range(start_step, steps):
+                rows, (raw, spare) = upcoming, buffers
+                pending.result()
+                if step + 1 < steps:
+                    upcoming = rows_from((step + 1) * batch_size)
+                    pending = self._fetch(upcoming, spare)
+                buffers.reverse()
+                yield self.cache.format.decode(raw[: len(rows)]), torch.from_numpy(self.cache.labels[rows])
+        finally:
+            wait([pending])
+
+    def _fetch(self, rows: np.ndarray, buffer: Tensor) -> Future[None]:
+        return self._reader.submit(self.cache.read_raw, rows, buffer[: len(rows)])
+
+
+def _background_thread() -> ThreadPoolExecutor:
+    """Start one thread with a small stack: the usual 8 MiB would count as private memory under the limit."""
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snugfit-cache")
+    usual = threading.stack_size(_THREAD_STACK)
+    try:
+        executor.submit(int).result()
+    finally:
+        threading.stack_size(usual)
+    return executor
+
+
+def _check(batch_size: int, start_step: int) -> None:
+    if batch_size < 1 or start_step < 0:
+        raise UsageError(f"a batch size must be at least 1 and a step at least 0, not {batch_size} and {start_step}.")

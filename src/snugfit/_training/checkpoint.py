@@ -1,0 +1,181 @@
+"""Training positions on disk, from which a run killed at any moment goes on exactly where it was."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from snugfit._core.digests import FileDigest, sync_folder
+from snugfit._core.documents import read_data
+from snugfit._core.manifest import Manifest
+from snugfit._core.serial import to_data
+from snugfit._training.files import storage_errors, write_json_atomic
+from snugfit._training.tensorfile import Deferred, read_tensors, write_tensors
+from snugfit.errors import CheckpointError
+from snugfit.memory import is_out_of_memory
+
+__all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "write_json_atomic"]
+
+FORMAT = 1
+"""Version of the layout on disk."""
+
+_POSITION = "position.json"
+
+
+@contextmanager
+def foreign_state() -> Iterator[None]:
+    """Context for loading a checkpoint's tensors into modules.
+
+    Raises:
+        CheckpointError: names or shapes are not those of the modules.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        first = next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))
+        raise CheckpointError(
+            f"the checkpoint is of another model ({first[:120]}). Resume the run it belongs to."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One complete saved position.
+
+    Attributes:
+        folder: where it lies.
+        position: the JSON data that was saved with it.
+        groups: names that :meth:`load` knows.
+    """
+
+    folder: Path
+    position: dict[str, Any]
+    groups: tuple[str, ...]
+
+    def load(self, group: str) -> dict[str, Tensor]:
+        """Read one group's tensors onto the CPU, in private memory.
+
+        Raises:
+            CheckpointError: there is no such group, or its file is truncated.
+        """
+        if group not in self.groups:
+            raise CheckpointError(f"{self.folder} has no tensors '{group}', only {', '.join(self.groups)}.")
+        return read_tensors(self.folder / f"{group}.safetensors")
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What ``position.json`` holds."""
+
+    format: int
+    files: dict[str, FileDigest]
+    position: dict[str, Any]
+
+
+class CheckpointStore:
+    """Keeps the newest checkpoint of a run in ``folder/NNNNNN``.
+
+    A checkpoint is written under a temporary name, synced to disk and renamed, and only then is the one before it
+    deleted: at every moment there is a complete one, if there ever was.
+    """
+
+    def __init__(self, folder: Path | str, manifest: Manifest | None = None) -> None:
+        self.folder, self._manifest = Path(folder), manifest
+
+    def save(
+        self,
+        tensors: Mapping[str, Mapping[str, Tensor | Deferred]],
+        position: dict[str, Any],
+        beside: Mapping[Path, FileDigest] = MappingProxyType({}),
+    ) -> Path:
+        """Save groups of tensors and a JSON-able position; returns the new checkpoint's folder.
+
+        Args:
+            tensors: by group and name.
+            position: JSON-able.
+            beside: digests of other files at this moment, which the manifest lists together with the checkpoint's.
+
+        Raises:
+            OutOfStorageError: the disk is full; the previous checkpoint stays.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        older = self._numbered()
+        final = self.folder / f"{int(older[-1].name) + 1 if older else 0:06d}"
+        draft = final.with_name(final.name + ".tmp")
+        self._clear_drafts()
+        try:
+            with storage_errors(draft):
+                files = _write(draft, tensors, position)
+                if self._manifest is not None:
+                    gone = {path: None for folder in older for path in folder.iterdir()}
+                    new = {final / name: digest for name, digest in files.items()}
+                    self._manifest.announce({**gone, **new, **beside})
+                draft.rename(final)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        sync_folder(self.folder)
+        for folder in older:
+            shutil.rmtree(folder, ignore_errors=True)
+        return final
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint whose every byte is as written; None when none was ever completed.
+
+        Raises:
+            CheckpointError: there are checkpoints, and all are damaged.
+        """
+        failure: CheckpointError | None = None
+        for folder in reversed(self._numbered()):
+            try:
+                return _open(folder)
+            except CheckpointError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return None
+
+    def _numbered(self) -> list[Path]:
+        folders = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((f for f in folders if f.name.isdigit()), key=lambda f: int(f.name))
+
+    def _clear_drafts(self) -> None:
+        for draft in self.folder.glob("*.tmp"):
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write(
+    folder: Path, tensors: Mapping[str, Mapping[str, Tensor | Deferred]], position: dict[str, Any]
+) -> dict[str, FileDigest]:
+    """Write a checkpoint's files; returns the digest of each by its name."""
+    folder.mkdir()
+    groups = {group: write_tensors(folder / f"{group}.safetensors", members) for group, members in tensors.items()}
+    described = write_json_atomic(folder / _POSITION, to_data(_Description(FORMAT, groups, position)))
+    return {_POSITION: described, **{f"{group}.safetensors": digest for group, digest in groups.items()}}
+
+
+def _open(folder: Path) -> Checkpoint:
+    """Check every file of a checkpoint against its size and digest."""
+    described = read_data(_Description, folder / _POSITION, CheckpointError, "Start the run anew.")
+    if described.format != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {folder} has format {described.format}, this version reads {FORMAT}. "
+            "Resume with the version of snugfit that wrote it."
+        )
+    for group, expected in described.files.items():
+        _verify(folder / f"{group}.safetensors", expected)
+    return Checkpoint(folder, described.position, tuple(described.files))
+
+
+def _verify(path: Path, expected: FileDigest) -> None:
+    flaw = expected.flaw(path)
+    if flaw is not None:
+        raise CheckpointError(f"{path} {flaw}. Start the run anew.")

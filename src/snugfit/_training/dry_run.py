@@ -1,0 +1,106 @@
+"""Rehearse a phase before it begins: make its kernels, see that it fits, count its tensors.
+
+The first step on a new shape is slow and reserves address space (see :class:`snugfit.memory.MemoryLimit`), and a step
+that is refused memory half way has already updated part of the weights. So a phase is rehearsed on made-up data with a
+trainable that is thrown away; the real one starts from the stored weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from snugfit._core.cost import Phase
+from snugfit._quantities import format_bytes
+from snugfit._training.events import Notice
+from snugfit._training.loop import Trainable
+from snugfit._training.run import Run
+from snugfit.errors import BudgetExceededError
+from snugfit.memory import is_out_of_memory, release_memory
+from snugfit.memory.tensors import tensor_peak_bytes
+
+SPARE_BYTES = 1_000_000
+"""What a rehearsal leaves free for what only the real phase holds: a batch being read, the metrics file."""
+
+MakeBatch = Callable[[int], tuple[Tensor, Tensor]]
+
+
+def falling(batch: int, smallest: int = 1) -> list[int]:
+    """Batch sizes to fall back to: a quarter less each time, which frees more than the kernels of a new size take."""
+    sizes = []
+    while batch > smallest:
+        batch = max(min(batch - 1, int(batch * 0.75)), smallest)
+        sizes.append(batch)
+    return sizes
+
+
+def rehearse(
+    phase: Phase, smaller: Iterable[int], make: Callable[[int], Trainable], batch: MakeBatch, run: Run
+) -> Phase:
+    """Run a training step of a phase on made-up data; note its peak tensor bytes in the run's position.
+
+    A phase that is refused memory although it was predicted to fit goes on at the next smaller batch, and says so. On
+    resume the batch is the one found then.
+
+    Args:
+        phase: the phase as predicted.
+        smaller: batch sizes to fall back to, in falling order.
+        make: makes the trainable for a batch size; it is dropped afterwards.
+        batch: makes inputs and labels of a batch size.
+        run: the run, at the start of a phase or resumed within it.
+
+    Returns:
+        The phase with the batch size that it runs at.
+
+    Raises:
+        BudgetExceededError: it fits at none.
+    """
+    found = run.position.notes.setdefault("batches", {})
+    known = found.get(phase.name)
+    sizes = [known] if known is not None else [phase.batch_size, *smaller]
+    for size in sizes:
+        release_memory()  # what was worked out before the phase is freed, too: both may exceed the budget
+        run.meter.restart()
+        tensor_bytes = _attempt(make, size, batch, run)
+        release_memory()
+        run.tick()
+        if tensor_bytes is not None:
+            run.position.phase_tensor_bytes = max(run.position.phase_tensor_bytes, tensor_bytes)
+            found[phase.name] = size
+            if size != phase.batch_size:
+                if known is None:
+                    run.save({})  # a process that takes the run up must train at the same batch
+                run.emit(Notice(f"{phase.name}: batch {phase.batch_size} was refused memory; training at {size}"))
+            return replace(phase, batch_size=size)
+    budget = format_bytes(run.budget.memory_bytes or 0)
+    raise BudgetExceededError(
+        f"{phase.name} needs more than the memory budget of {budget} at every batch size tried, although it was "
+        "predicted to fit. Use a larger --memory."
+    )
+
+
+def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run: Run) -> int | None:
+    """Peak tensor bytes of a step; None when memory was refused, with no gradients left in layers that others share."""
+    trainable: Trainable | None = None
+    try:
+        with run.limit.tightened(SPARE_BYTES):
+            with run.limit.allow_kernels():
+                trainable = make(size)
+                _step(trainable, size, batch)
+            state = [item for group in trainable.state().values() for item in group.values() if torch.is_tensor(item)]
+            peak = tensor_peak_bytes(lambda: _step(trainable, size, batch), [*trainable.modules, *state])
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        for module in trainable.modules if trainable is not None else ():
+            module.zero_grad()
+        return None
+    return peak
+
+
+def _step(trainable: Trainable, size: int, batch: MakeBatch) -> None:
+    for index in range(min(trainable.micro_batches, 2)):
+        trainable.step(*batch(size), 1.0, index > 0 or trainable.micro_batches == 1)

@@ -1,0 +1,151 @@
+"""What happens during a run, told to subscribers. Training emits; it draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from snugfit._core.cost import Cost
+from snugfit._core.record import IntervalRecord, Record
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True)
+class Notice(Event):
+    """Something that the user should know, in one line."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class ProbeMeasured(Event):
+    """A probe was measured during profiling: ``index`` of ``count`` (from 1)."""
+
+    name: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """Training begins (or resumes)."""
+
+    run_dir: str
+    strategy: str
+    model: str
+    data: str
+    budget_bytes: int | None
+    enforced: bool
+    predicted: Cost
+    resumed: bool = False
+
+
+@dataclass(frozen=True)
+class PhaseStarted(Event):
+    """A phase begins: ``index`` of ``count`` (from 0), ``steps`` training steps in each of ``epochs`` epochs.
+
+    Its epochs are numbered from ``first_epoch``.
+    """
+
+    name: str
+    index: int
+    count: int
+    units: tuple[str, ...]
+    batch_size: int
+    epochs: int
+    steps: int
+    predicted_peak_bytes: int
+    first_epoch: int = 0
+
+
+@dataclass(frozen=True)
+class TensorsSelected(Event):
+    """The ``index``-th selection of tensors (from 0) was made, of ``count`` tensors that there are."""
+
+    index: int
+    interval: IntervalRecord
+    count: int
+
+
+@dataclass(frozen=True)
+class StepDone(Event):
+    """One training step: ``step`` of ``steps`` (from 1) in ``epoch`` (from 0), on ``samples`` samples.
+
+    There is no accuracy where single samples do not tell.
+    """
+
+    phase: str
+    epoch: int
+    step: int
+    steps: int
+    loss: float
+    accuracy: float | None
+    lr: float
+    seconds: float
+    current_bytes: int
+    peak_bytes: int
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class EpochDone(Event):
+    """One epoch of a phase: mean training loss and accuracy, validation accuracy where it was measured.
+
+    ``metric`` names what validation measures: ``mAP50`` stands in the place of accuracy in detection.
+    """
+
+    phase: str
+    epoch: int
+    epochs: int
+    loss: float
+    accuracy: float | None
+    val_accuracy: float | None
+    seconds: float
+    metric: str = "accuracy"
+
+
+@dataclass(frozen=True)
+class ExitMeasured(Event):
+    """The validation accuracy of the exit after one unit."""
+
+    phase: str
+    unit: str
+    index: int
+    val_accuracy: float
+    parameters: int
+
+
+@dataclass(frozen=True)
+class CacheProgress(Event):
+    """Activations are being written to (or recomputed for) the cache: ``done`` of ``total`` samples."""
+
+    phase: str
+    done: int
+    total: int
+    bytes_written: int
+
+
+@dataclass(frozen=True)
+class PhaseDone(Event):
+    """A phase ended, with its prediction beside its measurement."""
+
+    name: str
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunDone(Event):
+    """The run is complete."""
+
+    record: Record
+
+
+Subscriber = Callable[[Event], Any]
+"""Called with every event, in order, in the training thread."""

@@ -1,0 +1,140 @@
+"""Turn a finished run into its record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from snugfit._core.record import IntervalRecord, Record
+from snugfit._core.serial import to_data
+from snugfit._core.workload import Workload
+from snugfit._training.events import Notice, RunDone
+from snugfit._training.loop import BatchSource
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
+from snugfit._training.task import Score, measure, task_of
+from snugfit.memory import is_out_of_memory, release_memory
+
+
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """Accuracies in [0, 1] of the finished model; the confusion matrix is that of the test split where there is one.
+
+    In detection they are mAP50, and there is neither top-5 accuracy nor a confusion matrix.
+    """
+
+    val: float | None
+    test: float | None
+    test_top5: float | None
+    confusion: list[list[int]]
+
+
+def evaluate_model(
+    forward: Callable[[Tensor], Tensor], data: TrainingData, run: Run, batch_size: int
+) -> FinalEvaluation:
+    """Measure the finished model on validation and test data.
+
+    Args:
+        forward: images (B, C, H, W) to outputs, such as logits (B, classes), in evaluation mode.
+        data: the splits.
+        run: the run, for its device and workload.
+        batch_size: images in memory at once; fewer where the budget refuses them.
+    """
+    score = _score(forward, data.val, run, batch_size)
+    val = score.value if len(data.val) else None
+    if data.test is None:
+        return FinalEvaluation(val, None, None, score.confusion)
+    score = _score(forward, data.test, run, batch_size)
+    return FinalEvaluation(val, score.value, score.top5, score.confusion)
+
+
+def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, size: int) -> Score:
+    """:func:`measure` within the budget; where memory is refused, it begins anew with half as many images."""
+    while True:
+        try:
+            with run.limit.allow_kernels():
+                batches = _ticking(source.in_order(size), run)
+                return measure(task_of(run.workload), forward, batches, run.device).score()
+        except (RuntimeError, MemoryError) as error:
+            if size == 1 or not is_out_of_memory(error):
+                raise
+        release_memory()
+        run.emit(Notice(f"evaluation: {size} images at once were refused memory; going on with {size // 2}"))
+        size //= 2
+
+
+def _ticking(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches, with the peak taken in before each: the weights may be file maps, which the system may drop."""
+    for batch in batches:
+        run.tick()
+        yield batch
+
+
+def _accuracies(evaluation: FinalEvaluation, workload: Workload) -> dict[str, float | None]:
+    found = {"val": evaluation.val, "test": evaluation.test, "test_top5": evaluation.test_top5}
+    if workload.task == "detect":
+        found["map50"] = evaluation.val if evaluation.test is None else evaluation.test
+    return found
+
+
+def make_record(
+    run: Run,
+    *,
+    strategy: str,
+    settings: dict[str, Any],
+    evaluation: FinalEvaluation,
+    parameters: dict[str, int],
+    data: TrainingData,
+    exit_taken: dict[str, Any] | None = None,
+    intervals: Sequence[IntervalRecord] = (),
+    tensors: Sequence[str] = (),
+) -> Record:
+    """Put prediction beside measurement, and tell the subscribers that the run is done."""
+    run.tick()
+    position, predicted, workload = run.position, run.predicted, run.workload
+    record = Record(
+        strategy=strategy,
+        model=workload.model,
+        data=workload.data,
+        device=str(run.device),
+        budget={
+            "memory_bytes": run.budget.memory_bytes,
+            "storage_bytes": run.budget.storage_bytes,
+            "time_ratio": run.budget.time_ratio,
+        },
+        enforced=run.enforced,
+        predicted={
+            "peak_bytes": predicted.peak_bytes,
+            "seconds": predicted.seconds,
+            "storage_bytes": predicted.storage_bytes,
+        },
+        measured={
+            "peak_bytes": position.peak_bytes,
+            "peak_metric": run.meter.metric,
+            "tensor_peak_bytes": max((phase.tensor_peak_bytes for phase in position.phases), default=0),
+            "seconds": position.seconds,
+            "storage_bytes": position.storage_bytes,
+            "missed_phases": [phase.name for phase in position.phases if phase.missed],
+            "energy_joules": position.energy_joules if run.energy.counts else None,
+        },
+        accuracy=_accuracies(evaluation, workload),
+        parameters=parameters,
+        exit=exit_taken,
+        settings=settings,
+        run_dir=str(run.folder),
+        phases=tuple(position.phases),
+        exits=tuple(position.exits),
+        intervals=tuple(intervals),
+        tensors=tuple(tensors),
+        profile=to_data(run.profile),
+        overhead_seconds={"profiling": run.profile.seconds, **position.overheads},
+        confusion=evaluation.confusion,
+        class_names=data.class_names,
+        workload=to_data(workload),
+        hardware=to_data(run.hardware),
+    )
+    run.emit(RunDone(record))
+    return record

@@ -1,0 +1,130 @@
+"""torchrun on one host, told by the launcher over ssh who takes part; it listens on one address alone."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, rendezvous_handler_registry
+from torch.distributed.launcher import api as launcher
+from torch.distributed.run import parse_args, run
+
+from snugfit._core.hardware import cores
+from snugfit._quantities import parse_seconds
+from snugfit._training.launch.control import Control
+from snugfit._training.launch.rendezvous import BACKEND, Reach, Rendezvous
+from snugfit._training.launch.seal import SECRET_VARIABLE
+from snugfit._training.launch.store import listen
+from snugfit._training.launch.world import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE
+from snugfit.errors import InterruptedRunError, WorkerLostError
+
+_GRACE_SECONDS = 2
+"""For workers that are told to end because another failed; a stopped one would wait out torchrun's own 30 s."""
+
+
+class Agent(LocalElasticAgent):
+    """torchrun's agent, which leaves it to the launcher whether and with whom its workers start again."""
+
+    _done: RunResult | None = None
+
+    def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: Any) -> list[Worker]:
+        """Ranks as the launcher counts them; torchrun's own count of restarts becomes that of rounds."""
+        here: Rendezvous = spec.rdzv_handler
+        self._remaining_restarts = spec.max_restarts - here.round
+        self._done = None
+        return [
+            Worker(local_rank=each, global_rank=here.first_rank + each, role_rank=here.first_rank + each,
+                   world_size=here.ranks, role_world_size=here.ranks)
+            for each in range(spec.local_world_size)
+        ]  # fmt: skip
+
+    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+        found: dict[int, Any] = super()._start_workers(worker_group)
+        context: Any = self._pcontext
+        context.close = functools.partial(_close, context.close)
+        return found
+
+    def _monitor_workers(self, worker_group: Any) -> RunResult:
+        """Report workers that failed; keep the agent after they are done, should others need them again."""
+        control: Control = worker_group.spec.rdzv_handler.control
+        if self._done is not None:
+            return self._done if control.ended.is_set() else RunResult(WorkerState.HEALTHY)
+        if control.ended.is_set():
+            raise SignalException("the launch has ended", signal.SIGTERM)
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.failures:
+            codes = [failure.exitcode for failure in result.failures.values()]
+            control.tell("failed", codes=codes)
+            self._remaining_restarts = 1  # so that torchrun asks the rendezvous, where the launcher decides
+        elif result.state == WorkerState.SUCCEEDED:
+            control.tell("done")
+            self._done = result
+            return RunResult(WorkerState.HEALTHY)
+        return result
+
+    def _stop_workers(self, worker_group: Any) -> None:
+        """Kill what is left: a checkpoint is whole at any time, and a worker may hang in a collective."""
+        self._shutdown(signal.SIGKILL, _GRACE_SECONDS)
+
+    def _exit_barrier(self) -> None:
+        """Nothing: the launcher waits for all."""
+
+
+def _close(close: Callable[..., None], death_sig: signal.Signals | None = None, timeout: int = _GRACE_SECONDS) -> None:
+    close(death_sig, timeout)
+
+
+def run_agent(arguments: Sequence[str], serve: str | None = None) -> int:
+    """Run torchrun's agent until the launcher ends the launch, or its line breaks.
+
+    Args:
+        arguments: of torchrun.
+        serve: address and port on which the hosts meet, on the first of them; port 0 is any free one.
+
+    Returns:
+        Exit code: 0 where the workers were done, 8 where the launch ended without that.
+
+    Raises:
+        InterruptedRunError: a signal ended it.
+        SnugfitError: it cannot listen on that address and port.
+    """
+    options = parse_args(list(arguments))  # type: ignore[no-untyped-call]
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // int(options.nproc_per_node))))
+    reach = Reach(parse_seconds(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)))
+    control = Control(sys.stdin, reach.age)
+    control.start()
+    os.environ[SECRET_VARIABLE] = control.secret
+    rendezvous_handler_registry.register(BACKEND, lambda given: Rendezvous(control, reach, given.run_id))
+    launcher.LocalElasticAgent = Agent  # type: ignore[attr-defined]
+    store = _serve(serve) if serve else None
+    control.tell("ready", pid=os.getpid(), store=store and f"{store.host}:{store.port}")
+    try:
+        run(options)  # type: ignore[no-untyped-call]
+    except (ChildFailedError, RendezvousClosedError):
+        return WorkerLostError.exit_code
+    except (SignalException, KeyboardInterrupt) as error:
+        if control.ended.is_set():
+            return WorkerLostError.exit_code
+        raise InterruptedRunError("the launch was interrupted.") from error
+    finally:
+        control.finish()
+        del store
+    return 0
+
+
+def _serve(endpoint: str) -> TCPStore:
+    address, _, port = endpoint.rpartition(":")
+    listener = listen(address.strip("[]"), int(port))
+    return TCPStore(
+        address.strip("[]"), listener.getsockname()[1], is_master=True, wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip

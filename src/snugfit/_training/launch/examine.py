@@ -1,0 +1,156 @@
+"""Measuring what the processes of a cluster and the links between them can do."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from dataclasses import asdict
+from itertools import combinations
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from snugfit import __version__
+from snugfit._core.cluster import Cluster, Link, Rank
+from snugfit._core.hardware import cores
+from snugfit._training.launch.network import own_host, told_apart
+from snugfit._training.launch.world import GATEWAY, World
+
+_PINGS = 15
+_SMALLEST, _LARGEST = 2**16, 2**26
+_LONG_ENOUGH = 0.25
+"""Seconds of a transfer after which no larger message is tried."""
+_CHANNELS, _SIDE, _IMAGES = 64, 56, 4
+_MACS = _IMAGES * _CHANNELS * _CHANNELS * 9 * _SIDE * _SIDE
+
+
+def examine(here: World) -> Cluster | None:
+    """Measure this cluster; every process calls it inside :func:`join`, and the gateway has the answer.
+
+    Processes compute at the same time and send one pair at a time, messages of growing size.
+    """
+    dist.barrier()
+    own = _examine_rank(here)
+    links: list[Link] = []
+    offset = 0.0
+    for pair in combinations(range(here.size), 2):
+        dist.barrier()
+        if here.rank in pair:
+            for source, target in (pair, pair[::-1]):
+                found, ahead = _measure(here.rank, source, target)
+                links += [found] if found else []
+                offset = ahead if source == GATEWAY and here.rank == target else offset
+    mine = {
+        "rank": {**own, "clock_offset_seconds": offset},
+        "host": own_host(here.addr),
+        "links": list(map(asdict, links)),
+    }
+    told = gather_json(here, mine)
+    if not here.is_gateway:
+        return None
+    named = told_apart([(str(name), str(address)) for name, address in (each["host"] for each in told)])
+    ranks = tuple(Rank(**each["rank"] | {"host": name}) for each, name in zip(told, named, strict=True))
+    ordered = sorted(
+        (Link(**link) for each in told for link in each["links"]), key=lambda link: (link.source, link.target)
+    )
+    return Cluster(ranks, tuple(ordered))
+
+
+def gather_json(here: World, said: Any) -> list[Any]:
+    """What every process says, on the gateway; nothing on the others. JSON in tensors: no pickle goes over the network.
+
+    Args:
+        here: this process.
+        said: anything that JSON can say.
+    """
+    text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(here.size)]
+    dist.all_gather(lengths, torch.tensor([text.numel()]))
+    longest = max(int(each) for each in lengths)
+    padded = torch.cat([text, torch.zeros(longest - text.numel(), dtype=torch.uint8)])
+    found = [torch.empty(longest, dtype=torch.uint8) for _ in range(here.size if here.is_gateway else 0)]
+    dist.gather(padded, found or None, dst=GATEWAY)
+    return [json.loads(bytes(each[: int(n)].tolist())) for each, n in zip(found, lengths, strict=False)]
+
+
+def _examine_rank(here: World) -> dict[str, Any]:
+    return {
+        "rank": here.rank,
+        "threads": torch.get_num_threads(),
+        "macs_per_second": macs_per_second(),
+        "free_bytes": psutil.virtual_memory().available,
+        "cores": cores(),
+        "versions": {"snugfit": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+def macs_per_second(seconds: float = 0.5) -> float:
+    """Multiply-accumulates per second of a 3x3 convolution of 64 channels on 56x56 pixels, warmed up."""
+    layer = torch.nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, bias=False)
+    images = torch.randn(_IMAGES, _CHANNELS, _SIDE, _SIDE)
+    times: list[float] = []
+    with torch.no_grad():
+        for _ in range(3):
+            layer(images)
+        deadline = time.perf_counter() + seconds
+        while not times or time.perf_counter() < deadline:
+            began = time.perf_counter()
+            layer(images)
+            times.append(time.perf_counter() - began)
+    return _MACS / statistics.median(times)
+
+
+def _measure(rank: int, source: int, target: int) -> tuple[Link | None, float]:
+    """The link, on its source; and how far the target's clock is ahead of the source's, on its target."""
+    if rank == target:
+        return None, _answer(source)
+    rounds = [_ping(target) for _ in range(_PINGS)][2:]
+    trip = statistics.median(seconds for seconds, _ in rounds)
+    dist.send(torch.tensor([min(rounds)[1]], dtype=torch.float64), target)
+    size, seconds = _SMALLEST, _transfer(target, _SMALLEST)
+    while seconds - trip < _LONG_ENOUGH and size < _LARGEST:
+        size *= 4
+        seconds = _transfer(target, size)
+    seconds = min(seconds, _transfer(target, size))
+    dist.send(torch.tensor([0]), target)
+    return Link(source, target, size / max(seconds - trip, 1e-9), trip / 2), 0.0
+
+
+def _ping(target: int) -> tuple[float, float]:
+    """Seconds there and back, and how far the other clock is ahead."""
+    clock = torch.zeros(1, dtype=torch.float64)
+    began, wall = time.perf_counter(), time.time()
+    dist.send(clock, target)
+    dist.recv(clock, target)
+    seconds = time.perf_counter() - began
+    return seconds, clock.item() - (wall + seconds / 2)
+
+
+def _transfer(target: int, size: int) -> float:
+    """Seconds until a message of so many bytes has been acknowledged."""
+    payload, done = torch.zeros(size, dtype=torch.uint8), torch.zeros(1)
+    dist.send(torch.tensor([size]), target)
+    began = time.perf_counter()
+    dist.send(payload, target)
+    dist.recv(done, target)
+    return time.perf_counter() - began
+
+
+def _answer(source: int) -> float:
+    """The other side of a measurement; returns how far this clock is ahead."""
+    clock = torch.zeros(1, dtype=torch.float64)
+    for _ in range(_PINGS):
+        dist.recv(clock, source)
+        dist.send(torch.tensor([time.time()], dtype=torch.float64), source)
+    dist.recv(clock, source)
+    size = torch.ones(1, dtype=torch.int64)
+    while True:
+        dist.recv(size, source)
+        if not size.item():
+            return float(clock.item())
+        dist.recv(torch.empty(int(size.item()), dtype=torch.uint8), source)
+        dist.send(torch.zeros(1), source)

@@ -1,0 +1,129 @@
+"""The store in which processes meet: hosted by the gateway, on the gateway's own address alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from snugfit._training.launch.seal import seal, unseal
+from snugfit._training.launch.world import World
+from snugfit.errors import SnugfitError, WorkerLostError
+
+__all__ = ["Store", "connect", "host_store", "listen", "names", "sealed_get", "sealed_set", "within"]
+
+T = TypeVar("T")
+
+
+def host_store(here: World) -> TCPStore | None:
+    """Start the store on the gateway; None on all others, and where torchrun itself hosts it.
+
+    torch's own default is to listen on all addresses of the host.
+
+    Raises:
+        SnugfitError: the address is not this host's, or the port is taken.
+    """
+    if not here.is_gateway or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    listener = listen(here.addr, here.port)
+    return TCPStore(here.addr, here.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens on one address alone; port 0 is any free one.
+
+    Raises:
+        SnugfitError: the address is not this host's, or the port is taken.
+    """
+    try:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address, port), family=family, backlog=1024)
+    except OSError as error:
+        raise SnugfitError(
+            f"cannot listen on {address} port {port}: {error.strerror or error}.\n"
+            "Name an address of the first host, or another port."
+        ) from error
+
+
+def connect(here: World, seconds: float) -> Store:
+    """A connection of one's own to the store of this launch and restart.
+
+    Raises:
+        WorkerLostError: the gateway did not answer within so many seconds.
+    """
+
+    def dial() -> TCPStore:
+        limit = timedelta(seconds=seconds)
+        return TCPStore(here.addr, here.port, is_master=False, wait_for_workers=False, timeout=limit)
+
+    try:
+        store = within(seconds, dial)
+    except (RuntimeError, TimeoutError) as error:
+        raise WorkerLostError(
+            f"rank 0 on {here.addr} does not answer within {seconds:g} s, so that rank {here.rank} cannot join.\n"
+            "Look whether its process runs, and whether a firewall lies between the hosts."
+        ) from error
+    return PrefixStore(f"snugfit/{here.run_id}/{here.restarts}", store)
+
+
+def sealed_set(here: World, store: Store, key: str, text: str) -> None:
+    """Write what only a member of the launch can have written."""
+    store.set(key, seal(here.secret, _named(here, key), text))
+
+
+def sealed_get(here: World, store: Store, key: str) -> str:
+    """Wait for such words and read them.
+
+    Raises:
+        WorkerLostError: somebody else wrote them.
+    """
+    return unseal(here.secret, _named(here, key), store.get(key).decode(errors="replace"))
+
+
+def _named(here: World, key: str) -> str:
+    return f"{here.run_id}/{here.restarts}/{key}"
+
+
+def names(here: World, store: Store, seconds: float) -> dict[int, str]:
+    """Process and host of every rank that has joined, for people.
+
+    Raises:
+        WorkerLostError: the gateway does not answer.
+    """
+    try:
+        return within(seconds, lambda: {rank: sealed_get(here, store, f"joined/{rank}") for rank in range(here.size)})
+    except (RuntimeError, TimeoutError) as error:
+        raise WorkerLostError(
+            f"rank 0 on {here.addr} stopped answering while the processes joined.\n"
+            "Look at the output of its process, and start again."
+        ) from error
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What some work returns that may block in native code, given up after so many seconds.
+
+    Raises:
+        TimeoutError: it was not done by then; its thread is left behind.
+    """
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    worker = threading.Thread(target=run, name="snugfit-limited", daemon=True)
+    worker.start()
+    worker.join(seconds + 1)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise TimeoutError(f"not done within {seconds:g} s")
+    return found[0]  # type: ignore[no-any-return]

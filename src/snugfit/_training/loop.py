@@ -1,0 +1,224 @@
+"""The training loop: the same for every strategy. What is trained, and on what, comes from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from snugfit._core.cost import Phase
+from snugfit._quantities import format_bytes
+from snugfit._training.events import EpochDone, StepDone
+from snugfit._training.judged_weights import settle
+from snugfit._training.optimizers import lr_factor
+from snugfit._training.run import Run
+from snugfit._training.seeding import derive_seed, seed_all
+from snugfit._training.step import StepResult
+from snugfit._training.task import Classification, ClassTally, measure, task_of
+from snugfit._training.tensorfile import Deferred
+from snugfit.errors import BudgetExceededError, InterruptedRunError
+from snugfit.memory import is_out_of_memory, release_memory
+
+
+class BatchSource(Protocol):
+    """A split as batches: ``snugfit._data``'s ``Batches``, or cached activations."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def steps(self, batch_size: int) -> int:
+        """Training batches per epoch."""
+
+    def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled batches of one epoch, from ``start_step`` on; deterministic."""
+
+    def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, in order; of one augmented view, if asked for."""
+
+
+class Trainable(Protocol):
+    """Something with a training step: a network, or a block of units with local losses."""
+
+    micro_batches: int
+    """Batches that make one step; more than one when gradients are accumulated."""
+
+    modules: list[nn.Module]
+    """Everything that is in memory to be trained."""
+
+    def step(self, inputs: Tensor, labels: Tensor, share: float, update: bool) -> StepResult:
+        """Forward and backward on one (micro-)batch whose loss counts ``share``; then update, if asked to.
+
+        The inputs may be empty afterwards: they are the step's, to be freed when they are read.
+        """
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Scale the peak learning rate."""
+
+    def state(self) -> Mapping[str, Mapping[str, Tensor | Deferred]]:
+        """Everything that training changes, by group; references, not copies. Averaged weights are made when saved."""
+
+    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
+        """Take up a state, group by group."""
+
+    def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Put the weights to be evaluated in place, with BatchNorm statistics that belong to them."""
+
+
+def train_phase(
+    trainable: Trainable,
+    source: BatchSource,
+    phase: Phase,
+    run: Run,
+    evaluate: Callable[[], float | None] | None = None,
+    span: range | None = None,
+    passing_batch: int | None = None,
+) -> int:
+    """Train for the workload's epochs, from wherever the run stands; returns the steps of one epoch.
+
+    Weights are settled before they are evaluated, and at the end.
+
+    Args:
+        trainable: what is trained.
+        source: batches of ``phase.batch_size``.
+        phase: the phase as predicted.
+        run: the run; its position says where to start.
+        evaluate: validation accuracy at the end of an epoch, or None; None where nothing is to be evaluated.
+        span: the epochs of this phase, where it is one of several stretches of the workload's.
+        passing_batch: inputs at once in passes that train nothing, at most; as in training by default.
+
+    Raises:
+        DivergedError, InterruptedRunError, BudgetExceededError: see ``snugfit.errors``; the run can be resumed.
+    """
+    span, group = span or range(run.workload.epochs), min(trainable.micro_batches, source.steps(phase.batch_size))
+    steps = source.steps(phase.batch_size) // group
+    position = run.position
+    for epoch in range(max(position.epoch, span.start), span.stop):
+        if position.epoch != epoch:
+            position.start_epoch(epoch)
+        started = time.perf_counter()
+        batches = source.epoch(epoch, phase.batch_size, position.step * group)
+        while position.step < steps:
+            _train_step(trainable, batches, phase, run, steps=steps, group=group)
+            _save_if_due(trainable, run, last=position.step == steps)
+        seconds = time.perf_counter() - started
+        if evaluate is not None or epoch + 1 == span.stop:
+            settle(trainable, source, passing_batch or phase.batch_size, phase.name, run)
+        _end_epoch(run, phase, seconds, evaluate() if evaluate is not None else None)
+        position.start_epoch(epoch + 1)
+        run.save(trainable.state())
+        stop_if_asked(run)
+    return steps
+
+
+def _train_step(
+    trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], phase: Phase, run: Run, *, steps: int, group: int
+) -> None:
+    position, workload = run.position, run.workload
+    started = time.perf_counter()
+    seed_all(derive_seed(workload.seed, phase.name, position.epoch, position.step))
+    progress = (position.epoch * steps + position.step) / (workload.epochs * steps)
+    factor = lr_factor(workload.optimizer.schedule, progress)
+    trainable.set_lr_factor(factor)
+    loss, correct, samples, tells = 0.0, 0, 0, True
+    for index in range(group):
+        result, labels = _step_within_budget(trainable, batches, run, share=1 / group, update=index == group - 1)
+        loss, correct, samples = loss + result.loss / group, correct + (result.correct or 0), samples + len(labels)
+        tells = result.correct is not None
+    run.require_finite(loss, phase.name)
+    run.tick()
+    position.step += 1
+    position.loss_sum, position.correct, position.samples = (
+        position.loss_sum + loss * samples, position.correct + correct, position.samples + samples,
+    )  # fmt: skip
+    run.emit(
+        StepDone(
+            phase.name,
+            position.epoch,
+            position.step,
+            steps,
+            loss,
+            correct / samples if tells else None,
+            workload.optimizer.lr * factor,
+            time.perf_counter() - started,
+            run.meter.current_bytes,
+            position.phase_peak_bytes,
+            samples,
+        )
+    )
+
+
+def _step_within_budget(
+    trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], run: Run, *, share: float, update: bool
+) -> tuple[StepResult, Tensor]:
+    """Read a batch and train on it; the result and the labels."""
+    try:
+        inputs, labels = next(batches)
+        return trainable.step(inputs.to(run.device), labels.to(run.device), share, update), labels
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        peak, what = format_bytes(run.meter.mark()), str(error).splitlines()[0][-60:]
+    release_memory()
+    budget = format_bytes(run.budget.memory_bytes or 0)
+    raise BudgetExceededError(
+        f"a training step needed more than the memory budget of {budget}: refused at {peak} ({what}). "
+        f"The last checkpoint in {run.folder} is intact; train anew with a larger --memory or a smaller --batch-limit."
+    )
+
+
+def _save_if_due(trainable: Trainable, run: Run, *, last: bool) -> None:
+    stopping = run.stop.requested
+    if not last and (stopping or run.save_due):
+        run.save(trainable.state())
+        if stopping:
+            stop_if_asked(run)
+
+
+def stop_if_asked(run: Run) -> None:
+    """Leave the run where it stands, when a signal asked for it; call it right after a checkpoint.
+
+    Raises:
+        InterruptedRunError: it was asked to stop.
+    """
+    if run.stop.requested:
+        raise InterruptedRunError(f"stopped; continue with: snugfit train --resume {run.folder}")
+
+
+def _end_epoch(run: Run, phase: Phase, seconds: float, val_accuracy: float | None) -> None:
+    position = run.position
+    samples, classifies = max(position.samples, 1), run.workload.task == "classify"
+    run.emit(
+        EpochDone(
+            phase.name,
+            position.epoch,
+            run.workload.epochs,
+            position.loss_sum / samples,
+            position.correct / samples if classifies else None,
+            val_accuracy,
+            seconds,
+            task_of(run.workload).metric,
+        )
+    )
+
+
+def count_correct(
+    forward: Callable[[Tensor], Tensor], batches: Iterator[tuple[Tensor, Tensor]], classes: int, device: torch.device
+) -> tuple[Tensor, int]:
+    """Evaluate a classifier.
+
+    Args:
+        forward: images or activations (B, ...) to logits (B, classes).
+        batches: pairs of inputs and labels (B,).
+        classes: number of classes.
+        device: where to compute.
+
+    Returns:
+        Confusion matrix (classes, classes), int64, rows are true classes; and the number of samples whose label is
+        among the five largest logits.
+    """
+    tally = measure(Classification(classes), forward, batches, device)
+    assert isinstance(tally, ClassTally)
+    return tally.confusion, tally.among_five

@@ -1,0 +1,88 @@
+"""Train a whole network with its own loss: the trainable of ``backprop`` and ``checkpoint``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor, nn
+
+from snugfit._chain import tracking_norms
+from snugfit._core.workload import Workload
+from snugfit._training.checkpoint import foreign_state
+from snugfit._training.optimizers import ParameterOptimizers
+from snugfit._training.statistics import retake
+from snugfit._training.step import StepResult, loss_of, precision_context
+from snugfit._training.task import task_of
+from snugfit._training.tensorfile import Deferred
+from snugfit.lean import use_lean_convolutions
+
+Forward = Callable[[Tensor], Tensor]
+
+
+class NetworkTrainer:
+    """The task's loss on a network's output, with accumulation or with gradients applied in the backward pass.
+
+    Args:
+        module: the network.
+        forward: images (B, C, H, W) to outputs, such as logits (B, classes); the module's own forward, or one
+            that recomputes.
+        workload: task, optimizer and precision.
+        micro_batches: batches accumulated to one step; with 1 every gradient is applied and freed by a hook.
+    """
+
+    def __init__(self, module: nn.Module, forward: Forward, workload: Workload, micro_batches: int = 1) -> None:
+        self.module, self.forward, self.micro_batches = module, forward, micro_batches
+        self.modules, self.task = [module], task_of(workload)
+        use_lean_convolutions(module)
+        self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
+        self._bfloat16 = workload.precision == "bfloat16"
+        if micro_batches == 1:
+            self.optimizers.apply_in_backward()
+
+    def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
+        """One forward and backward; see :class:`snugfit._training.loop.Trainable`."""
+        self.train_mode()
+        self.optimizers.train()
+        loss, outputs = loss_of(self.task, self.forward, inputs, labels, bfloat16=self._bfloat16)
+        del inputs
+        (loss * share).backward()  # type: ignore[no-untyped-call]
+        if update and self.micro_batches > 1:
+            self.optimizers.step()
+        return StepResult.of_task(self.task, loss, outputs, labels)
+
+    def train_mode(self) -> None:
+        """Put the network into training mode."""
+        self.module.train()
+
+    def evaluating(self) -> Forward:
+        """The forward pass of the network in evaluation mode, images (B, C, H, W) to logits; in ``no_grad`` only."""
+        return self.module.eval()
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Scale the peak learning rate."""
+        self.optimizers.set_lr_factor(factor)
+
+    def state(self) -> dict[str, dict[str, Tensor | Deferred]]:
+        """Weights and optimizer state; between two steps there are no gradients."""
+        return {
+            "model": {**self.module.state_dict(), **self.optimizers.averaged()},
+            "optimizer": {**self.optimizers.state()},
+        }
+
+    def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Put averaged weights in place, if there are any, and take the statistics of norms that train anew."""
+        self.optimizers.average()
+        self.train_mode()
+        norms, weight = tracking_norms(self.module), next(self.module.parameters())
+        with precision_context(weight, bfloat16=self._bfloat16):
+            retake(norms, self.evaluating(), batches, weight.device, self.tiled_norms())
+
+    def tiled_norms(self) -> dict[nn.Module, int]:
+        """Pixels of the map that each norm reads whose module is not called; such norms are in tiles."""
+        return {}
+
+    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
+        """Take up a state, one group in memory at a time."""
+        with foreign_state():
+            self.module.load_state_dict(load("model"))
+        self.optimizers.load_state(load("optimizer"))

@@ -1,0 +1,253 @@
+"""One optimizer per parameter, so that each gradient is applied and freed the moment it is complete.
+
+SGD and AdamW go through torch's fused kernels: the stock loops allocate one (SGD) or two (AdamW) temporaries of the
+parameter's size in every step, the fused kernels none. Schedule-free AdamW has no fused kernel and takes one. Its state
+beside the tensors is the same for all parameters that step together, so one optimizer per parameter does what one per
+unit does.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from schedulefree import AdamWScheduleFree
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from snugfit._core.workload import OptimizerName, OptimizerSettings, ScheduleName
+from snugfit._training.tensorfile import Deferred
+from snugfit.errors import CheckpointError
+
+_Maker = Callable[[nn.Parameter, OptimizerSettings, bool], torch.optim.Optimizer]
+
+
+def lr_factor(schedule: ScheduleName, progress: float) -> float:
+    """Fraction of the peak learning rate at ``progress`` in [0, 1]: 1 throughout, or half a cosine from 1 to 0."""
+    if schedule == "constant":
+        return 1.0
+    return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
+
+
+def _sgd(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        [parameter],
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=fused,
+    )
+
+
+def _adamw(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([parameter], lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
+
+
+def _schedulefree(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = AdamWScheduleFree(
+        [parameter], lr=settings.lr, weight_decay=settings.weight_decay, foreach=False
+    )
+    return optimizer
+
+
+_MAKERS: dict[OptimizerName, _Maker] = {"sgd": _sgd, "adamw": _adamw, "schedulefree": _schedulefree}
+_FUSED_DEVICES = ("cpu", "cuda")
+_FUSED_STATE: dict[OptimizerName, tuple[str, ...]] = {"sgd": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
+_AVERAGING_NUMBERS = ("k", "weight_sum", "lr_max")
+"""What schedule-free AdamW keeps in its parameter group."""
+_LIVE = "y"
+"""Name of the weights that schedule-free AdamW trains, in a state whose weights are the averaged ones."""
+
+
+class ParameterOptimizers:
+    """SGD, AdamW or schedule-free AdamW over named parameters, stepped one parameter at a time.
+
+    Either call :meth:`apply_in_backward` once, after which every backward pass updates the parameters and leaves no
+    gradients behind (one backward per step), or let gradients accumulate and call :meth:`step`. Weight decay applies
+    to all parameters, as in torch. Parameters that do not require gradients are left out.
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
+        make = _MAKERS[settings.name]
+        self._optimizers = {
+            name: make(p, settings, p.device.type in _FUSED_DEVICES) for name, p in self.parameters.items()
+        }
+        self._handles: list[RemovableHandle] = []
+        self._averaged = True
+        self._lr_scales: Mapping[str, float] = {}
+
+    def __iter__(self) -> Iterator[torch.optim.Optimizer]:
+        """The optimizers, one per parameter."""
+        return iter(self._optimizers.values())
+
+    def apply_in_backward(self) -> list[RemovableHandle]:
+        """Step and free each gradient as soon as backward has accumulated it; returns the hooks' handles.
+
+        The hooks refer to this object weakly: autograd keeps them out of the garbage collector's sight, so that a
+        strong reference would keep the parameters in memory for good.
+        """
+        if not self._handles:
+            own = weakref.ref(self)
+            for name, parameter in self.parameters.items():
+                hook = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, name=name: _apply_through(own, name)
+                )
+                self._handles.append(hook)
+        return self._handles
+
+    def detach_hooks(self) -> None:
+        """Undo :meth:`apply_in_backward`."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def step(self) -> None:
+        """Apply and free every gradient there is, one parameter after the other."""
+        for name in self.parameters:
+            self._apply(name)
+
+    def zero_grad(self) -> None:
+        """Free all gradients without applying them."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Set the learning rate to ``settings.lr * factor``, times a parameter's own scale where it has one."""
+        for name, optimizer in self._optimizers.items():
+            optimizer.param_groups[0]["lr"] = self.settings.lr * self._lr_scales.get(name, 1.0) * factor
+
+    def scale_lr(self, scales: Mapping[str, float]) -> None:
+        """Give parameters learning rates of their own: multiples of ``settings.lr``, by name."""
+        self._lr_scales = dict(scales)
+        self.set_lr_factor(1.0)
+
+    def train(self) -> None:
+        """Put the weights that are trained in place; needed before a step after :meth:`average`."""
+        self._switch(to_average=False)
+
+    def average(self) -> None:
+        """Put the averaged weights in place, in optimizers that average; they change no others."""
+        self._switch(to_average=True)
+
+    def _switch(self, *, to_average: bool) -> None:
+        if self.settings.averages and self._averaged != to_average:
+            for optimizer in self._optimizers.values():
+                optimizer.eval() if to_average else optimizer.train()  # type: ignore[attr-defined]
+        self._averaged = to_average
+
+    def averaged(self) -> dict[str, Deferred]:
+        """The averaged weights by parameter name, each made when it is saved; none where those in place are to be."""
+        if not self.settings.averages or self._averaged:
+            return {}
+        return {name: Deferred(p.detach(), partial(self._average_of, name)) for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def _average_of(self, name: str) -> Tensor:
+        parameter, optimizer = self.parameters[name], self._optimizers[name]
+        z = optimizer.state.get(parameter, {}).get("z", parameter)
+        return torch.lerp(parameter, z, 1 - 1 / optimizer.param_groups[0]["betas"][0])
+
+    def state(self) -> dict[str, Tensor]:
+        """Optimizer state by flat names (``features.0.weight/momentum_buffer``): the live tensors, not copies."""
+        found: dict[str, Tensor] = {}
+        for name, optimizer in self._optimizers.items():
+            parameter = self.parameters[name]
+            values = dict(optimizer.state.get(parameter, {}))
+            if self.settings.averages:
+                group = optimizer.param_groups[0]
+                values |= {key: torch.tensor(group[key], dtype=torch.float64) for key in _AVERAGING_NUMBERS}
+                values |= {} if self._averaged else {_LIVE: parameter.detach()}
+            found |= {f"{name}/{key}": value for key, value in values.items() if isinstance(value, Tensor)}
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a state from :meth:`state`; the tensors themselves where their layout fits, else copies.
+
+        Raises:
+            CheckpointError: a name or a shape does not belong to these parameters.
+        """
+        restored: dict[str, dict[str, Any]] = {name: {} for name in self.parameters}
+        for flat_name, value in state.items():
+            name, _, key = flat_name.rpartition("/")
+            if name not in restored:
+                raise CheckpointError(f"optimizer state '{flat_name}' belongs to no parameter. Resume the same model.")
+            parameter = self.parameters[name]
+            if value.dim() and value.shape != parameter.shape:
+                raise CheckpointError(
+                    f"optimizer state '{flat_name}' has shape {tuple(value.shape)}, its parameter "
+                    f"{tuple(parameter.shape)}. Resume the same model."
+                )
+            restored[name][key] = _fit(value, parameter) if value.dim() else value.to(parameter.device)
+        for name, optimizer in self._optimizers.items():
+            if self.settings.averages:
+                self._restore_average(name, restored[name])
+            optimizer.state.clear()
+            if restored[name]:
+                optimizer.state[self.parameters[name]] = restored[name]
+
+    @torch.no_grad()
+    def _restore_average(self, name: str, restored: dict[str, Any]) -> None:
+        """Move what is not the optimizer's state of a parameter to its place."""
+        parameter, group = self.parameters[name], self._optimizers[name].param_groups[0]
+        for key in _AVERAGING_NUMBERS:
+            if key in restored:
+                group[key] = type(group[key])(restored.pop(key).item())
+        live = restored.pop(_LIVE, None)
+        if live is not None:
+            parameter.copy_(live)
+        self._averaged = live is None
+        group["train_mode"] = not self._averaged
+
+    def release(self) -> None:
+        """Drop hooks, gradients and all optimizer state; the object is spent.
+
+        torch's optimizers are parts of reference cycles: what they hold would stay until the garbage collector comes.
+        """
+        self.detach_hooks()
+        self.zero_grad()
+        for optimizer in self._optimizers.values():
+            optimizer.state.clear()
+        self._optimizers.clear()
+        self.parameters.clear()
+
+    def _apply(self, name: str) -> None:
+        parameter = self.parameters[name]
+        if parameter.grad is None:
+            return
+        parameter.grad = _fit(parameter.grad, parameter)
+        if parameter.is_meta and self.settings.name in _FUSED_STATE:
+            self._take_state(self._optimizers[name].state[parameter], parameter)
+        else:
+            self._optimizers[name].step()
+        parameter.grad = None
+
+    def _take_state(self, state: dict[str, Tensor], parameter: nn.Parameter) -> None:
+        """What a fused kernel keeps: on the meta device there is none, and torch's loops would take temporaries."""
+        for key in _FUSED_STATE[self.settings.name] if self.settings.state_per_parameter else ():
+            if key not in state:
+                state[key] = torch.empty_like(parameter, requires_grad=False)
+
+
+def _apply_through(reference: weakref.ref[ParameterOptimizers], name: str) -> None:
+    optimizers = reference()
+    if optimizers is not None:
+        optimizers._apply(name)
+
+
+def _fit(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+    """Return ``tensor`` on the device and in the memory layout of ``parameter``: fused kernels walk raw memory.
+
+    On the meta device, convolutions give gradients of other layouts than where they are computed.
+    """
+    if tensor.is_meta and parameter.is_meta:
+        return tensor
+    layouts = zip(parameter.shape, tensor.stride(), parameter.stride(), strict=True)
+    if tensor.device == parameter.device and all(mine == theirs for n, mine, theirs in layouts if n > 1):
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

@@ -1,0 +1,247 @@
+"""One run: its folder, budget, meter, subscribers, and where it stands."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snugfit._chain import UnitStore
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Phase
+from snugfit._core.documents import DocumentError, made
+from snugfit._core.hardware import Hardware
+from snugfit._core.manifest import Manifest
+from snugfit._core.profile import Profile
+from snugfit._core.record import ExitRecord, PhaseRecord
+from snugfit._core.serial import from_data, to_data
+from snugfit._core.workload import Workload
+from snugfit._training.checkpoint import Checkpoint, CheckpointStore
+from snugfit._training.energy import EnergyMeter
+from snugfit._training.events import Event, Notice, PhaseDone, PhaseStarted, Subscriber
+from snugfit._training.launch import Commands
+from snugfit._training.metrics import METRICS_FILE, MetricsWriter
+from snugfit._training.stopping import StopFlag
+from snugfit._training.tensorfile import Deferred
+from snugfit.errors import CheckpointError, DivergedError
+from snugfit.memory import MemoryLimit, PeakMeter, release_memory, trim_heap
+
+CHECKPOINT_SECONDS = 120.0
+"""Longest time between two checkpoints within an epoch."""
+TRIM_SECONDS = 0.5
+"""Time between two trims of the heap, each of which takes a few milliseconds."""
+
+
+@dataclass
+class Position:
+    """Where a run stands; what a checkpoint says beside its tensors.
+
+    Attributes:
+        phase, epoch, step: the next step to run.
+        loss_sum, correct, samples: what the present epoch has added up so far.
+        seconds: time spent in training before this position; ``phase_seconds`` of it in the present phase.
+        energy_joules: energy of the machine's processors before this position; 0 where nothing counts it.
+        phase_peak_bytes, phase_tensor_bytes: measured so far in the present phase.
+        peak_bytes: measured so far in the run.
+        storage_bytes: most bytes of cache on disk so far.
+        phases, exits: records of what is finished.
+        overheads: seconds by kind.
+        notes: the strategy's own small facts.
+    """
+
+    phase: int = 0
+    epoch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    correct: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    phase_seconds: float = 0.0
+    energy_joules: float = 0.0
+    phase_peak_bytes: int = 0
+    phase_tensor_bytes: int = 0
+    peak_bytes: int = 0
+    storage_bytes: int = 0
+    metrics_offset: int = 0
+    phases: list[PhaseRecord] = field(default_factory=list)
+    exits: list[ExitRecord] = field(default_factory=list)
+    overheads: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Move to the first step of an epoch."""
+        self.epoch, self.step = epoch, 0
+        self.loss_sum, self.correct, self.samples = 0.0, 0, 0
+
+
+class Run:
+    """What a strategy's ``fit`` is handed beside the chain and the data.
+
+    ``weights`` holds every unit's weights by its index in the chain, ``exits`` every exit's classifier likewise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workload: Workload,
+        budget: Budget,
+        predicted: Cost,
+        profile: Profile,
+        meter: PeakMeter,
+        device: torch.device,
+        subscribers: Sequence[Subscriber] = (),
+        hardware: Hardware,
+        limit: MemoryLimit,
+        stop: StopFlag | None = None,
+        cache_dir: Path | None = None,
+        commands: Commands | None = None,
+    ) -> None:
+        self.folder, self.workload, self.budget, self.predicted = folder, workload, budget, predicted
+        self.profile, self.meter, self.device, self.stop = profile, meter, device, stop or StopFlag()
+        self.hardware, self.limit, self.enforced = hardware, limit, limit.enforced
+        self.commands = commands
+        self.cache_dir = cache_dir or folder / "cache"
+        self.manifest = Manifest.take_up(folder, self.cache_dir)
+        self.weights = UnitStore(folder / "weights", self.manifest)
+        self.exits = UnitStore(folder / "exits", self.manifest)
+        self.checkpoints = CheckpointStore(folder / "checkpoint", self.manifest)
+        self.metrics = MetricsWriter(folder / METRICS_FILE)
+        self.position = Position()
+        self._subscribers: list[Subscriber] = [self.metrics, *subscribers]
+        self._resumed: Checkpoint | None = None
+        self.energy = EnergyMeter()
+        self._clock = self._saved_at = self._trimmed_at = time.perf_counter()
+
+    def emit(self, event: Event) -> None:
+        """Tell every subscriber."""
+        for subscriber in self._subscribers:
+            subscriber(event)
+
+    def resume(self) -> bool:
+        """Take up the newest checkpoint; False when there is none."""
+        self._resumed = self.checkpoints.latest()
+        self._clock = time.perf_counter()
+        self.energy.spent()
+        if self._resumed is None:
+            self.metrics.truncate(0)
+            return False
+        try:
+            self.position = made(partial(from_data, Position), self._resumed.position)
+        except DocumentError as error:
+            raise CheckpointError(f"the position in {self._resumed.folder} is damaged: {error}.") from error
+        self.metrics.truncate(self._sound_metrics())
+        return True
+
+    def _sound_metrics(self) -> int:
+        """Bytes of ``metrics.csv`` to go on from: none, and a notice, where it is not as it was written."""
+        wanted, listed = self.position.metrics_offset, self.manifest.listed(METRICS_FILE)
+        flaw = listed.flaw(self.metrics.path) if listed else None
+        if not flaw and (listed is None or listed.bytes >= wanted):
+            return wanted
+        self.emit(Notice(f"{self.metrics.path} {flaw or 'was damaged'}; it begins anew, and training goes on"))
+        return 0
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the present phase was taken up from a checkpoint in its middle."""
+        return self._resumed is not None and self.position.epoch + self.position.step > 0
+
+    def resumed_tensors(self, group: str) -> dict[str, torch.Tensor]:
+        """Tensors of one group of the checkpoint that this run was resumed from.
+
+        Raises:
+            CheckpointError: the run was not resumed, or its checkpoint lacks the group.
+        """
+        if self._resumed is None:
+            raise CheckpointError(f"there is no checkpoint to load '{group}' from; start the run anew.")
+        return self._resumed.load(group)
+
+    def save(self, tensors: Mapping[str, Mapping[str, torch.Tensor | Deferred]]) -> None:
+        """Write a checkpoint of these tensors and the present position."""
+        self.tick()
+        self.position.metrics_offset = self.metrics.offset()
+        self.checkpoints.save(tensors, to_data(self.position), self.metrics.written())
+        self._saved_at = time.perf_counter()
+
+    @property
+    def save_due(self) -> bool:
+        """Whether the last checkpoint is old enough for another within the epoch."""
+        return time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS
+
+    def tick(self) -> None:
+        """Add the time since the last tick to the run and its phase; take in the memory peak, and refresh the limit.
+
+        Every so often the heap is trimmed: reading images leaves holes in it, which grew a run by 4 MB in 500 steps.
+        """
+        now = time.perf_counter()
+        self.position.seconds += now - self._clock
+        self.position.phase_seconds += now - self._clock
+        self._clock = now
+        self.position.energy_joules += self.energy.spent()
+        peak = self.meter.mark()
+        if now - self._trimmed_at > TRIM_SECONDS:
+            trim_heap()
+            self._trimmed_at = now
+        self.limit.refresh()
+        self.position.phase_peak_bytes = max(self.position.phase_peak_bytes, peak)
+        self.position.peak_bytes = max(self.position.peak_bytes, peak)
+
+    def start_phase(self, phase: Phase, index: int, count: int, epochs: int, steps: int, first_epoch: int = 0) -> None:
+        """Begin (or take up) a phase, whose weights are in memory; its first step has the headroom that is left now."""
+        self.tick()
+        release_memory()  # what loading the weights has left in the heap
+        self.meter.restart()
+        self.emit(
+            PhaseStarted(
+                phase.name, index, count, phase.units, phase.batch_size, epochs, steps, phase.peak_bytes, first_epoch
+            )
+        )
+
+    def end_phase(self, phase: Phase, epochs: int, steps: int, cache_bytes: int = 0) -> None:
+        """Record a finished phase and move the position to the start of the next."""
+        self.tick()
+        position = self.position
+        position.phases.append(
+            PhaseRecord(
+                name=phase.name,
+                units=phase.units,
+                batch_size=phase.batch_size,
+                predicted_peak_bytes=phase.peak_bytes,
+                measured_peak_bytes=position.phase_peak_bytes,
+                tensor_peak_bytes=position.phase_tensor_bytes,
+                predicted_seconds=phase.seconds,
+                seconds=position.phase_seconds,
+                epochs=epochs,
+                steps=steps,
+                cache_bytes=cache_bytes,
+            )
+        )
+        self.emit(PhaseDone(phase.name, phase.peak_bytes, position.phase_peak_bytes, position.phase_seconds))
+        position.phase += 1
+        position.start_epoch(0)
+        position.phase_seconds, position.phase_peak_bytes, position.phase_tensor_bytes = 0.0, 0, 0
+        self.meter.restart()
+
+    def add_overhead(self, kind: str, seconds: float) -> None:
+        """Account seconds that are not training steps: profiling, caching, exit selection."""
+        self.position.overheads[kind] = self.position.overheads.get(kind, 0.0) + seconds
+
+    def require_finite(self, loss: float, where: str) -> None:
+        """Stop at the first loss that is NaN or infinite.
+
+        Raises:
+            DivergedError: it is.
+        """
+        if not math.isfinite(loss):
+            position = self.position
+            raise DivergedError(
+                f"the loss became {loss} in {where}, epoch {position.epoch + 1}, step {position.step + 1}. "
+                "Lower --lr, or check the data for broken images; the last checkpoint is untouched."
+            )
