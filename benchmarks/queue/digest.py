@@ -21,8 +21,8 @@ SHARED = ("snugfit._models", "snugfit._data.batches", "snugfit._data.split", "sn
 NEUTRAL = ("snugfit._api", "snugfit._cli", "snugfit.detection", "snugfit.errors", "snugfit.memory", "snugfit._planner",
            "snugfit.profiling", "snugfit._quantities", "snugfit._report", "snugfit._training.launch")  # fmt: skip
 
-FIRST = ("snugfit._api.builder", "snugfit._api.weights")
-"""Without what they import: they belong to a neutral package, but make the weights that training begins with."""
+FIRST = ("snugfit._api.builder", "snugfit._training.initial_weights", "snugfit._storage.weights_file")
+"""Without what they import: they make the weights that training begins with."""
 
 
 def digest_of(strategy: str, source: Path = SOURCE) -> str:

@@ -19,7 +19,6 @@ from snugfit._api.result import TrainedRecord
 from snugfit._api.running import execute
 from snugfit._api.tensor_timing import tensor_table
 from snugfit._api.trials import compare
-from snugfit._api.weights import check_weights
 from snugfit._core.budget import Budget
 from snugfit._core.command import as_typed, command_of
 from snugfit._core.options import Count, checked
@@ -33,6 +32,7 @@ from snugfit._data import Splits
 from snugfit._planner import Experience, default_aim, infeasible_error, search
 from snugfit._report.console import ConsoleProgress
 from snugfit._training.events import Notice, ProbeMeasured, Subscriber
+from snugfit._training.initial_weights import check_weights
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local import check_local_loss

@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 from snugfit._api.builder import assemble
 from snugfit._api.loading import on_meta
 from snugfit._api.planning import _request
-from snugfit._api.weights import read_weights
 from snugfit._chain import Chain, UnitStore
 from snugfit._data import from_dataset
+from snugfit._storage.weights_file import read_weights
 from snugfit.errors import CheckpointError, ModelError
 
 

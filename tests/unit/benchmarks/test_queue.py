@@ -133,7 +133,8 @@ class TestDigest:
             "strategies/backprop": "from snugfit.local import loss\nfrom snugfit._report import x\n",
             "local/loss": '"""Loss."""\ndef f():\n    """Do."""\n    return 1  # one\n',
             **{f"_data/{name}": "" for name in ("batches", "split", "transform")},
-            "_api": "", "_api/builder": "", "_api/weights": "", "_api/history": "",
+            "_api": "", "_api/builder": "", "_api/history": "",
+            "_training/initial_weights": "", "_storage/weights_file": "",
         }  # fmt: skip
         for name, text in files.items():
             folder = tmp_path / "snugfit" / name

@@ -1,4 +1,4 @@
-"""Pre-trained weights from a file: reading them, and saying whose they are where they do not fit."""
+"""Initial weights from a file: matched by name and shape, or refused with the model that they belong to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, load_into, release
+from snugfit._storage.weights_file import read_weights
 from snugfit.errors import CheckpointError
 
 State = Mapping[str, torch.Tensor]
@@ -49,48 +50,6 @@ def _fitting(path: Path, chain: Chain, file: State) -> dict[str, torch.Tensor]:
     taken = {name: state[name] for name, shape in wanted.items() if name in state and state[name].shape == shape}
     _check_fits(path, chain, wanted, state, taken)
     return taken
-
-
-def read_weights(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """Read a state dict from safetensors or a weights-only ``.pth``; pickled code is never run.
-
-    On the ``meta`` device names and shapes alone are read.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, or holds more than weights.
-    """
-    from safetensors import SafetensorError
-
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} is no regular file, and is not read; give a file of weights.")
-    try:
-        if path.suffix == ".safetensors":
-            return _read_safetensors(path, device)
-        state = torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no weights file {path}.") from error
-    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{path} is damaged or not a weights file ({reason}).") from error
-    except Exception as error:  # torch.load raises pickle errors of its own kind for anything but weights
-        raise CheckpointError(f"{path} holds more than weights, and is not read: convert it to safetensors.") from error
-    for key in ("state_dict", "model"):  # what training scripts wrap weights in
-        if isinstance(state, dict) and (key == "state_dict" or isinstance(state.get(key), dict)):
-            state = state.get(key, state)
-    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise CheckpointError(f"{path} does not hold weights by name; save module.state_dict() instead.")
-    return dict(state)
-
-
-def _read_safetensors(path: Path, device: str) -> dict[str, torch.Tensor]:
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    if device != "meta":
-        return dict(load_file(path))
-    with safe_open(path, framework="pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def _views(state: State) -> Iterator[State]:

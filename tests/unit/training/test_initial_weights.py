@@ -8,12 +8,12 @@ from torch.utils.data import TensorDataset
 from snugfit import _models as models
 from snugfit._api.builder import assemble
 from snugfit._api.planning import _request
-from snugfit._api.weights import take_weights
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release
 from snugfit._data import from_dataset
 from snugfit._models.resnet50 import BottleneckResNet
 from snugfit._models.vgg import ImageNetVGG
 from snugfit._models.vit import VisionTransformer
+from snugfit._training.initial_weights import take_weights
 from snugfit.errors import CheckpointError
 
 TINY = {

@@ -1,0 +1,1 @@
+"""Tensors and weights on disk: one writer and one reader of each kind of file."""
