@@ -15,12 +15,12 @@ from torch import Tensor
 
 from benchmarks.common import Settings
 from snugfit import _models as models
-from snugfit._api.builder import assemble
-from snugfit._api.process import baseline, choose_device
 from snugfit._chain import Chain, UnitStore, load_into
 from snugfit._core.request import DataOptions, ModelOptions, Request, TrainingOptions
 from snugfit._core.tensors import TensorProfile
 from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._engine.builder import assemble
+from snugfit._engine.process import baseline, choose_device
 from snugfit.lean import use_lean, use_stock
 from snugfit.memory import MemoryLimit
 from snugfit.memory.scratch import ScratchFile

@@ -10,7 +10,7 @@ from typing import Any
 
 import snugfit
 from benchmarks.common import ROOT
-from snugfit._api.process import choose_device, describe_hardware
+from snugfit._engine.process import choose_device, describe_hardware
 
 
 def describe_machine(device: str | None) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import snugfit
 from benchmarks.common import DEFAULTS, Cell, Options, Settings, program
 from benchmarks.store import ResultFile, finish, markdown, mb, number
 from snugfit import _models as models
-from snugfit._api.process import baseline, choose_device
 from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._engine.process import baseline, choose_device
 from snugfit._training.loop import Trainable
 from snugfit._training.network import NetworkTrainer
 from snugfit.local.assignment import Layout

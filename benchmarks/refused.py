@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import program
-from snugfit._api.builder import assemble, make_strategies
-from snugfit._api.process import choose_device, describe_hardware
 from snugfit._core.request import BudgetOptions, DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
+from snugfit._engine.builder import assemble, make_strategies
+from snugfit._engine.process import choose_device, describe_hardware
 from snugfit._quantities import parse_bytes
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, make_meter, prepare_process
 from snugfit.profiling import LOOKING_BYTES, Probe, smallest_floor

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 
 import snugfit
-from snugfit._api.history import _runs_file, past_runs
-from snugfit._api.loading import Architecture, read_data
 from snugfit._chain.store import UnitStore
 from snugfit._cli.config import read_config
 from snugfit._cli.hosts import read_hosts
@@ -25,6 +23,8 @@ from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.request import MachineOptions, Request
 from snugfit._core.serial import to_data
+from snugfit._engine.history import _runs_file, past_runs
+from snugfit._engine.loading import Architecture, read_data
 from snugfit._report.metrics import read_metrics
 from snugfit._report.page import read_record, render
 from snugfit._training.cache import ActivationCache

@@ -18,10 +18,12 @@ from benchmarks.common import ROOT
 SOURCE = ROOT / "src"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SHARED = ("snugfit._models", "snugfit._data.batches", "snugfit._data.split", "snugfit._data.transform")
-NEUTRAL = ("snugfit._api", "snugfit._cli", "snugfit.detection", "snugfit.errors", "snugfit.memory", "snugfit._planner",
-           "snugfit.profiling", "snugfit._quantities", "snugfit._report", "snugfit._training.launch")  # fmt: skip
+NEUTRAL = (
+    "snugfit._api", "snugfit._cli", "snugfit._engine", "snugfit.detection", "snugfit.errors", "snugfit.memory",
+    "snugfit._planner", "snugfit.profiling", "snugfit._quantities", "snugfit._report", "snugfit._training.launch",
+)  # fmt: skip
 
-FIRST = ("snugfit._api.builder", "snugfit._training.initial_weights", "snugfit._storage.weights_file")
+FIRST = ("snugfit._engine.builder", "snugfit._training.initial_weights", "snugfit._storage.weights_file")
 """Without what they import: they make the weights that training begins with."""
 
 

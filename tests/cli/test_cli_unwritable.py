@@ -12,7 +12,7 @@ from pathlib import Path
 import fake_runs
 import pytest
 
-from snugfit._api import run_page
+from snugfit._api import report as run_page
 from snugfit._cli.examine import MARK
 from snugfit.errors import UsageError
 

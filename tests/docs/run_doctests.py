@@ -25,7 +25,9 @@ def main(modules):
 
 def uses_runs(name):
     on_the_ground_floor = ("snugfit._core.record", "snugfit._core.verify")
-    return name in ("snugfit", *on_the_ground_floor) or name.startswith(("snugfit._api", "snugfit._training"))
+    return name in ("snugfit", *on_the_ground_floor) or name.startswith(
+        ("snugfit._api", "snugfit._engine", "snugfit._training")
+    )
 
 
 def run(name):

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import snugfit
-from snugfit._api.builder import make_strategies
 from snugfit._core.request import BudgetOptions, Request, StrategyOptions
+from snugfit._engine.builder import make_strategies
 from snugfit._training.events import TensorsSelected
 from snugfit.errors import (
     CheckpointError,

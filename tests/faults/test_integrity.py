@@ -19,14 +19,14 @@ import pytest
 import torch
 
 import snugfit
-from snugfit._api.images import RunImages
-from snugfit._api.running import FIRST_FILES
 from snugfit._cli.app import run as command
 from snugfit._cli.worker import COMMANDS
 from snugfit._core import lock
 from snugfit._core.digests import FileDigest
 from snugfit._core.manifest import Manifest
 from snugfit._core.outputs import require_run_folder
+from snugfit._engine.images import RunImages
+from snugfit._engine.running import FIRST_FILES
 from snugfit._training.files import write_json_atomic
 from snugfit.errors import CheckpointError, UsageError
 
@@ -137,7 +137,7 @@ def reported(run: Path) -> Any:
 
 def looked_at(run: Path) -> Any:
     """A unit's weights and its exit, as pictures read them."""
-    from snugfit._api.finished_run import Source
+    from snugfit._engine.finished_run import Source
 
     return [Source(run).stored(kind, 0) for kind in ("weights", "exits")]
 
@@ -146,7 +146,8 @@ def looked_at(run: Path) -> Any:
 def one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of a run are opened once."""
     known: dict[Any, RunImages] = {}
-    from snugfit._api import images, inference
+    from snugfit._api import inference
+    from snugfit._engine import images
 
     real = images.run_images
 
@@ -351,9 +352,10 @@ def test_only_one_process_continues_a_run(interrupted: Path, monkeypatch: pytest
                 if folder == interrupted:
                     snugfit.resume(folder, subscribers=())
                 else:
-                    from snugfit._api.running import execute
+                    from snugfit._engine.planning import Planned
+                    from snugfit._engine.running import execute
 
-                    execute(None, None, None, None, (), folder)  # type: ignore[arg-type]
+                    execute(Planned(None, None, None, None), (), folder)  # type: ignore[arg-type]
         finally:
             os.kill(holder.pid, signal.SIGKILL)
             holder.communicate()

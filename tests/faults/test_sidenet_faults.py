@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit._api.builder import make_strategies
 from snugfit._core.request import BudgetOptions, ModelOptions, Request, StrategyOptions, prune_ratio
+from snugfit._engine.builder import make_strategies
 from snugfit.errors import DataError, InfeasibleBudgetError, ModelError, SnugfitError, UnknownNameError, UsageError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGES = ("memory", "lean", "local", "selection", "surgery", "tiling")
 ABOVE = (
-    *(f"snugfit.{package}" for package in ("_api", "_cli", "_planner", "_report", "strategies")),
+    *(f"snugfit.{package}" for package in ("_api", "_cli", "_engine", "_planner", "_report", "strategies")),
     *("snugfit._training", "snugfit._models", "snugfit._data", "kornia", "matplotlib"),
 )
 

@@ -1,22 +1,21 @@
 """The Python face: what the command line does, as functions."""
 
-from snugfit._api.distributed import serve, together, with_others
 from snugfit._api.exporting import export
 from snugfit._api.inference import evaluate, predict
-from snugfit._api.launch_folder import begun, finished, for_launch, world
-from snugfit._api.lean_retries import requests_apart, smallest_fitting
-from snugfit._api.loading import Architecture, load
 from snugfit._api.planning import RunnablePlan, plan, plan_request, profile_request
-from snugfit._api.process import prepare_process
-from snugfit._api.result import TrainedRecord
-from snugfit._api.run_page import draw_report
-from snugfit._api.running import resume
+from snugfit._api.report import draw_report
+from snugfit._api.trained_record import TrainedRecord, resume
 from snugfit._core.budget import Budget
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.record import Record
 from snugfit._core.request import Request
 from snugfit._core.verify import Verification, verify
 from snugfit._data import Splits, from_dataset, load_boxed
+from snugfit._engine.distributed import serve, together, with_others
+from snugfit._engine.launch_folder import begun, finished, for_launch, world
+from snugfit._engine.lean_retries import requests_apart, smallest_fitting
+from snugfit._engine.loading import Architecture, load
+from snugfit._engine.process import prepare_process
 from snugfit._training.stopping import StopFlag
 
 __all__ = [

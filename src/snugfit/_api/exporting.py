@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit._api.loading import Architecture, load
 from snugfit._core.manifest import listing
 from snugfit._core.options import checked
 from snugfit._core.outputs import require_file, require_folder
 from snugfit._core.request import ExportFormat
 from snugfit._core.serial import to_data
+from snugfit._engine.loading import Architecture, load
 from snugfit._training.artifact import MODEL_FILE
 from snugfit.errors import ModelError, UnusableInputError
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snugfit._api.images import images_at_once, run_images
-from snugfit._api.loading import Architecture, load
-from snugfit._api.tasks import rules_of
 from snugfit._core.options import Count, checked
 from snugfit._core.request import Split
 from snugfit._data import Decoder, Transform, upright_size
+from snugfit._engine.images import images_at_once, run_images
+from snugfit._engine.loading import Architecture, load
+from snugfit._engine.tasks import rules_of
 from snugfit._training.task import Classification, Detection, Score, Task, measure
 from snugfit.detection import corners, detections
 from snugfit.errors import DataError

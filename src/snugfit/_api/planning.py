@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from snugfit._api.activations import activation_table
-from snugfit._api.builder import Assembly, Considered, assemble, make_strategies, own_splits
-from snugfit._api.distributed import commands_of_run
-from snugfit._api.history import measurements, past_runs
-from snugfit._api.learning_signal import signal_table
-from snugfit._api.process import baseline, choose_device, describe_hardware
-from snugfit._api.result import TrainedRecord
-from snugfit._api.running import execute
-from snugfit._api.tensor_timing import tensor_table
-from snugfit._api.trials import compare
+from snugfit._api.trained_record import TrainedRecord
 from snugfit._core.budget import Budget
-from snugfit._core.command import as_typed, command_of
+from snugfit._core.command import as_typed
 from snugfit._core.options import Count, checked
 from snugfit._core.outputs import require_places
-from snugfit._core.plan import Plan
-from snugfit._core.profile import Profile
 from snugfit._core.request import OWN, BudgetOptions, Request, Trained
 from snugfit._core.serial import to_data
 from snugfit._core.trial import STEPS, Trial
-from snugfit._data import Splits
-from snugfit._planner import Experience, default_aim, infeasible_error, search
+from snugfit._engine.builder import own_splits
+from snugfit._engine.distributed import commands_of_run
+from snugfit._engine.planning import Planned, make_plan
+from snugfit._engine.process import choose_device
+from snugfit._engine.running import execute
+from snugfit._engine.trials import compare
+from snugfit._planner import infeasible_error
 from snugfit._report.console import ConsoleProgress
-from snugfit._training.events import Notice, ProbeMeasured, Subscriber
-from snugfit._training.initial_weights import check_weights
+from snugfit._training.events import Notice, Subscriber
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import UnknownNameError, UsageError
-from snugfit.local import check_local_loss
-from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
+from snugfit.memory import MemoryLimit
+from snugfit.strategies.blockwise.signal_table import signal_table
+from snugfit.strategies.elastic.tensor_table import tensor_table
+from snugfit.strategies.sidenet.activation_table import activation_table
 
 
 @dataclass(frozen=True)
-class RunnablePlan:
+class RunnablePlan(Planned):
     """A plan with all that is needed to run it; prints as a table.
 
     >>> import snugfit
@@ -60,11 +55,6 @@ class RunnablePlan:
         plan: the plan as data.
         profile: the measurements behind it.
     """
-
-    plan: Plan
-    profile: Profile
-    assembly: Assembly
-    baseline: Baseline
 
     def __str__(self) -> str:
         return str(self.plan)
@@ -95,7 +85,7 @@ class RunnablePlan:
             raise infeasible_error(self.plan)
         self._require_processes()
         shown = (ConsoleProgress(),) if subscribers is None else subscribers
-        return execute(self.plan, self.profile, self.assembly, self.baseline, shown, out, stop)
+        return TrainedRecord(execute(self, shown, out, stop), self.assembly.module)
 
     def compare(self, steps: int = STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
         """Hold the predictions against one short real run of each strategy that fits, inside the budget.
@@ -113,7 +103,7 @@ class RunnablePlan:
         checked("compare_steps", Count, steps)
         if self.plan.choice is None:
             raise infeasible_error(self.plan)
-        return compare(self.plan, self.profile, self.assembly, self.baseline, steps, subscribers)
+        return compare(self, steps, subscribers)
 
     def _require_processes(self) -> None:
         """A plan over several processes runs where these are."""
@@ -137,7 +127,7 @@ def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> Ru
     True
     """
     require_places(request.machine.out, request.strategy.cache_dir)
-    return _plan(request, None, None, subscribers)
+    return RunnablePlan(**vars(make_plan(request, None, None, subscribers)))
 
 
 def plan(
@@ -186,61 +176,7 @@ def plan(
             keywords = ", ".join(f"{each.name}=" for each in fields(BudgetOptions))
             raise UsageError(f"give the budget once: as snugfit.Budget(...), or as {keywords}.")
         request = replace(request, budget=_budget_options(budget))
-    return _plan(request, splits, module, subscribers)
-
-
-def _plan(
-    request: Request,
-    splits: Splits | None,
-    module: nn.Module | Callable[[], nn.Module] | None,
-    subscribers: Sequence[Subscriber],
-    *,
-    measures: bool = True,
-) -> RunnablePlan:
-    if request.strategy.local_loss is not None:
-        check_local_loss(request.strategy.local_loss)
-    considered = make_strategies(request) if measures else Considered([], [], {})
-    budget = Budget(**asdict(request.budget))
-    aim = request.strategy.aim or default_aim(transfers=request.model.weights is not None)
-    device = choose_device(request.machine.device)
-    resting = baseline(request.machine.threads)
-    hardware = describe_hardware(device)
-    experience = Experience(measurements(request.machine, hardware), past_runs(request.machine, hardware))
-
-    def measured(name: str, index: int, count: int) -> None:
-        for subscriber in subscribers:
-            subscriber(ProbeMeasured(name, index, count))
-
-    def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> RunnablePlan:
-        with MemoryLimit(memory_bytes, resting, device) as limit:
-            assembly = assemble(request, splits, module)
-            if request.model.weights is not None:
-                check_weights(Path(request.model.weights), assembly.chain)
-            found, profile = search(
-                considered.strategies, assembly.workload, assembly.chain, hardware, budget,
-                make_meter(resting, device), limit, on_measured, aim, considered.standby, considered.left_out,
-                experience,
-            )  # fmt: skip
-        found = replace(found, command=command_of(request, found))
-        return RunnablePlan(found, profile, assembly, resting)
-
-    try:
-        planned = attempt(budget.memory_bytes, measured)
-        for note in (*planned.assembly.splits.notes, *_reused(experience.measurements.found)):
-            for subscriber in subscribers:
-                subscriber(Notice(note))
-        return planned
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    release_memory()
-    return attempt(None, None)  # not even data and chain fit: say so from what needs no measurement
-
-
-def _reused(count: int) -> list[str]:
-    if not count:
-        return []
-    return [f"{count} measurements of this machine were known; --profile-cache renew makes them again"]
+    return RunnablePlan(**vars(make_plan(request, splits, module, subscribers)))
 
 
 def profile_request(
@@ -264,9 +200,9 @@ def profile_request(
     Args:
         request: the options.
         subscribers: told of every measured probe.
-        learning_signal: add each method's learning signal (:func:`snugfit._api.learning_signal.signal_table`).
-        tensors: add what training each tensor takes (:func:`snugfit._api.tensor_timing.tensor_rows`).
-        activation_memory: add the activation memory of every block (:func:`snugfit._api.activations.activation_table`).
+        learning_signal: add each method's learning signal (``strategies.blockwise.signal_table``).
+        tensors: add what training each tensor takes (``strategies.elastic.tensor_table``).
+        activation_memory: add the activation memory of every block (``strategies.sidenet.activation_table``).
         trained: what trains in it; a side network where the model can have one, else everything.
 
     Raises:
@@ -284,21 +220,23 @@ def profile_request(
         budget=replace(request.budget, time_ratio=None),  # units are measured, whatever trains them
     )
     measures = learning_signal or tensors or not activation_memory
-    found = _plan(request, None, None, subscribers, measures=measures)
+    found = make_plan(request, None, None, subscribers, measures=measures)
     workload, profile = found.plan.workload, found.profile
     seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
     untimed = 0.0 if measures else None
     units = [{**to_data(unit), "seconds": seconds.get(unit.name, untimed)} for unit in profile.units]
     data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
+    device = choose_device(request.machine.device)
+    limit = MemoryLimit(found.plan.budget.memory_bytes, found.baseline, device)
     if learning_signal:
         data["learning_signal"] = signal_table(found.assembly.chain, workload, found.plan.hardware)
     if tensors:
         count = sum(1 for unit in found.assembly.chain.all_units for _ in unit.module.parameters())
         for subscriber in subscribers:
             subscriber(Notice(f"timing {count} tensors one by one"))
-        data |= tensor_table(found.assembly, profile, found.plan.budget.memory_bytes, found.baseline)
+        data |= tensor_table(found.assembly.chain, workload, profile, limit, lean=request.strategy.lean)
     if activation_memory:
-        table = activation_table(found.assembly, trained, found.plan.budget.memory_bytes, found.baseline)
+        table = activation_table(found.assembly.chain, workload, trained, limit, lean=request.strategy.lean)
         data["activation_memory"] = table
     return data
 

@@ -125,7 +125,7 @@ def print_activation_memory(memory: dict[str, Any]) -> None:
     """Print ``activation_memory`` of ``profile --json`` as tables on stderr.
 
     Args:
-        memory: the paper's figure, with ``true`` and ``measured`` beside it; see :mod:`snugfit._api.activations`.
+        memory: what ``strategies.sidenet.activation_table`` gives.
     """
     true = memory["true"]
     kinds = ("temporary_bytes", "cumulative_bytes", "peak_bytes")

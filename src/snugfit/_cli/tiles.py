@@ -66,7 +66,7 @@ def plan_cluster(
         UsageError: the file cannot be used, or options contradict each other.
     """
     known.check_model(model)
-    from snugfit._api.tile_costs import TileWishes, plan_tiles
+    from snugfit.strategies.tiled.tile_costs import TileWishes, plan_tiles
 
     found = plan_tiles(TileWishes(model, image_size, batch_size, classes, cluster, processes, tiles))
     if not output.quiet:

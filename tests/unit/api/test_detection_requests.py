@@ -6,10 +6,10 @@ import tiny_boxes
 import torch
 from torch import nn
 
-from snugfit._api.builder import assemble, own_splits
 from snugfit._api.planning import profile_request
 from snugfit._core.request import DataOptions, ModelOptions, Request, TrainingOptions
 from snugfit._data import load_boxed
+from snugfit._engine.builder import assemble, own_splits
 from snugfit.detection import anchors_for
 from snugfit.errors import ModelError, UnknownNameError, UsageError
 

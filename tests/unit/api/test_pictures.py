@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import snugfit
-from snugfit._api.figure_data import first_of_each
-from snugfit._api.run_page import draw_report, make_pictures
+from snugfit._api.report import draw_report, make_pictures
 from snugfit._core.manifest import Manifest
+from snugfit._engine.figure_data import first_of_each
 from snugfit.errors import DataError, UnknownNameError, UsageError
 from snugfit.local.spectra import spectrum
 
@@ -65,7 +65,7 @@ def test_activations_are_those_that_the_loss_reads(runs):
         if unit is not None:
             stored = next((runs / "mxm" / "weights").glob(f"unit_{unit:03d}*"))
             parameter.data = load_file(stored)[name]
-    splits = snugfit._api.run_page.Source(runs / "mxm").images
+    splits = snugfit._api.report.Source(runs / "mxm").images
     images, labels = (torch.cat(part) for part in zip(*splits.batches(), strict=True))
     with torch.no_grad():
         maps = network[:8](images[labels == 3])
@@ -84,7 +84,7 @@ def test_the_page_shows_them_only_when_asked_to(runs, monkeypatch):
 
 def plain_page(run, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("snugfit._api.run_page.make_pictures", None)
+        patch.setattr("snugfit._api.report.make_pictures", None)
         return (run / "report.html" if draw_report(run)["report"] else run).read_text()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import snugfit
 from snugfit._api.exporting import export
 from snugfit._api.inference import evaluate, predict
-from snugfit._api.loading import Architecture
+from snugfit._engine.loading import Architecture
 from snugfit.errors import UsageError
 
 COUNT = 40

@@ -133,7 +133,7 @@ class TestDigest:
             "strategies/backprop": "from snugfit.local import loss\nfrom snugfit._report import x\n",
             "local/loss": '"""Loss."""\ndef f():\n    """Do."""\n    return 1  # one\n',
             **{f"_data/{name}": "" for name in ("batches", "split", "transform")},
-            "_api": "", "_api/builder": "", "_api/history": "",
+            "_engine": "", "_engine/builder": "", "_engine/history": "",
             "_training/initial_weights": "", "_storage/weights_file": "",
         }  # fmt: skip
         for name, text in files.items():
@@ -153,8 +153,8 @@ class TestDigest:
             ("local/loss.py", '"""Another."""\n\n\ndef f():\n    """Do it."""\n    return 1\n', True),
             ("local/loss.py", "def f():\n    return 2\n", False),
             ("_data/split.py", "z = 1", False),
-            ("_api/builder.py", "seed = 1", False),
-            ("_api/history.py", "seed = 1", True),
+            ("_engine/builder.py", "seed = 1", False),
+            ("_engine/history.py", "seed = 1", True),
             ("_report/__init__.py", "x = 2", True),
             ("tiling/__init__.py", "y = 3", True),
         ],

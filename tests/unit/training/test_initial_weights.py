@@ -6,10 +6,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from snugfit import _models as models
-from snugfit._api.builder import assemble
 from snugfit._api.planning import _request
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release
 from snugfit._data import from_dataset
+from snugfit._engine.builder import assemble
 from snugfit._models.resnet50 import BottleneckResNet
 from snugfit._models.vgg import ImageNetVGG
 from snugfit._models.vit import VisionTransformer

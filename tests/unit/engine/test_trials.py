@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 import snugfit
-from snugfit._api import trials
+from snugfit._engine import trials
 from snugfit.errors import InfeasibleBudgetError, InterruptedRunError, UsageError
 
 TINY = {"image_size": 8, "batch_size": 16, "epochs": 3, "max_train": 200, "threads": 1}

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit._api import activations
-from snugfit._api.activations import activation_table, make_subject
-from snugfit._api.builder import assemble
 from snugfit._core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit._engine.builder import assemble
 from snugfit.errors import ModelError
-from snugfit.memory import Baseline
+from snugfit.memory import Baseline, MemoryLimit
+from snugfit.strategies.sidenet import activation_table as activations
+from snugfit.strategies.sidenet.activation_table import activation_table, make_subject
 
-NOWHERE = Baseline(0, 0)
+NO_LIMIT = MemoryLimit(None, Baseline(0, 0), torch.device("cpu"))
 
 
 def assembly(model="resnet18", size=32, module=None):
@@ -26,9 +26,14 @@ def assembly(model="resnet18", size=32, module=None):
     return assemble(request, module=module)
 
 
+def table_of(trained):
+    made = assembly()
+    return activation_table(made.chain, made.workload, trained, NO_LIMIT)
+
+
 @pytest.mark.parametrize("trained", ["sidenet", "head", "bias+head", "full"])
 def test_the_allocator_agrees_with_the_true_figure(trained):
-    table = activation_table(assembly(), trained, None, NOWHERE)
+    table = table_of(trained)
     measured = table["measured"]["tensor_peak_bytes"]
     assert table["trained"] == trained and table["measured"]["batch"] == table["true"]["batch"] == 4
     assert measured == pytest.approx(table["true"]["total_bytes"], rel=0.05)
@@ -39,20 +44,20 @@ def test_the_allocator_agrees_with_the_true_figure(trained):
 
 
 def test_what_trains_and_in_which_mode():
-    made = assembly()
-    subject = make_subject(made, "sidenet")
+    chain = assembly().chain
+    subject = make_subject(chain, "sidenet")
     assert {name.split(".")[0] for name in subject.names} == {"side", "fc"}
     norms = [(name, each) for name, each in subject.module.named_modules() if isinstance(each, nn.BatchNorm2d)]
     assert all(layer.training == name.startswith("side.") for name, layer in norms)
     frozen = {name for name, parameter in subject.module.named_parameters() if not parameter.requires_grad}
     assert frozen == {name for name, _ in subject.module.named_parameters()} - subject.names
-    biases = make_subject(made, "bias+head").names
+    biases = make_subject(chain, "bias+head").names
     assert {"layer1.0.bn1.bias", "fc.weight"} <= biases and "layer1.0.bn1.weight" not in biases
 
 
 def test_a_side_network_is_the_default_where_there_can_be_one():
-    assert make_subject(assembly(), None).trained == "sidenet"
-    plain = assembly("own", 8, nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)))
+    assert make_subject(assembly().chain, None).trained == "sidenet"
+    plain = assembly("own", 8, nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))).chain
     subject = make_subject(plain, None)
     assert subject.trained == "full" and subject.names == {"0.weight", "0.bias", "3.weight", "3.bias"}
     with pytest.raises(ModelError):
@@ -62,7 +67,7 @@ def test_a_side_network_is_the_default_where_there_can_be_one():
 def test_nothing_runs_where_memory_is_short(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", type("Few", (), {"available": 1000}))
     monkeypatch.setattr(activations, "step_peak", lambda *_: pytest.fail("ran"))
-    assert activation_table(assembly(), "head", None, NOWHERE)["measured"]["tensor_peak_bytes"] is None
+    assert table_of("head")["measured"]["tensor_peak_bytes"] is None
 
 
 def test_a_refused_allocation_leaves_it_unmeasured_and_other_errors_do_not(monkeypatch):
@@ -70,10 +75,10 @@ def test_a_refused_allocation_leaves_it_unmeasured_and_other_errors_do_not(monke
         raise MemoryError("out of memory")
 
     monkeypatch.setattr(activations, "step_peak", refuse)
-    assert activation_table(assembly(), "head", None, NOWHERE)["measured"]["tensor_peak_bytes"] is None
+    assert table_of("head")["measured"]["tensor_peak_bytes"] is None
     monkeypatch.setattr(activations, "step_peak", lambda *_: torch.empty(-1))
     with pytest.raises(RuntimeError, match="negative dimension"):
-        activation_table(assembly(), "head", None, NOWHERE)
+        table_of("head")
 
 
 def test_a_profile_has_it_when_asked():

@@ -16,11 +16,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from snugfit._api.builder import Assembly, assemble, load_splits
-from snugfit._api.loading import read_data
-from snugfit._api.running import execute, write_run
-from snugfit._core.plan import Candidate, Plan
-from snugfit._core.profile import Profile
+from snugfit._core.plan import Candidate
 from snugfit._core.record import Record
 from snugfit._core.registry import strategy_class
 from snugfit._core.request import OWN, MachineOptions
@@ -29,40 +25,43 @@ from snugfit._core.strategy import Strategy
 from snugfit._core.trial import Trial, measured_in
 from snugfit._data import ImageSet, Splits
 from snugfit._data.sets import Subset
+from snugfit._engine.builder import Assembly, assemble, load_splits
+from snugfit._engine.loading import read_data
+from snugfit._engine.planning import Planned
+from snugfit._engine.running import execute, write_run
 from snugfit._planner import corrected
 from snugfit._report.metrics import read_metrics
 from snugfit._training.events import Notice, Subscriber
 from snugfit.errors import InterruptedRunError, SnugfitError
-from snugfit.memory import Baseline
 
 _EVALUATED = 16
 """Validation images of a trial, and test images: it is there to time training."""
 _GRACE_SECONDS = 20.0
 
 
-def compare(
-    plan: Plan, profile: Profile, assembly: Assembly, resting: Baseline, steps: int, subscribers: Sequence[Subscriber]
-) -> list[Trial]:
+def compare(planned: Planned, steps: int, subscribers: Sequence[Subscriber]) -> list[Trial]:
     """Run a short trial of the best feasible candidate of every strategy, one after another.
 
     A trial that fails has its error in its row. What trials write is removed, also when they are interrupted.
 
     Args:
-        plan, profile, assembly, resting: as planned.
+        planned: the plan.
         steps: effective batches of each.
         subscribers: told which trial runs.
     """
     best: dict[str, Candidate] = {}
-    for candidate in plan.candidates:
+    for candidate in planned.plan.candidates:
         if candidate.feasible:
             best.setdefault(candidate.strategy, candidate)
     trials = []
     with tempfile.TemporaryDirectory(prefix="snugfit-trials-", ignore_cleanup_errors=True) as folder, _stoppable():
-        short = _shortened(assembly, steps)
+        short = replace(planned, assembly=_shortened(planned.assembly, steps))
         for number, (name, candidate) in enumerate(best.items(), 1):
             for subscriber in subscribers:
-                subscriber(Notice(f"trial {number} of {len(best)}: {name}, {short.workload.train_count} images"))
-            prepared = _Prepared.of(candidate, plan, profile, short, resting, Path(folder) / name)
+                subscriber(
+                    Notice(f"trial {number} of {len(best)}: {name}, {short.assembly.workload.train_count} images")
+                )
+            prepared = _Prepared.of(candidate, short, Path(folder) / name)
             trials.append(prepared.run())
     return trials
 
@@ -97,37 +96,32 @@ class _Prepared:
     """A trial that can be run.
 
     Attributes:
-        plan: with the candidate alone, and what it is predicted to take here.
+        planned: with the candidate alone, and what it is predicted to take here.
         trial: what is known before.
         folder: its run folder.
     """
 
-    plan: Plan
-    profile: Profile
-    assembly: Assembly
-    resting: Baseline
+    planned: Planned
     trial: Trial
     folder: Path
 
     @classmethod
-    def of(
-        cls, candidate: Candidate, plan: Plan, profile: Profile, short: Assembly, resting: Baseline, folder: Path
-    ) -> _Prepared:
+    def of(cls, candidate: Candidate, short: Planned, folder: Path) -> _Prepared:
         """Predict what a candidate takes for the trial's work."""
         strategy: Strategy = from_data(strategy_class(candidate.strategy), candidate.settings)
-        workload = short.workload
-        cost = corrected(strategy.estimate(workload, profile, plan.hardware), candidate.correction)
+        plan, workload = short.plan, short.assembly.workload
+        cost = corrected(strategy.estimate(workload, short.profile, plan.hardware), candidate.correction)
         own = replace(plan, workload=workload, candidates=(replace(candidate, predicted=cost),), chosen=0)
         seconds = float(sum(phase.seconds for phase in cost.phases))
         trial = Trial(
             candidate.strategy, workload.train_count, workload.epochs, plan.budget.memory_bytes, cost.peak_bytes,
             seconds,
         )  # fmt: skip
-        return cls(own, profile, short, resting, trial, folder)
+        return cls(replace(short, plan=own), trial, folder)
 
     def run(self) -> Trial:
         """Run it, and tell what was measured, or why nothing was."""
-        request, error = self.assembly.request, None
+        request, error = self.planned.assembly.request, None
         try:
             if OWN in (request.model.model, request.data.data):
                 self._here()
@@ -146,16 +140,18 @@ class _Prepared:
 
     def _here(self) -> None:
         """Run in this process, on a copy of the caller's module, which a run empties."""
-        module = self.assembly.module
+        assembly = self.planned.assembly
+        module = assembly.module
         copied = copy.deepcopy(module) if isinstance(module, nn.Module) else module
-        execute(self.plan, self.profile, replace(self.assembly, module=copied), self.resting, (), self.folder)
+        execute(replace(self.planned, assembly=replace(assembly, module=copied)), (), self.folder)
 
     def _apart(self) -> str | None:
         """Run in a fresh process, as ``train --resume`` does; returns its error."""
         self.folder.mkdir()
-        write_run(self.folder, self.plan, self.profile, self.assembly)
-        assert self.plan.choice is not None
-        processes = int(self.plan.choice.settings.get("processes", 1))
+        write_run(self.folder, self.planned)
+        choice = self.planned.plan.choice
+        assert choice is not None
+        processes = int(choice.settings.get("processes", 1))
         launch = ["cluster", "launch", "--processes", str(processes), "--max-restarts", "0", "--"]
         train = ["train", "--resume", str(self.folder), "--quiet"]
         code, said = _finished([sys.executable, "-m", "snugfit", *(launch if processes > 1 else []), *train])

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from snugfit import _models as models
-from snugfit._api.process import baseline, choose_device
 from snugfit._chain import Chain
 from snugfit._core.workload import Workload
+from snugfit._engine.process import baseline, choose_device
 from snugfit._training.launch import Commands, Heartbeat, World, join, naming_lost, world
 from snugfit.errors import SnugfitError
 from snugfit.memory import MemoryLimit, make_meter

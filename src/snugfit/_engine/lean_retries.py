@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from snugfit._api.builder import make_strategies
-from snugfit._api.history import past_runs
-from snugfit._api.planning import RunnablePlan
 from snugfit._core.registry import strategy_class
 from snugfit._core.request import OWN, Request
+from snugfit._engine.builder import make_strategies
+from snugfit._engine.history import past_runs
+from snugfit._engine.planning import Planned
 from snugfit._planner import smallest_budget_of
 
 
-def requests_apart(planned: RunnablePlan) -> list[Request]:
+def requests_apart(planned: Planned) -> list[Request]:
     """Requests whose answers do not depend on what the measurements of this plan left in memory, or that need less.
 
     Every strategy that was considered alone, where there were several; then those settings of it that the user left
@@ -38,7 +38,7 @@ def _of_strategy(request: Request, name: str) -> Iterator[Request]:
         yield replace(request, strategy=replace(options, **settings))
 
 
-def smallest_fitting(planned: RunnablePlan) -> int | None:
+def smallest_fitting(planned: Planned) -> int | None:
     """Smallest memory budget in bytes in which a plan's strategies propose anything, by what was measured for it."""
     request = planned.assembly.request
     considered = make_strategies(request)

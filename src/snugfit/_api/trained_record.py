@@ -1,8 +1,9 @@
-"""A record with the model it tells of."""
+"""A record with its model, and the continuation of an interrupted run."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +12,14 @@ from typing import Any
 from torch import nn
 
 from snugfit._api.exporting import export
-from snugfit._api.loading import load
-from snugfit._api.run_page import draw_report
+from snugfit._api.report import draw_report
 from snugfit._core.record import Record
+from snugfit._engine import running
+from snugfit._engine.loading import load
+from snugfit._report.console import ConsoleProgress
 from snugfit._training.artifact import MODEL_FILE
+from snugfit._training.events import Subscriber
+from snugfit._training.stopping import StopFlag
 
 
 @dataclass(frozen=True)
@@ -65,3 +70,31 @@ class TrainedRecord:
     def export(self, out: str | Path | None = None, format: str = "both") -> dict[str, Any]:
         """Write the model for other runtimes; see :func:`snugfit.export`."""
         return export(self.record.run_dir, out, format=format, model=self.module)
+
+
+def resume(
+    run: str | Path,
+    subscribers: Sequence[Subscriber] | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    data: Any = None,
+    stop: StopFlag | None = None,
+) -> TrainedRecord:
+    """Continue an interrupted run; it ends with the weights of an uninterrupted one (same seed, same machine).
+
+    >>> import snugfit
+    >>> record = snugfit.resume("runs/stopped", subscribers=())
+    >>> record.run_dir
+    'runs/stopped'
+
+    Args:
+        run: run folder.
+        subscribers: told of every event; progress bars on stderr by default.
+        model, data: what was passed from Python, if anything was.
+        stop: ends the run between two steps, once it is requested; to be resumed again.
+
+    Raises:
+        CheckpointError: the folder is no run folder, or damaged.
+        InterruptedRunError: it was stopped again.
+    """
+    shown = (ConsoleProgress(),) if subscribers is None else subscribers
+    return TrainedRecord(*running.resume(Path(run), shown, model, data, stop))

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from snugfit._api.builder import assemble
-from snugfit._api.loading import on_meta
 from snugfit._api.planning import _request
 from snugfit._chain import Chain, UnitStore
 from snugfit._data import from_dataset
+from snugfit._engine.builder import assemble
+from snugfit._engine.loading import on_meta
 from snugfit._storage.weights_file import read_weights
 from snugfit.errors import CheckpointError, ModelError
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from snugfit import _data as datasets
-from snugfit._api.finished_run import Source
-from snugfit._api.images import RunImages
-from snugfit._api.loading import read_data
 from snugfit._chain import load_into
 from snugfit._core.request import Request
 from snugfit._data import Batches, Subset
+from snugfit._engine.finished_run import Source
+from snugfit._engine.images import RunImages
+from snugfit._engine.loading import read_data
 from snugfit._report import embedding
 from snugfit._report.gradcam import grad_cam
 from snugfit._report.pictures import HeatMaps, Projection, Spectra

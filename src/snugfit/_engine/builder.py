@@ -12,8 +12,6 @@ from torch import nn
 
 from snugfit import _data as datasets
 from snugfit import _models as models
-from snugfit._api.loading import Architecture, on_meta
-from snugfit._api.tasks import default_optimizer, rules_of
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
 from snugfit._core.eligibility import left_out, stands_by
 from snugfit._core.registry import STRATEGIES, TIMED, TRANSFER, strategy_class
@@ -21,6 +19,8 @@ from snugfit._core.request import Request, TrainingOptions
 from snugfit._core.strategy import Strategy
 from snugfit._core.workload import OptimizerSettings, TaskName, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
+from snugfit._engine.loading import Architecture, on_meta
+from snugfit._engine.tasks import default_optimizer, rules_of
 from snugfit._training.initial_weights import take_weights
 from snugfit._training.seeding import derive_seed
 from snugfit._training.split import TrainingData

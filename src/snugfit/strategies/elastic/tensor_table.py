@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from snugfit._api.builder import Assembly
-from snugfit._api.process import choose_device
+from snugfit._chain import Chain
 from snugfit._core.profile import Profile
 from snugfit._core.serial import to_data
 from snugfit._core.tensors import OperatorFacts, TensorProfile
+from snugfit._core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError
-from snugfit.memory import Baseline, MemoryLimit
+from snugfit.memory import MemoryLimit
 from snugfit.profiling import Probe
 from snugfit.selection.network import Network
 from snugfit.strategies.elastic.probes import ElasticProbes
 from snugfit.strategies.memory_estimates import MB, smallest_budget
 
 
-def tensor_table(assembly: Assembly, profile: Profile, budget_bytes: int | None, resting: Baseline) -> dict[str, Any]:
+def tensor_table(
+    chain: Chain, workload: Workload, profile: Profile, limit: MemoryLimit, *, lean: bool = True
+) -> dict[str, Any]:
     """Time every operator under each output mask (ElasticTrainer sections 3.2 and 5), then whole steps.
 
     Args:
-        assembly: the network, and what is trained.
+        chain: the network, on the meta device.
+        workload: what is trained.
         profile: what is known of it; its base bytes are in use already.
-        budget_bytes: memory budget, which is enforced meanwhile.
-        resting: the baseline.
+        limit: memory budget, which is enforced meanwhile.
+        lean: use the lean operators.
 
     Returns:
         ``tensors``, a row each in order of execution, and ``tensor_timing``: see :func:`tensor_rows`.
@@ -33,13 +36,12 @@ def tensor_table(assembly: Assembly, profile: Profile, budget_bytes: int | None,
         InfeasibleBudgetError: not even one image's operators fit the memory budget.
         ModelError: an operator cannot be run alone, or two read the same tensor.
     """
-    device = choose_device(assembly.request.machine.device)
-    probes = ElasticProbes(assembly.chain, assembly.workload, str(device), assembly.request.strategy.lean)
-    with MemoryLimit(budget_bytes, resting, device) as limit:
+    probes = ElasticProbes(chain, workload, str(limit.device), lean)
+    with limit:
         found = probes.tensors(probes.limit).measure(limit)
     if found is None:
-        raise _infeasible(probes, profile, budget_bytes or 0)
-    return tensor_rows(found, assembly.workload.optimizer.state_per_parameter)
+        raise _infeasible(probes, profile, limit.budget_bytes or 0)
+    return tensor_rows(found, workload.optimizer.state_per_parameter)
 
 
 def tensor_rows(found: TensorProfile, state_copies: int = 1) -> dict[str, Any]:

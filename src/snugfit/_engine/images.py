@@ -10,12 +10,12 @@ from pathlib import Path
 from torch import Tensor
 
 from snugfit import _data as datasets
-from snugfit._api.loading import Architecture, read_data, read_record
-from snugfit._api.tasks import rules_of
 from snugfit._core.options import checked
 from snugfit._core.request import OWN, DataOptions, Request, Split
 from snugfit._core.workload import TaskName
 from snugfit._data import ImageSet, Transform, boxed_path, image_folder
+from snugfit._engine.loading import Architecture, read_data, read_record
+from snugfit._engine.tasks import rules_of
 from snugfit.errors import DataError, UsageError
 
 _BATCH = 64

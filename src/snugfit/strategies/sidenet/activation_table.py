@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit._api.builder import Assembly
-from snugfit._api.process import choose_device
-from snugfit._chain import classifier_names
+from snugfit._chain import Chain, classifier_names
 from snugfit._chain.blocks import SIDE_NETWORK
 from snugfit._core.request import Scheme, Trained
 from snugfit._core.serial import to_data
@@ -24,7 +22,7 @@ from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.step import precision_context
 from snugfit.errors import ModelError
 from snugfit.lean import empty_images, overwrite_maps, use_lean
-from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, release_memory
+from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
@@ -49,15 +47,16 @@ class Subject:
 
 
 def activation_table(
-    assembly: Assembly, trained: Trained | None, budget_bytes: int | None, resting: Baseline
+    chain: Chain, workload: Workload, trained: Trained | None, limit: MemoryLimit, *, lean: bool = True
 ) -> dict[str, Any]:
     """Activation memory by the paper's rule, as tensors truly live, and measured in two steps on made-up images.
 
     Args:
-        assembly: the network, batch size and optimizer.
+        chain: the network, on the meta device.
+        workload: batch size, optimizer and precision.
         trained: what trains; by default a side network where the model can have one, else everything.
-        budget_bytes: memory budget, which is enforced during the measurement.
-        resting: the baseline.
+        limit: memory budget, which is enforced during the measurement.
+        lean: use the lean operators.
 
     Returns:
         As :class:`snugfit.memory.activation.ActivationMemory` by the paper's rule, bytes of blocks per image; and
@@ -68,14 +67,13 @@ def activation_table(
     Raises:
         ModelError: a side network is asked for, and the model can have none.
     """
-    workload, shape = assembly.workload, assembly.workload.input_shape
-    subject = make_subject(assembly, trained)
-    lean, spent = copy.deepcopy(subject.module), False
-    if assembly.request.strategy.lean:
-        use_lean(lean)
-        overwrite_maps(lean)
-    run = copy.deepcopy(lean)
-    if assembly.request.strategy.lean and subject.trained != "full":
+    shape, subject, spent = workload.input_shape, make_subject(chain, trained), False
+    network = copy.deepcopy(subject.module)
+    if lean:
+        use_lean(network)
+        overwrite_maps(network)
+    run = copy.deepcopy(network)
+    if lean and subject.trained != "full":
         spent = empty_images(run)
     paper, ahead = (
         paper_activation_memory(subject.module, shape, subject.names, batch=workload.batch_size, side_first=first)
@@ -83,35 +81,33 @@ def activation_table(
     )
     copies = workload.optimizer.state_per_parameter
     true = true_activation_memory(
-        lean, shape, subject.names, batch=workload.batch_size, state_copies=copies, spent=spent
+        network, shape, subject.names, batch=workload.batch_size, state_copies=copies, spent=spent
     )
-    device = choose_device(assembly.request.machine.device)
-    with MemoryLimit(budget_bytes, resting, device) as limit:
-        measured = _measured(run, subject.names, workload, device, true, limit)
+    with limit:
+        measured = _measured(run, workload, limit.device, true)
     return {
         **to_data(paper),
         "trained": subject.trained,
         "side_first": {"peak_bytes": ahead.peak_bytes, "total_bytes": ahead.total_bytes},
         "true": {
             **to_data(true),
-            "resident": to_data(resident_bytes(lean, subject.names, state_copies=copies)),
+            "resident": to_data(resident_bytes(network, subject.names, state_copies=copies)),
         },
         "measured": {"batch": workload.batch_size, "tensor_peak_bytes": measured},
     }
 
 
-def make_subject(assembly: Assembly, trained: Trained | None) -> Subject:
+def make_subject(chain: Chain, trained: Trained | None) -> Subject:
     """The network in which this trains, frozen BatchNorm in evaluation mode; see :func:`activation_table`."""
-    module: Any = copy.deepcopy(assembly.chain).to_module()
-    shape = assembly.workload.input_shape
+    module: Any = copy.deepcopy(chain).to_module()
     if trained in (None, "sidenet"):
         try:
-            module, trained = attach_side_network(module, shape), "sidenet"
+            module, trained = attach_side_network(module, chain.input_shape), "sidenet"
         except ModelError:
             if trained is not None:
                 raise
             trained = "full"
-    head = set(classifier_names(assembly.chain))
+    head = set(classifier_names(chain))
     every = [name for name, _ in module.named_parameters()]
     scheme: Scheme = "bias+head" if trained == "bias+head" else "head"
     names = frozenset(every if trained == "full" else trained_names(every, head, scheme))
@@ -129,10 +125,7 @@ def _set_modes(module: nn.Module) -> None:
             layer.eval()
 
 
-def _measured(
-    module: nn.Module, names: Collection[str], workload: Workload, device: torch.device, true: ActivationMemory,
-    limit: MemoryLimit,
-) -> int | None:  # fmt: skip
+def _measured(module: nn.Module, workload: Workload, device: torch.device, true: ActivationMemory) -> int | None:
     """Peak tensor bytes of the second of two steps; None if they do not fit."""
     if device.type == "cpu" and true.total_bytes * TENSOR_TO_PROCESS > psutil.virtual_memory().available:
         return None

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import snugfit
-from snugfit._api import tensor_timing
-from snugfit._api.tensor_timing import tensor_rows
 from snugfit._core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
 from snugfit._core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
 from snugfit._models import build
 from snugfit._training.events import Notice
 from snugfit.errors import InfeasibleBudgetError
 from snugfit.profiling import TensorProbe
+from snugfit.strategies.elastic import tensor_table as tensor_timing
+from snugfit.strategies.elastic.tensor_table import tensor_rows
 
 CONV = TensorFacts("conv.weight", 36, 144, 0.4, 0.1, 576, (Saved(0, 64), Saved(7, 32)))
 HEAD = (TensorFacts("fc.weight", 20, 80, 0.2, 0.1, 20, (Saved(2, 8),)), TensorFacts("fc.bias", 2, 8, 0.1, 0.1))

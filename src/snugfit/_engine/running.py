@@ -11,13 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from snugfit._api.builder import Assembly, assemble, own_splits
-from snugfit._api.distributed import commands_of_run
-from snugfit._api.history import keep_run
-from snugfit._api.loading import read_data
-from snugfit._api.process import baseline, choose_device
-from snugfit._api.result import TrainedRecord
-from snugfit._api.tasks import rules_of
 from snugfit._core.documents import DocumentError, made
 from snugfit._core.lock import run_lock
 from snugfit._core.manifest import Manifest
@@ -25,14 +18,21 @@ from snugfit._core.outputs import require_folder, require_run_folder
 from snugfit._core.paths import run_cache_folder
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
+from snugfit._core.record import Record
 from snugfit._core.registry import strategy_class
 from snugfit._core.request import OWN, Request
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.strategy import Strategy
 from snugfit._core.workload import TaskName
+from snugfit._engine.builder import assemble, own_splits
+from snugfit._engine.distributed import commands_of_run
+from snugfit._engine.history import keep_run
+from snugfit._engine.loading import read_data
+from snugfit._engine.planning import Planned
+from snugfit._engine.process import baseline, choose_device
+from snugfit._engine.tasks import rules_of
 from snugfit._planner import infeasible_error
 from snugfit._quantities import format_bytes
-from snugfit._report.console import ConsoleProgress
 from snugfit._report.tensorboard import tensorboard_subscribers
 from snugfit._training.events import RunStarted, Subscriber
 from snugfit._training.files import write_json_atomic
@@ -40,7 +40,7 @@ from snugfit._training.metrics import METRICS_FILE
 from snugfit._training.run import Run
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
-from snugfit.memory import Baseline, MemoryLimit, make_meter
+from snugfit.memory import MemoryLimit, make_meter
 
 _RUNS = Path("runs")
 FIRST_FILES = ("request.json", "profile.json", "architecture.json", "plan.json")
@@ -48,29 +48,23 @@ FIRST_FILES = ("request.json", "profile.json", "architecture.json", "plan.json")
 
 
 def execute(
-    plan: Plan,
-    profile: Profile,
-    assembly: Assembly,
-    resting: Baseline,
-    subscribers: Sequence[Subscriber],
-    out: str | Path | None = None,
-    stop: StopFlag | None = None,
-) -> TrainedRecord:
+    planned: Planned, subscribers: Sequence[Subscriber], out: str | Path | None = None, stop: StopFlag | None = None
+) -> Record:
     """Train the chosen candidate of a plan in a new run folder."""
-    folder = _new_folder(out or assembly.request.machine.out, plan)
+    folder = _new_folder(out or planned.assembly.request.machine.out, planned.plan)
     with run_lock(folder):
         require_run_folder(folder)
-        write_run(folder, plan, profile, assembly)
-        return _fit(folder, plan, profile, assembly, resting, subscribers, stop)
+        write_run(folder, planned)
+        return _fit(folder, planned, subscribers, stop)
 
 
-def write_run(folder: Path, plan: Plan, profile: Profile, assembly: Assembly) -> None:
+def write_run(folder: Path, planned: Planned) -> None:
     """Write what :func:`resume` reads: from then on a run can be taken up, if it has begun or not."""
     manifest = Manifest.take_up(folder)
-    write_json_atomic(folder / "request.json", from_anywhere(assembly.request).to_json(), manifest)
-    write_json_atomic(folder / "profile.json", to_data(profile), manifest)
-    assembly.architecture.write(folder, manifest)
-    write_json_atomic(folder / "plan.json", plan.to_json(), manifest)
+    write_json_atomic(folder / "request.json", from_anywhere(planned.assembly.request).to_json(), manifest)
+    write_json_atomic(folder / "profile.json", to_data(planned.profile), manifest)
+    planned.assembly.architecture.write(folder, manifest)
+    write_json_atomic(folder / "plan.json", planned.plan.to_json(), manifest)
 
 
 def from_anywhere(request: Request) -> Request:
@@ -93,42 +87,17 @@ def from_anywhere(request: Request) -> Request:
     )
 
 
-def resume(
-    run: str | Path,
-    subscribers: Sequence[Subscriber] | None = None,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
-    data: Any = None,
-    stop: StopFlag | None = None,
-) -> TrainedRecord:
-    """Continue an interrupted run; it ends with the weights of an uninterrupted one (same seed, same machine).
-
-    >>> import snugfit
-    >>> record = snugfit.resume("runs/stopped", subscribers=())
-    >>> record.run_dir
-    'runs/stopped'
+def reopen(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None, data: Any = None) -> Planned:
+    """The plan of an interrupted run, from its folder, in which no other process writes.
 
     Args:
-        run: run folder.
-        subscribers: told of every event; progress bars on stderr by default.
+        folder: run folder.
         model, data: what was passed from Python, if anything was.
-        stop: ends the run between two steps, once it is requested; to be resumed again.
 
     Raises:
         CheckpointError: the folder is no run folder, or damaged.
-        InterruptedRunError: it was stopped again.
+        UsageError: the run is finished, or what was passed from Python is missing.
     """
-    with run_lock(Path(run)):
-        return _resume(Path(run), subscribers, model, data, stop)
-
-
-def _resume(
-    folder: Path,
-    subscribers: Sequence[Subscriber] | None,
-    model: nn.Module | Callable[[], nn.Module] | None,
-    data: Any,
-    stop: StopFlag | None,
-) -> TrainedRecord:
-    """Continue a run, in whose folder no other process writes."""
     _require_begun(folder)
     request = read_data(Request, folder / "request.json")
     plan = read_data(Plan, folder / "plan.json")
@@ -147,8 +116,7 @@ def _resume(
         assembly = assemble(request, None if data is None else own_splits(data, request), model)
     if replace(assembly.workload, data=plan.workload.data) != plan.workload:
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
-    shown = (ConsoleProgress(),) if subscribers is None else subscribers
-    return _fit(folder, plan, profile, assembly, resting, shown, stop)
+    return Planned(plan, profile, assembly, resting)
 
 
 def _require_begun(folder: Path) -> None:
@@ -162,15 +130,25 @@ def _require_begun(folder: Path) -> None:
             )
 
 
-def _fit(
+def resume(
     folder: Path,
-    plan: Plan,
-    profile: Profile,
-    assembly: Assembly,
-    resting: Baseline,
     subscribers: Sequence[Subscriber],
-    stop: StopFlag | None,
-) -> TrainedRecord:
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    data: Any = None,
+    stop: StopFlag | None = None,
+) -> tuple[Record, nn.Module | None]:
+    """Continue an interrupted run; see :func:`snugfit.resume`.
+
+    Returns:
+        The record, and the module that was trained where it was passed from Python.
+    """
+    with run_lock(folder):
+        planned = reopen(folder, model, data)
+        return _fit(folder, planned, subscribers, stop), planned.assembly.module
+
+
+def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop: StopFlag | None) -> Record:
+    plan, assembly, resting = planned.plan, planned.assembly, planned.baseline
     choice, device = plan.choice, choose_device(assembly.request.machine.device)
     if choice is None or choice.predicted is None:
         raise infeasible_error(plan)
@@ -186,7 +164,7 @@ def _fit(
                 workload=plan.workload,
                 budget=plan.budget,
                 predicted=choice.predicted,
-                profile=profile,
+                profile=planned.profile,
                 meter=make_meter(resting, device),
                 device=device,
                 hardware=plan.hardware,
@@ -207,7 +185,7 @@ def _fit(
         run.manifest.settle()
         keep_run(assembly.request.machine, record, plan)
     _verify(record.measured["peak_bytes"], plan)
-    return TrainedRecord(record, assembly.module)
+    return record
 
 
 def _strategy(name: str, settings: dict[str, Any]) -> Strategy:

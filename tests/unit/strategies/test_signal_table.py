@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit._api.learning_signal import signal_table
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
@@ -15,6 +14,7 @@ from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit.local import LOCAL_LOSSES, LLSMxM, learning_signal
 from snugfit.local.assignment import Layout
+from snugfit.strategies.blockwise.signal_table import signal_table
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import step_floor
 

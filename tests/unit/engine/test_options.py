@@ -8,11 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import snugfit
-from snugfit._api import process
-from snugfit._api.builder import make_strategies, own_splits
 from snugfit._api.planning import RunnablePlan, _budget_options, _request
-from snugfit._api.process import choose_device, describe_hardware
-from snugfit._api.running import _new_folder, _verify, from_anywhere, resume
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.manifest import Manifest
@@ -20,6 +16,10 @@ from snugfit._core.plan import Candidate, Plan
 from snugfit._core.registry import NAMED_ONLY, STRATEGIES, TILED, TIMED, TRANSFER
 from snugfit._core.request import ModelOptions, Request, StrategyOptions
 from snugfit._core.workload import Workload
+from snugfit._engine import process
+from snugfit._engine.builder import make_strategies, own_splits
+from snugfit._engine.process import choose_device, describe_hardware
+from snugfit._engine.running import _new_folder, _verify, from_anywhere
 from snugfit._training.files import write_json_atomic
 from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
 
@@ -235,9 +235,9 @@ def written_run(folder, request=None, plan=None):
 
 def test_resuming_what_is_no_run(tmp_path):
     with pytest.raises(CheckpointError, match="not a run folder"):
-        resume(tmp_path)
+        snugfit.resume(tmp_path)
     with pytest.raises(CheckpointError, match="not a run folder"):
-        resume(tmp_path / "nowhere")
+        snugfit.resume(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", ["request.json", "plan.json", "profile.json"])
@@ -247,17 +247,17 @@ def test_resuming_a_damaged_run(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     Manifest.of(tmp_path)
     with pytest.raises(CheckpointError, match=f"{name}.*damaged|damaged.*{name}"):
-        resume(tmp_path)
+        snugfit.resume(tmp_path)
 
 
 def test_resuming_a_finished_run(tmp_path):
     (written_run(tmp_path) / "record.json").write_text("{}")
     Manifest.of(tmp_path)
     with pytest.raises(UsageError, match="finished"):
-        resume(tmp_path)
+        snugfit.resume(tmp_path)
 
 
 def test_resuming_a_module_of_the_callers_without_it(tmp_path):
     written_run(tmp_path, Request(model=ModelOptions("python")))
     with pytest.raises(UsageError, match="pass it again"):
-        resume(tmp_path)
+        snugfit.resume(tmp_path)

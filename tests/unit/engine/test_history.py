@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import snugfit
-from snugfit._api.history import machine_text, past_runs
 from snugfit._core.request import MachineOptions
+from snugfit._engine.history import machine_text, past_runs
 from snugfit._training.events import Notice, ProbeMeasured
 from snugfit.errors import UsageError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from snugfit._api.figure_data import heat_maps, projection, spectra
-from snugfit._api.finished_run import Source
+from snugfit._engine.figure_data import heat_maps, projection, spectra
+from snugfit._engine.finished_run import Source
 from snugfit._report.page import require_page, write_report
 from snugfit._report.pictures import Pictures
 from snugfit.errors import UnusableInputError, UsageError
