@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from snugfit._chain import Chain
+from snugfit import Chain
 from snugfit.local import NetworkFacts, UnitShape, build_local_loss
 
 IMAGE, CLASSES = (1, 16, 16), 10

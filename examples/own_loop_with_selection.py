@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from snugfit._chain import Chain
+from snugfit import Chain
 from snugfit.lean import use_lean
 from snugfit.profiling import time_tensors
 from snugfit.selection import TensorSelection

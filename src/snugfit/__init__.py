@@ -12,6 +12,9 @@ smallconv on digits, budget 100.0 MB of memory
 (True, True)
 >>> type(record.model)  # a plain module
 <class 'torch.fx.graph_module...'>
+
+The names in the ``__all__`` of this package, and of each package in ``PUBLIC``, are public. Packages with a leading
+underscore are private, and so are the modules inside a public package.
 """
 
 from __future__ import annotations
@@ -27,13 +30,27 @@ if TYPE_CHECKING:
     from snugfit._api import (
         Architecture,
         Budget,
+        CacheProgress,
         Candidate,
+        Chain,
+        ConsoleProgress,
+        EpochDone,
+        Event,
+        ExitMeasured,
+        Notice,
+        PhaseDone,
+        PhaseStarted,
         Plan,
+        ProbeMeasured,
         Record,
         Request,
+        RunDone,
         RunnablePlan,
+        RunStarted,
         Splits,
+        StepDone,
         StopFlag,
+        TensorsSelected,
         TrainedRecord,
         Verification,
         draw_report,
@@ -55,13 +72,27 @@ __version__ = "0.1.0"
 __all__ = [
     "Architecture",
     "Budget",
+    "CacheProgress",
     "Candidate",
+    "Chain",
+    "ConsoleProgress",
+    "EpochDone",
+    "Event",
+    "ExitMeasured",
+    "Notice",
+    "PhaseDone",
+    "PhaseStarted",
     "Plan",
+    "ProbeMeasured",
     "Record",
     "Request",
+    "RunDone",
+    "RunStarted",
     "RunnablePlan",
     "Splits",
+    "StepDone",
     "StopFlag",
+    "TensorsSelected",
     "TrainedRecord",
     "Verification",
     "draw_report",
@@ -80,10 +111,16 @@ __all__ = [
 ]
 
 
+PUBLIC = ("detection", "errors", "lean", "local", "memory", "profiling", "selection", "strategies", "surgery", "tiling")
+"""The public packages, next to this one."""
+
+
 def __getattr__(name: str) -> Any:
-    """Import the Python face when it is first used: the command line's parent process does without torch."""
+    """Import a public name when it is first used: the command line's parent process runs without torch."""
     from importlib import import_module
 
+    if name in PUBLIC:
+        return import_module(f"snugfit.{name}")
     if name in __all__:
         return getattr(import_module("snugfit._api"), name)
     raise AttributeError(f"module 'snugfit' has no attribute '{name}'")

@@ -34,6 +34,23 @@ from collections.abc import Iterable
 
 from snugfit._quantities import format_bytes
 
+__all__ = [
+    "BudgetExceededError",
+    "CheckpointError",
+    "DataError",
+    "DivergedError",
+    "InfeasibleBudgetError",
+    "InfeasibleTimeError",
+    "InterruptedRunError",
+    "ModelError",
+    "OutOfStorageError",
+    "SnugfitError",
+    "UnknownNameError",
+    "UnusableInputError",
+    "UsageError",
+    "WorkerLostError",
+]
+
 LONGEST_MESSAGE = 2000
 """Characters of a message; what it quotes of files may be of any length."""
 

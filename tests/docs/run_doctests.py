@@ -39,7 +39,6 @@ def run(name):
 
 def make_runs():
     import snugfit
-    from snugfit._training.events import StepDone
 
     snugfit.prepare_process(1)
     plan = snugfit.plan("smallconv", "digits", max_train=32, max_val=16, **SMALL)
@@ -47,7 +46,7 @@ def make_runs():
     stop = snugfit.StopFlag()
 
     def stopping(event):
-        if isinstance(event, StepDone):
+        if isinstance(event, snugfit.StepDone):
             stop.request()
 
     with contextlib.suppress(snugfit.errors.InterruptedRunError):

@@ -45,7 +45,8 @@ def test_examples_of_a_module(module, results):
 @pytest.mark.parametrize("name", snugfit.__all__)
 def test_every_public_name_has_an_example(name):
     thing = getattr(snugfit, name)
-    own = [thing, *vars(thing).values()] if isinstance(thing, type) else [thing]
+    kinds = [thing, snugfit.Event] if isinstance(thing, type) and issubclass(thing, snugfit.Event) else [thing]
+    own = [part for kind in kinds for part in (kind, *(vars(kind).values() if isinstance(kind, type) else ()))]
     assert any(">>> " in (getattr(part, "__doc__", None) or "") for part in own)
 
 

@@ -5,6 +5,7 @@ from snugfit._api.inference import evaluate, predict
 from snugfit._api.planning import RunnablePlan, plan, plan_request, profile_request
 from snugfit._api.report import draw_report
 from snugfit._api.trained_record import TrainedRecord, resume
+from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.record import Record
@@ -16,18 +17,47 @@ from snugfit._engine.launch_folder import begun, finished, for_launch, world
 from snugfit._engine.lean_retries import requests_apart, smallest_fitting
 from snugfit._engine.loading import Architecture, load
 from snugfit._engine.process import prepare_process
+from snugfit._report.console import ConsoleProgress
+from snugfit._training.events import (
+    CacheProgress,
+    EpochDone,
+    Event,
+    ExitMeasured,
+    Notice,
+    PhaseDone,
+    PhaseStarted,
+    ProbeMeasured,
+    RunDone,
+    RunStarted,
+    StepDone,
+    TensorsSelected,
+)
 from snugfit._training.stopping import StopFlag
 
 __all__ = [
     "Architecture",
     "Budget",
+    "CacheProgress",
     "Candidate",
+    "Chain",
+    "ConsoleProgress",
+    "EpochDone",
+    "Event",
+    "ExitMeasured",
+    "Notice",
+    "PhaseDone",
+    "PhaseStarted",
     "Plan",
+    "ProbeMeasured",
     "Record",
     "Request",
+    "RunDone",
+    "RunStarted",
     "RunnablePlan",
     "Splits",
+    "StepDone",
     "StopFlag",
+    "TensorsSelected",
     "TrainedRecord",
     "Verification",
     "begun",

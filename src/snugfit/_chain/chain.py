@@ -23,6 +23,11 @@ from snugfit.errors import ModelError
 class Chain:
     """Units in order, then the head.
 
+    >>> layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 10)]
+    >>> chain = Chain.from_module(nn.Sequential(*layers), (1, 16, 16))
+    >>> [(unit.name, unit.output_shape) for unit in chain.all_units]
+    [('0', (8, 14, 14)), ('2', (8, 12, 12)), ('5', (10,))]
+
     Attributes:
         name: the model's name.
         units: every unit but the last stretch.

@@ -79,28 +79,31 @@ class OutputOptions:
     config: str | None = None
 
 
+PAPERS = Group("Figures of the papers", sort_key=8)
+
+
 @Parameter(name="*", group=Group("Profile", sort_key=6))
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What ``profile`` tells beside the units.
+    """What ``profile`` shows in addition to the units.
 
     Attributes:
-        learning_signal: add what each method's learning signal costs: multiply-accumulates, additional parameters and
-            the peak of its tensors.
-        tensors: add what training each tensor takes on this machine, as ``elastic`` measures it: seconds of its
+        tensors: add the training time of each tensor on this machine, as ``elastic`` measures it: seconds of its
             gradient and update (t_dw), and of passing the gradient from it to the tensor before (t_dy).
+        learning_signal: add the cost of each method's learning signal: multiply-accumulates, additional parameters and
+            the peak of its tensors.
         activation_memory: add the temporary, cumulative and peak activation memory of every block: by the rule of the
-            papers, as tensors truly live, and measured in a step.
-        trained: what trains in it: a side network and the head, the head, all biases and the head, or everything; by
-            default `sidenet` where the model can have a side network, else `full`.
-        chart: page (HTML) to draw it on.
+            papers, by liveness, and measured in a step.
+        trained: what is trained in --activation-memory: a side network and the head, the head, all biases and the head,
+            or everything; by default `sidenet` if the model can have a side network, else `full`.
+        chart: HTML page to write a chart of --activation-memory to.
     """
 
-    learning_signal: Annotated[bool, Parameter(negative="")] = False
     tensors: Annotated[bool, Parameter(negative="")] = False
-    activation_memory: Annotated[bool, Parameter(negative="")] = False
-    trained: Trained | None = None
-    chart: str | None = None
+    learning_signal: Annotated[bool, Parameter(negative="", group=PAPERS)] = False
+    activation_memory: Annotated[bool, Parameter(negative="", group=PAPERS)] = False
+    trained: Annotated[Trained | None, Parameter(group=PAPERS)] = None
+    chart: Annotated[str | None, Parameter(group=PAPERS)] = None
 
 
 @Parameter(name="*", group=Group("Plan", sort_key=6))

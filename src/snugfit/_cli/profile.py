@@ -22,21 +22,20 @@ def profile(
     For example:
 
     ```
-    snugfit profile --model resnet18 --data digits --batch-size 32 --learning-signal --json
     snugfit profile --model resnet18 --data digits --batch-size 32 --tensors
-    snugfit profile --model mobilenet_v2 --data digits --image-size 224 --batch-size 8 --activation-memory
+    snugfit profile --model mobilenet_v2 --data digits --image-size 224 --batch-size 8 --activation-memory --json
     ```
 
     Args:
         flags: the options of the run.
-        more: what is told beside the units.
+        more: what is shown in addition to the units.
         output: what is shown.
 
     Raises:
-        UsageError: options of the activation memory stand there without it.
+        UsageError: ``--trained`` or ``--chart`` is given without ``--activation-memory``.
     """
     if not more.activation_memory and (more.trained, more.chart) != (None, None):
-        raise UsageError("--trained and --chart are for the activation memory of a profile; add --activation-memory.")
+        raise UsageError("--trained and --chart need --activation-memory; add it.")
     if more.chart is not None:
         from snugfit._report.activation import CHART
 

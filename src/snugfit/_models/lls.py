@@ -1,4 +1,4 @@
-"""The plain CNNs of the LLS paper: SmallConv, SmallConvL and VGG8 (Table 4, corrected by NOTES LLS 5)."""
+"""The plain CNNs of the LLS paper: SmallConv, SmallConvL and VGG8 (Table 4, with its errors corrected)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MobileNetV1 of the LLS paper (Table 4), with strides as strides (NOTES LLS 5)."""
+"""MobileNetV1 of the LLS paper (Table 4), with strides as strides."""
 
 from __future__ import annotations
 

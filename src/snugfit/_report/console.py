@@ -53,6 +53,11 @@ class ConsoleProgress:
     Create it before the memory baseline is taken: rich loads parts of itself when it first draws, which is done here.
     It works as a context manager, which leaves the terminal clean after an error; otherwise the process's exit does.
 
+    >>> from snugfit import Notice
+    >>> progress = ConsoleProgress(Console(width=60))  # by default on stderr
+    >>> progress(Notice("the batch is 16"))
+    note  the batch is 16
+
     Args:
         console: where to draw; stderr by default.
         quiet: show notices and nothing else.

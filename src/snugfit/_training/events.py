@@ -12,7 +12,17 @@ from snugfit._core.record import IntervalRecord, Record
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events."""
+    """Base of all events.
+
+    >>> def show_epochs(event):
+    ...     if isinstance(event, EpochDone):
+    ...         print(f"{event.phase}, epoch {event.epoch}: training loss above 0 is {event.loss > 0}")
+    >>> import snugfit
+    >>> small = {"strategy": "backprop", "epochs": 2, "image_size": 8, "max_train": 32, "batch_size": 16}
+    >>> record = snugfit.plan("smallconv", "digits", **small).run([show_epochs], out="runs/two_epochs")
+    network, epoch 0: training loss above 0 is True
+    network, epoch 1: training loss above 0 is True
+    """
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Weights to be judged: averaged ones put in place, and BatchNorm statistics that belong to them (NOTES LLS 4).
+"""Weights to be judged: averaged ones put in place, and BatchNorm statistics that belong to them.
 
 Training normalises by its batches and tracks a running average besides, which lags behind the weights: after 14 steps a
 quarter of it is still what it began with. So some training images are run through the weights as they are, whenever

@@ -17,10 +17,9 @@ class StopFlag:
     the last checkpoint. Outside the main thread signals cannot be caught and the flag is only set by :meth:`request`.
 
     >>> import snugfit
-    >>> from snugfit._training.events import StepDone
     >>> stop = StopFlag()
     >>> def stop_at_step_2(event):
-    ...     if isinstance(event, StepDone) and event.step == 2:
+    ...     if isinstance(event, snugfit.StepDone) and event.step == 2:
     ...         stop.request()
     >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 64, "batch_size": 16}
     >>> snugfit.plan("smallconv", "digits", **small).run([stop_at_step_2], out="runs/two_steps", stop=stop)

@@ -3,7 +3,7 @@
 BatchNorm on running statistics is an affine map of every value, of whose input and output no gradient has need where
 gamma is frozen. So it may write into the convolution's output, and the activation after it too; on the way back the
 gradient that comes in may become the one that goes out. A convolution (and its norm) then peaks at its own input and
-output, which is what the analytic figures count (NOTES, Rep-Net).
+output, which is what the analytic figures count.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One symmetric scale per output channel: ``weight = codes * scale`` with codes from -127 to 127, so that no value moves
 by more than half a scale. It is the one option here that changes what a network computes; the paper accounts frozen
-weights at a byte each (NOTES, facts 4) and leaves open how.
+weights at a byte each and leaves open how.
 """
 
 from __future__ import annotations

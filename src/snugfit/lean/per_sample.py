@@ -1,7 +1,7 @@
 """Blocks that run one sample at a time, so that what a block needs for a moment it needs for one sample only.
 
 In a network that is frozen for the most part, the maps inside its first blocks decide the peak, and no gradient of
-theirs is ever kept (NOTES, Rep-Net 3: the exact alternative to pruning). Of a frozen block in evaluation mode samples
+theirs is ever kept (the exact alternative to pruning). Of a frozen block in evaluation mode samples
 know nothing of each other, so that outputs and gradients are what the whole batch gives.
 
 Shapes: B batch, C channels, H and W height and width.

@@ -32,7 +32,7 @@ def parts(unit: nn.Module, loss: LocalLoss) -> tuple[nn.Module, nn.Module]:
 
 
 class HeadLoss(LocalLoss):
-    """The network's own head as the last unit's local loss (NOTES NeuroFlux 2)."""
+    """The network's own head as the last unit's local loss."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class HeadLoss(LocalLoss):
 class DetachedHeadLoss(HeadLoss):
     """A local loss for the last unit, and beside it the network's head, which learns from detached features.
 
-    The loss is the sum of both; neither sees the other's gradient (NOTES LLS 3).
+    The loss is the sum of both; neither sees the other's gradient.
 
     Args:
         head: the network's head.

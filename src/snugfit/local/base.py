@@ -107,7 +107,7 @@ class LocalLoss(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
 
     def signal_macs(self, unit: UnitShape) -> int:
-        """Multiply-accumulates per sample of making the learning signal at the unit's map (LLS, Table 3; NOTES LLS 6).
+        """Multiply-accumulates per sample of making the learning signal at the unit's map (LLS, Table 3).
 
         All that follows the unit's forward pass counts: the loss's own forward pass, its input gradients and the
         gradients of its own weights, from what autograd runs, and :data:`MAP_TERMS` for each element of the map before

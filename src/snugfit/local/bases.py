@@ -15,7 +15,7 @@ BasisName = Literal["cosine", "square", "random"]
 FrequencyName = Literal["spread", "published"]
 
 PUBLISHED_RANGE = (50.0, 512.0)
-"""Frequencies that the authors ran, in radians per sample, whatever the length (NOTES LLS 2)."""
+"""Frequencies that the authors ran, in radians per sample, whatever the length."""
 
 PUBLISHED_RANDOM_SCALE = 0.1
 """Standard deviation of the random basis that the authors ran."""

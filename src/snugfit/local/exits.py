@@ -1,4 +1,4 @@
-"""Choose the exit of a locally trained network (NeuroFlux section 5.4; NOTES NeuroFlux 7 and 8). Pure functions."""
+"""Choose the exit of a locally trained network (NeuroFlux section 5.4). Pure functions."""
 
 from __future__ import annotations
 

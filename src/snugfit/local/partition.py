@@ -63,7 +63,7 @@ def cut(blocks: Sequence[Block], batches: Sequence[int], most: int) -> list[Bloc
 def repair(
     blocks: Sequence[Block], batches: Sequence[int], fits: Callable[[Block], bool], *, fixed_batch: bool = False
 ) -> list[Block]:
-    """Split blocks that do not fit the budget as a whole (NOTES NeuroFlux 4).
+    """Split blocks that do not fit the budget as a whole.
 
     The paper checks the budget per unit though the whole block is resident. Each block is cut greedily into the longest
     stretches that fit; a stretch takes the smallest batch of its own units, unless the batch is fixed.

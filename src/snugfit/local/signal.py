@@ -30,7 +30,7 @@ class Signal(NamedTuple):
 
 
 def learning_signal(chain: Chain, classes: int, local_losses: Iterable[str] | None = None) -> dict[str, Signal]:
-    """The learning signal by method: backpropagation, and a local loss on every unit (NOTES LLS 6).
+    """The learning signal by method: backpropagation, and a local loss on every unit.
 
     Backpropagation takes the forward MACs of all layers but the first. A local loss takes its own
     (:meth:`~snugfit.local.LocalLoss.signal_macs`) and, inside each unit, those of all layers but the unit's first. The

@@ -18,6 +18,7 @@ from snugfit._upstream import mend_group_norm
 from snugfit.memory.baseline import Baseline, prepare_process
 from snugfit.memory.limit import MemoryLimit, is_out_of_memory
 from snugfit.memory.line_fit import fit_line
+from snugfit.memory.mapped import MappedScratch
 from snugfit.memory.meter import PeakMeter, make_meter
 from snugfit.memory.status import MemoryStatus, read_status
 from snugfit.memory.tensors import saved_bytes, tensor_peak_bytes
@@ -27,6 +28,7 @@ mend_group_norm()
 
 __all__ = [
     "Baseline",
+    "MappedScratch",
     "MemoryLimit",
     "MemoryStatus",
     "PeakMeter",

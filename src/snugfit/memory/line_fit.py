@@ -9,7 +9,7 @@ from snugfit._core.profile import ProbeLine, ProbePoint
 
 
 def fit_line(name: str, points: Sequence[ProbePoint], smallest_batch: int = 1) -> ProbeLine:
-    """Fit bytes and seconds of a probe over batch size (NeuroFlux section 5.2; NOTES NeuroFlux 3).
+    """Fit bytes and seconds of a probe over batch size (NeuroFlux section 5.2).
 
     Args:
         name: name of the probe.

@@ -1,5 +1,6 @@
 """Measure what the parts of a model need: bytes, seconds and multiply-accumulates."""
 
+from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
 from snugfit.profiling.description import describe
 from snugfit.profiling.floors import LOOKING_BYTES, smallest_floor
 from snugfit.profiling.measurement_cache import Measurements
@@ -18,7 +19,9 @@ __all__ = [
     "describe",
     "measure_probe",
     "measure_probes",
+    "paper_activation_memory",
     "smallest_floor",
     "time_tensors",
+    "true_activation_memory",
     "unit_facts",
 ]

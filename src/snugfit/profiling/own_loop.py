@@ -26,7 +26,7 @@ def time_tensors(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> 
 
     >>> import torch
     >>> from torch import nn
-    >>> from snugfit._chain import Chain
+    >>> from snugfit import Chain
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> profile = time_tensors(Chain.from_module(model, (1, 8, 8)), optimizer, batch=4)

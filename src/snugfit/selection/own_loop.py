@@ -33,7 +33,7 @@ class TensorSelection:
 
     >>> import torch
     >>> from torch import nn
-    >>> from snugfit._chain import Chain
+    >>> from snugfit import Chain
     >>> from snugfit.profiling import time_tensors
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -59,7 +59,7 @@ class StepTimes:
 
     @property
     def full(self) -> float:
-        """T_full: seconds of a step of stock autograd that trains everything (NOTES ElasticTrainer 2)."""
+        """T_full: seconds of a step of stock autograd that trains everything."""
         return self._anchors.stock
 
     @property
@@ -80,7 +80,7 @@ class StepTimes:
     def backward_budget(self, ratio: float) -> float:
         """Unscaled seconds that tensors before the classifier may take in the chain of tensors for a ratio rho.
 
-        The classifier always trains (NOTES ElasticTrainer 4), so what it takes is in the least step already; and as
+        The classifier always trains, so what it takes is in the least step already; and as
         soon as any other tensor is selected, the gradient passes through it. Negative where rho is too small for that.
         """
         headroom = (ratio * self.full - self._anchors.head) / self._scale

@@ -12,31 +12,50 @@ True
 ``examples/own_loop_with_tiling.py`` trains with it.
 """
 
+from snugfit._core.cluster import Cluster
+from snugfit.tiling.cost_counter import tally
+from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import Interval, Window, balanced, weighted
 from snugfit.tiling.grouping import CostModel, Prices, Work, cheapest, group_work
 from snugfit.tiling.layers import Layer, Layers, MapSize, Region, Tiling
+from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import Profile, every_cut, one_group
+from snugfit.tiling.routes import Cell, cells_of
+from snugfit.tiling.schedule import Schedule
 from snugfit.tiling.sequential import TiledForward
+from snugfit.tiling.splitting import groups_to_split
 from snugfit.tiling.tileable_prefix import stem_of
+from snugfit.tiling.transport import Processes, Transport
 
 __all__ = [
+    "Cell",
+    "Cluster",
     "CostModel",
     "Interval",
     "Layer",
     "Layers",
     "MapSize",
+    "Prediction",
     "Prices",
+    "Processes",
     "Profile",
     "Region",
+    "Schedule",
     "TiledForward",
+    "TiledNetwork",
     "Tiling",
+    "Transport",
     "Window",
     "Work",
     "balanced",
+    "cells_of",
     "cheapest",
     "every_cut",
     "group_work",
+    "groups_to_split",
     "one_group",
+    "schedule_of",
     "stem_of",
+    "tally",
     "weighted",
 ]

@@ -210,7 +210,7 @@ class Convolution(Adjoint):
         return [Held(found, region).spread(wanted)]
 
     def train(self, part: Part) -> None:
-        """Add what the tile's own pixels contribute (section 4.1): the input's halo is half a kernel wide (NOTES 5)."""
+        """Add what the tile's own pixels contribute (section 4.1): the input's halo is half a kernel wide."""
         weight, bias = self.layer.weight, self.layer.bias
         own = part.gradient.part(part.core)
         if bias is not None and bias.requires_grad:

@@ -1,6 +1,6 @@
 """A training step counted from regions, without torch: stage after stage as :mod:`snugfit.tiling.distributed` runs it.
 
-Multiply-accumulates count the region that a layer produces (NOTES, Tiled training 3).
+Multiply-accumulates count the region that a layer produces.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class TiledNetwork:
         return found
 
     def sum_gradients(self) -> None:
-        """Add up the gradients of weights over processes, in place; all have the sums then (NOTES 5)."""
+        """Add up the gradients of weights over processes, in place; all have the sums then."""
         with self._waiting("sums"):
             if self._running is None:
                 all_sum(self.gradients(), self.transport)

@@ -1,7 +1,7 @@
 """Which rows of one map a stretch of another needs, and which it reaches: exact interval arithmetic in one dimension.
 
 Equations 4.1 to 4.4 of Rama and Gerstlauer (UT-CERC-24-02) are special cases, for odd kernels, padding K // 2 and
-dilation 1; 4.1 fetches S - 1 rows more than a convolution of stride S reads (NOTES, Tiled training 1).
+dilation 1; 4.1 fetches S - 1 rows more than a convolution of stride S reads.
 
 Rows are numbered from 0, and intervals are half open. Neither direction clips: rows outside the map are where padding
 lies, and :meth:`Interval.clip` takes them off.

@@ -1,7 +1,7 @@
 """What a grouping profile costs, and the cheapest one: sections 5.1 and 5.2 of Rama and Gerstlauer (UT-CERC-24-02).
 
 Forward, the tile of a group's last map needs a halo of its first one; backward, the tile of the first map's gradient
-needs a halo of the last one's. Computation counts the region that a layer produces (NOTES, Tiled training 3). Both
+needs a halo of the last one's. Computation counts the region that a layer produces. Both
 directions have a profile of their own.
 """
 

@@ -74,7 +74,7 @@ class Stem:
     ) -> dict[int, Tensor]:  # fmt: skip
         """Run layers on parts of maps.
 
-        After every layer what lies outside the image is padding anew (NOTES, Tiled training 2).
+        After every layer what lies outside the image is padding anew.
 
         Args:
             start, stop: numbers of maps; layers ``start``, ..., ``stop - 1`` run.

@@ -1,4 +1,4 @@
-"""Sums over all processes: gradients of weights, and moments of whole maps (NOTES, Tiled training 4 and 5)."""
+"""Sums over all processes: gradients of weights, and moments of whole maps."""
 
 from __future__ import annotations
 

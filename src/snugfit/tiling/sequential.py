@@ -3,7 +3,7 @@
 Only the maps at which groups meet are kept. In the backward pass every tile of a group's output runs forward again, and
 what its gradient adds to the group's input and weights is summed: tiles of the output overlap nowhere, so that nothing
 counts twice, and halos of the input sum up by themselves. A BatchNorm layer that normalises by its batch needs the
-whole map in front of it, so that groups meet there too (NOTES, Tiled training 4).
+whole map in front of it, so that groups meet there too.
 """
 
 from __future__ import annotations

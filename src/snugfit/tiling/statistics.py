@@ -1,4 +1,4 @@
-"""Mean and variance of whole maps, over which BatchNorm normalises tiles: sums over every pixel once (NOTES 4)."""
+"""Mean and variance of whole maps, over which BatchNorm normalises tiles: sums over every pixel once."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_published_mobilenet_v2_weights_fit():
 
 
 def test_vgg8_needs_the_macs_of_table_3():
-    """Backpropagation's 719.33 million MACs on CIFAR-10 are the forward MACs of layers 2 to L (NOTES, LLS 6)."""
+    """Backpropagation's 719.33 million MACs on CIFAR-10 are the forward MACs of layers 2 to L."""
     with torch.device("meta"):
         model, macs = build("vgg8", 10, 32).eval(), []
 

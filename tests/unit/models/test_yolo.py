@@ -9,7 +9,7 @@ from snugfit._models import build
 from snugfit.errors import ModelError
 from snugfit.tiling import stem_of
 
-# darknet's yolov2.cfg (NOTES, 5): channels and kernel of a convolution, channels alone of a pool; side at 608x608
+# darknet's yolov2.cfg: channels and kernel of a convolution, channels alone of a pool; side at 608x608
 TABLE = (
     (32, 3, 608), (32, 304), (64, 3, 304), (64, 152), (128, 3, 152), (64, 1, 152), (128, 3, 152), (128, 76),
     (256, 3, 76), (128, 1, 76), (256, 3, 76), (256, 38), (512, 3, 38), (256, 1, 38), (512, 3, 38), (256, 1, 38),
@@ -35,7 +35,7 @@ def test_all_layers_and_the_head_can_be_tiled_and_are_those_of_the_table(stem):
 
 
 def test_weights_and_multiply_accumulates_of_the_sixteen_layers():
-    """3,418,976 weights and 13.00 billion multiply-accumulates (NOTES, 5), without norms and head."""
+    """3,418,976 weights and 13.00 billion multiply-accumulates, without norms and head."""
     with torch.device("meta"):
         features = build("yolov2_16", 20, 608).features
     convolutions = [layer for layer in features if isinstance(layer, nn.Conv2d)]

@@ -21,7 +21,7 @@ from snugfit.surgery import adopt_widths
 
 
 def set_modes(module: nn.Module) -> None:
-    """Training mode, but BatchNorm keeps to its pre-trained statistics (NOTES ElasticTrainer 6)."""
+    """Training mode, but BatchNorm keeps to its pre-trained statistics."""
     module.train()
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):

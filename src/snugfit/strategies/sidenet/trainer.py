@@ -48,7 +48,7 @@ class FrozenTrainer(NetworkTrainer):
         self.optimizers.scale_lr({name: ratio for name in self.optimizers.parameters if name.startswith(SIDE)})
 
     def train_mode(self) -> None:
-        """Training mode, but BatchNorm of the frozen network in evaluation mode (NOTES Rep-Net 2)."""
+        """Training mode, but BatchNorm of the frozen network in evaluation mode."""
         self.module.train()
         for norm in self._norms:
             norm.eval()
