@@ -89,6 +89,11 @@ class Workload:
     anchors: tuple[tuple[float, float], ...] = ()
     most_boxes: int = 0
 
+    @property
+    def effective_batch(self) -> int:
+        """Images of a step: the batch size, or all training images where there are fewer."""
+        return min(self.batch_size, self.train_count)
+
     def __post_init__(self) -> None:
         if self.task == "detect" and not (self.anchors and self.most_boxes):
             raise UsageError("detection needs anchors, and at least one box in an image.")

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from snugfit.strategies.memory_estimates import (
     step_headroom,
     with_safety,
 )
+from snugfit.strategies.micro_batch import MicroBatching, choose_batch, divisors, holds, line_name, plain_name
 
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
@@ -45,9 +46,6 @@ MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
 
 PLAIN = "network"
 """Name of the probe of the whole network's step without recomputation, which several strategies may have measured."""
-
-VALIDATION_SHARE = 0.3
-"""Seconds of a forward pass over those of a training step."""
 
 
 def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
@@ -59,26 +57,20 @@ def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
     return make
 
 
-def divisors(batch_size: int) -> tuple[int, ...]:
-    """Sizes of the micro-batches that accumulate to exactly the effective batch."""
-    return tuple(size for size in range(1, batch_size + 1) if batch_size % size == 0)
-
-
 def whole_probes(
     name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, accumulate: bool
 ) -> list[Probe]:
     """Probes of one training step of the whole network: gradients applied in the backward pass, and gradients held.
 
     Args:
-        name: key of the line; :func:`held` of it where gradients are held.
+        name: key of the line; with gradients held, :func:`line_name` of it.
         chain: the chain, on the meta device.
         workload: what is trained.
         device: where.
         make_trainer: makes what trains it.
         accumulate: whether the strategy may accumulate.
     """
-    holds = [False, True] if accumulate else [False]
-    return [whole_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in holds]
+    return [whole_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in holds(accumulate)]
 
 
 def whole_probe(
@@ -88,7 +80,7 @@ def whole_probe(
     """The probe of one training step of the whole network.
 
     Args:
-        name: key of the line; :func:`held` of it where gradients are held.
+        name: key of the line; with gradients held, :func:`line_name` of it.
         chain, workload, device, make_trainer: as in :func:`whole_probes`.
         hold: whether gradients are held, and applied after a second micro-batch.
         network: what it is a way of running; see :class:`snugfit.profiling.Probe`.
@@ -122,57 +114,30 @@ def whole_probe(
             peak, sum(unit.weight_bytes for unit in chain.all_units)
         )  # they may be stored smaller than they come
 
-    limit = min(workload.batch_size, workload.train_count)
+    limit = workload.effective_batch
     sizes = divisors(limit) if hold else ()
     layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())
-    name = held(name) if hold else name
-    return Probe(name, build, floor, limit, sizes=sizes, layers=layers, network=network, needed=needed)
-
-
-def largest_batch(profile: Profile, probe: str, budget: Budget, limit: int) -> int:
-    """Largest batch of a probe that the budget holds; 0 when none does."""
-    line = profile.lines.get(probe)
-    headroom = step_headroom(budget, profile.base_bytes)
-    if line is None:
-        return 0
-    return limit if headroom == float("inf") else line.largest_batch(headroom, limit)
+    return Probe(
+        line_name(name, hold=hold), build, floor, limit, sizes=sizes, layers=layers, network=network, needed=needed
+    )
 
 
 def batch_settings(
     workload: Workload, profile: Profile, budget: Budget, probe: str, *, accumulate: bool
-) -> dict[str, Any] | None:
-    """The batch to train at: the whole one, else accumulation to it, else the largest one without accumulation.
-
-    Returns:
-        ``micro_batch``, ``micro_batches`` and ``accumulate`` of the strategy, or None when not one image fits.
-    """
-    limit = min(workload.batch_size, workload.train_count)
-    whole = largest_batch(profile, probe, budget, limit)
-    if accumulate and whole < limit:
-        most, line = largest_batch(profile, held(probe), budget, limit), profile.lines.get(held(probe))
-        fewest = line.smallest_batch if line else 1
-        sizes = [size for size in divisors(limit)[:-1] if fewest <= size <= most]
-        micro = max(sizes, default=0)
-        if micro:
-            return {"micro_batch": micro, "micro_batches": limit // micro, "accumulate": True}
-    return {"micro_batch": whole, "micro_batches": 1, "accumulate": False} if whole else None
+) -> MicroBatching | None:
+    """The batch to train at within a budget; see :func:`snugfit.strategies.micro_batch.choose_batch`."""
+    headroom = step_headroom(budget, profile.base_bytes)
+    return choose_batch(profile.lines, probe, headroom, workload.effective_batch, accumulate=accumulate)
 
 
-def held(probe: str) -> str:
-    """Name of the probe that holds gradients for accumulation."""
-    return f"{probe}:accumulate"
-
-
-def whole_cost(profile: Profile, probe: str, workload: Workload, batch: int, micro_batches: int) -> Cost:
-    """Cost of training the whole network at ``batch`` images at once."""
-    line = profile.lines[probe if micro_batches == 1 else held(probe)]
-    steps = max(workload.train_count // (batch * micro_batches), 1) * micro_batches
-    seconds = line.seconds_at(batch) / (2 if micro_batches > 1 else 1)
+def whole_cost(profile: Profile, probe: str, workload: Workload, micro: MicroBatching) -> Cost:
+    """Cost of training the whole network at a (micro-)batch."""
+    line = profile.lines[micro.line(probe)]
     passed = images_passed(workload, tracks=any(unit.tracks for unit in profile.units))
-    epoch = steps * seconds + VALIDATION_SHARE * passed * seconds / batch
-    peak = with_safety(profile.base_bytes, line.bytes_at(batch))
+    epoch = micro.epoch_seconds(line, workload.train_count, passed)
+    peak = with_safety(profile.base_bytes, line.bytes_at(micro.micro_batch))
     units = tuple(unit.name for unit in profile.units)
-    phase = Phase("network", peak, epoch * workload.epochs, batch, units)
+    phase = Phase("network", peak, epoch * workload.epochs, micro.micro_batch, units)
     return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
 
 
@@ -182,30 +147,21 @@ def whole_reasons(profile: Profile, probe: str, budget: Budget) -> Shortfall:
     return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
 
 
-def fit_whole(
-    chain: Chain,
-    data: TrainingData,
-    run: Run,
-    *,
-    strategy: str,
-    settings: dict[str, Any],
-    make_trainer: MakeTrainer,
-    micro_batches: int,
-) -> Record:
-    """Train the whole network, evaluate it, save it, and return the record."""
+def fit_whole(strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, make_trainer: MakeTrainer) -> Record:
+    """Train the whole network with a strategy's settings, evaluate it, save it, and return the record."""
 
     def load(parts: int) -> NetworkTrainer:
         return make_trainer(chain, load_network(chain, run), run.workload, parts)
 
-    accumulates = bool(settings.get("accumulate")) or _may_accumulate(run, run.predicted.phases[0].batch_size)
-    trained = train_network(load, data, run, micro_batches=micro_batches, accumulates=accumulates)
+    accumulates = strategy.accumulate or _may_accumulate(run, run.predicted.phases[0].batch_size)
+    trained = train_network(load, data, run, micro_batches=strategy.micro_batches, accumulates=accumulates)
     module, phase = trained.trainer.module, trained.phase
     save_model(run.folder, module.state_dict(), run.manifest)
     evaluation = evaluate_model(trained.trainer.evaluating(), data, run, phase.batch_size)
     run.end_phase(phase, run.workload.epochs, trained.steps)
     parameters = {"full": chain.parameters, "trained_model": chain.parameters}
     return make_record(
-        run, strategy=strategy, settings={**settings, **trained.settings}, evaluation=evaluation,
+        run, strategy=strategy.name, settings={**asdict(strategy), **asdict(trained.settings)}, evaluation=evaluation,
         parameters=parameters, data=data,
     )  # fmt: skip
 
@@ -218,13 +174,13 @@ class Trained:
         trainer: what trained it.
         phase: the phase, at the batch that it ran at.
         steps: of an epoch.
-        settings: ``micro_batch``, ``micro_batches`` and ``accumulate`` as they were in the end.
+        settings: the micro-batches as they were in the end.
     """
 
     trainer: NetworkTrainer
     phase: Phase
     steps: int
-    settings: dict[str, Any]
+    settings: MicroBatching
 
 
 def train_network(
@@ -267,16 +223,13 @@ def train_network(
     evaluate = partial(_validate, trainer, data, run, phase) if len(data.val) else None
     train_phase(trainer, data.train, phase, run, evaluate)
     trainer.optimizers.release()
-    settings = {
-        "micro_batch": phase.batch_size, "micro_batches": micro_batches, "accumulate": micro_batches > 1
-    }  # fmt: skip
+    settings = MicroBatching(phase.batch_size, micro_batches, accumulate=micro_batches > 1)
     return Trained(trainer, phase, steps, settings)
 
 
 def _may_accumulate(run: Run, batch: int) -> bool:
     """Whether a whole effective batch may be cut into micro-batches: that was measured, since the user allows it."""
-    whole = batch == min(run.workload.batch_size, run.workload.train_count)
-    return whole and any(name == held(name.removesuffix(held(""))) for name in run.profile.lines)
+    return batch == run.workload.effective_batch and any(name != plain_name(name) for name in run.profile.lines)
 
 
 def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: bool) -> list[int]:
@@ -304,24 +257,13 @@ def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phas
 
 
 @dataclass(frozen=True)
-class WholeNetwork(ABC):
-    """A strategy that keeps the whole network in memory; what trains it tells one from another.
-
-    Attributes:
-        micro_batch: images in memory at once; filled in by :meth:`propose`.
-        micro_batches: micro-batches accumulated to one step; filled in by :meth:`propose`.
-        accumulate: whether to accumulate to the effective batch; off is the baseline of NeuroFlux's evaluation, one
-            step per batch that fits.
-    """
+class WholeNetwork(MicroBatching, ABC):
+    """A strategy that keeps the whole network in memory; what trains it tells one from another."""
 
     name: ClassVar[str]
     exact: ClassVar[bool] = True
     probe: ClassVar[str]
     """Key of its line in a profile."""
-
-    micro_batch: int = 0
-    micro_batches: int = 1
-    accumulate: bool = True
 
     @abstractmethod
     def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
@@ -340,13 +282,13 @@ class WholeNetwork(ABC):
         self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
     ) -> Iterator[WholeNetwork]:
         """The whole batch, else accumulation to it, else the largest batch that fits without accumulation."""
-        settings = batch_settings(workload, profile, budget, self.probe, accumulate=self.accumulate)
-        if settings is not None:
-            yield replace(self, **settings)
+        micro = batch_settings(workload, profile, budget, self.probe, accumulate=self.accumulate)
+        if micro is not None:
+            yield replace(self, **asdict(micro))
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines."""
-        return whole_cost(profile, self.probe, workload, self.micro_batch, self.micro_batches)
+        return whole_cost(profile, self.probe, workload, self)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
@@ -354,8 +296,4 @@ class WholeNetwork(ABC):
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
-        make_trainer = self.make_trainer(run.profile.units)
-        return fit_whole(
-            chain, data, run,
-            strategy=self.name, settings=asdict(self), make_trainer=make_trainer, micro_batches=self.micro_batches,
-        )  # fmt: skip
+        return fit_whole(self, chain, data, run, self.make_trainer(run.profile.units))

@@ -12,10 +12,12 @@ from snugfit.errors import UsageError
 from snugfit.strategies.checkpoint import Checkpoint, Schedule
 from snugfit.strategies.checkpoint.candidates import Way
 from snugfit.strategies.checkpoint.search import MARGIN_BYTES, Wanted
-from snugfit.strategies.full_network import held, whole_cost
+from snugfit.strategies.full_network import whole_cost
 from snugfit.strategies.memory_estimates import HELD_BYTES, SAFETY_BYTES
+from snugfit.strategies.micro_batch import MicroBatching, line_name
 
 PLAIN, SOME, LEAST = "network", "checkpoint:(0) 1", "checkpoint:(0-1) 2-3"
+HELD = line_name(PLAIN, hold=True)
 INFINITE = float("inf")
 
 
@@ -63,11 +65,11 @@ def test_what_measuring_leaves_behind_is_not_what_the_last_one_lacks():
 
 
 def test_slower_schedules_are_not_measured_once_one_fits():
-    lines = {held(PLAIN): line(30 * MB, MB)}
+    lines = {HELD: line(30 * MB, MB)}
     free = available(50 * MB) + MARGIN_BYTES
     assert wanted(lines, free) == []
     points = (ProbePoint(2, 32 * MB, 10.0), ProbePoint(8, 38 * MB, 10.1))
-    slow = {held(PLAIN): replace(lines[held(PLAIN)], fixed_seconds=10.0, points=points)}
+    slow = {HELD: replace(lines[HELD], fixed_seconds=10.0, points=points)}
     assert wanted(slow, free) == [(1, False)], "parts of 16 images cost ten seconds each, whatever their size"
     assert wanted({**slow, WAYS[1].key: None}, free) == [(2, False)], "where that did not fit, the next best"
     assert wanted({**slow, WAYS[1].key: line(10 * MB, 0.5 * MB, seconds=0.01)}, free) == [], "or none, if it is quick"
@@ -77,15 +79,15 @@ def test_where_steps_of_few_images_are_slow_what_promises_most_is_measured():
     """A step takes 0.2 s and 10 ms each; 36 MB hold 4, 8 or 16 images with their gradients, or the last way's 64."""
     plain = replace(line(10 * MB, MB), fixed_seconds=0.2, sample_seconds=0.01)
     two = replace(line(30 * MB, MB), points=(ProbePoint(2, 32 * MB, 0.44),), fixed_seconds=0.0, sample_seconds=0.22)
-    lines = {PLAIN: plain, held(PLAIN): two}
+    lines = {PLAIN: plain, HELD: two}
     assert wanted(lines, available(36 * MB) + MARGIN_BYTES) == [(2, False)]
-    assert (1, True) in wanted({held(PLAIN): two}, available(36 * MB)), "nothing tells how slow few images are"
+    assert (1, True) in wanted({HELD: two}, available(36 * MB)), "nothing tells how slow few images are"
 
 
 def test_a_single_point_says_nothing_of_larger_batches():
     """Two images at a time take 5 s each: that is no reason to expect the same of 64."""
     lonely = replace(line(30 * MB, MB, seconds=5.0), points=(ProbePoint(2, 32 * MB, 10.0),))
-    assert (1, False) in wanted({held(PLAIN): lonely}, available(50 * MB) + MARGIN_BYTES)
+    assert (1, False) in wanted({HELD: lonely}, available(50 * MB) + MARGIN_BYTES)
 
 
 def test_what_fits_by_a_hair_is_measured_on():
@@ -106,33 +108,33 @@ def propose(lines, budget, **changes):
 
 LINES = {
     PLAIN: line(10 * MB, MB),
-    held(PLAIN): line(30 * MB, MB, seconds=0.03),
+    HELD: line(30 * MB, MB, seconds=0.03),
     LEAST: line(10 * MB, 0.25 * MB, seconds=0.013),
 }
 
 
 def test_with_room_enough_nothing_is_recomputed():
     strategy, cost = propose(LINES, Budget())
-    assert strategy == Checkpoint("0-3", 64, 1, False)
-    assert cost == whole_cost(profile(LINES, units="abcd"), PLAIN, workload(), 64, 1)
+    assert strategy == Checkpoint(64, 1, False, "0-3")
+    assert cost == whole_cost(profile(LINES, units="abcd"), PLAIN, workload(), MicroBatching(64))
 
 
 def test_the_faster_of_recomputation_and_accumulation_is_taken():
     """Accumulating costs 0.015 s an image, recomputing 0.013."""
     strategy, _ = propose(LINES, Budget(available(60 * MB)))
-    assert strategy == Checkpoint("(0-1) 2-3", 64, 1, False)
-    quick = {**LINES, held(PLAIN): line(30 * MB, MB, seconds=0.022)}
+    assert strategy == Checkpoint(64, 1, False, "(0-1) 2-3")
+    quick = {**LINES, HELD: line(30 * MB, MB, seconds=0.022)}
     strategy, _ = propose(quick, Budget(available(60 * MB)))
-    assert strategy == Checkpoint("0-3", 16, 4, True)
+    assert strategy == Checkpoint(16, 4, True, "0-3")
     assert propose(quick, Budget(available(60 * MB)), accumulate=False)[0].recomputation == "(0-1) 2-3"
 
 
 def test_the_effective_batch_counts_more_than_speed():
     quick = {PLAIN: line(10 * MB, MB), LEAST: line(10 * MB, 0.25 * MB, seconds=0.1)}
     strategy, _ = propose(quick, Budget(available(50 * MB)))
-    assert strategy == Checkpoint("(0-1) 2-3", 64, 1, False)
+    assert strategy == Checkpoint(64, 1, False, "(0-1) 2-3")
     strategy, _ = propose(quick, Budget(available(20.1 * MB)))
-    assert strategy == Checkpoint("(0-1) 2-3", 40, 1, False), (
+    assert strategy == Checkpoint(40, 1, False, "(0-1) 2-3"), (
         "the largest batch that fits, where none accumulates to 64"
     )
 

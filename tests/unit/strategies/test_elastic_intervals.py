@@ -25,6 +25,7 @@ from snugfit.strategies.elastic import Elastic, drift, runner
 from snugfit.strategies.elastic.budgets import Sizes
 from snugfit.strategies.elastic.drift import drifted, dry_ratio, suspicious
 from snugfit.strategies.elastic.schemes import scheme_mask
+from snugfit.strategies.micro_batch import MicroBatching
 
 OPTIONS = {"epochs": 2, "max_train": 64, "max_val": 20, "image_size": 8, "batch_size": 32, "strategy": "elastic"}
 LAST = ("8.weight", "8.bias")
@@ -248,7 +249,7 @@ class FakeRun:
 def test_a_busy_machine_does_not_look_like_a_wrong_model(monkeypatch, busy, slower, found):
     """It lengthens steps of both kinds; drift is a selection that takes longer beside the classifier alone."""
     profile = elastic_profile(tensor_profile(whole_steps(head=5e-3, full=12e-3, stock=14e-3)))
-    sizes = Sizes(profile, FakeRun.workload, 8, 1)
+    sizes = Sizes(profile, FakeRun.workload, MicroBatching(8))
     everything = np.ones(len(sizes.memory.names), dtype=bool)
     predicted, rng = dry_ratio(sizes.times, everything), np.random.default_rng(0)
     assert 1.5 < predicted < 4

@@ -10,8 +10,8 @@ from snugfit._core.request import StrategyOptions
 from snugfit.profiling import Probe
 from snugfit.profiling.probe import PROBE_GROWTH
 from snugfit.strategies.blockwise import Blockwise
-from snugfit.strategies.full_network import held
 from snugfit.strategies.memory_estimates import HELD_BYTES, SAFETY_BYTES, TENSOR_TO_PROCESS
+from snugfit.strategies.micro_batch import line_name
 from snugfit.strategies.sidenet import Sidenet
 from snugfit.strategies.sidenet.configurations import (
     FEW_IMAGES,
@@ -35,7 +35,7 @@ def lines_of(sizes):
     found = {RETRAIN: line(2 * MB, MB, seconds=0.1)}
     for configuration, (fixed, sample) in sizes.items():
         found[configuration.probe] = line(fixed * MB, sample * MB)
-        found[held(configuration.probe)] = line((fixed + 1) * MB, sample * MB)
+        found[line_name(configuration.probe, hold=True)] = line((fixed + 1) * MB, sample * MB)
     return found
 
 
@@ -131,7 +131,7 @@ def looks(floors, retraining=10 * MB, serves=lambda _: True):
         return Probe(name, lambda: None, floor, 8, network="sidenet")
 
     ways = {
-        (each, hold): probe(held(each.probe) if hold else each.probe, *found)
+        (each, hold): probe(line_name(each.probe, hold=hold), *found)
         for each, found in floors.items()
         for hold in (False, True)
     }
@@ -203,7 +203,12 @@ def test_shortfall_names_the_least_of_all_floors():
 
 
 def test_shortfall_names_what_a_part_of_the_batch_takes_with_what_goes_before():
-    floors = {PLAIN.probe: 60 * MB, held(PLAIN.probe): 90 * MB, held(CUT.probe): 40 * MB, RETRAIN: 80 * MB}
+    floors = {
+        PLAIN.probe: 60 * MB,
+        line_name(PLAIN.probe, hold=True): 90 * MB,
+        line_name(CUT.probe, hold=True): 40 * MB,
+        RETRAIN: 80 * MB,
+    }
     lack = Sidenet().shortfall(workload(), profile({}, floors=floors), HARDWARE, Budget(20 * MB))
     assert lack.smallest_bytes == 105 * MB
 

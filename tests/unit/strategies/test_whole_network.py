@@ -1,7 +1,7 @@
 """Which batch the whole network trains at, and what that costs, from made-up lines."""
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from strategy_samples import HARDWARE, MB, line, profile, workload
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Shortfall
 from snugfit.strategies.backprop import Backprop
-from snugfit.strategies.full_network import batch_settings, divisors, held, whole_cost, whole_reasons
+from snugfit.strategies.full_network import batch_settings, whole_cost, whole_reasons
 from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,
     HELD_BYTES,
@@ -20,6 +20,7 @@ from snugfit.strategies.memory_estimates import (
     step_headroom,
     with_safety,
 )
+from snugfit.strategies.micro_batch import MicroBatching, divisors, line_name
 
 
 def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True, smallest=1, base=0, **changes):
@@ -29,7 +30,7 @@ def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True
     found = batch_settings(
         workload(**changes), profile(lines, base=base), Budget(budget), "network", accumulate=accumulate
     )
-    return found and tuple(found.values())
+    return found and astuple(found)
 
 
 ONE_SAMPLE = math.ceil(112 * 1.02 + (SAFETY_BYTES + HELD_BYTES + DRIFT_BYTES) / MB) * MB
@@ -115,17 +116,17 @@ def test_what_is_chosen_fits(budget, batch_size, train_count, smallest, fixed, s
     if found is None:
         assert lines["network"].largest_batch(step_headroom(Budget(budget), 0), min(batch_size, train_count)) == 0
         return
-    micro, count = found["micro_batch"], found["micro_batches"]
-    assert smallest <= micro <= min(batch_size, train_count) and found["accumulate"] == (count > 1)
+    micro, count = found.micro_batch, found.micro_batches
+    assert smallest <= micro <= min(batch_size, train_count) and found.accumulate == (count > 1)
     assert count == 1 or micro * count == min(batch_size, train_count)
-    cost = whole_cost(profile(lines), "network", work, micro, count)
+    cost = whole_cost(profile(lines), "network", work, found)
     assert cost.peak_bytes <= budget
 
 
 def test_cost_by_hand():
     """1000 images in 15 steps of 64, at 0.01 s an image, and 200 validation images at 0.3 of that."""
     found = profile({"network": line(10 * MB, MB)}, base=5 * MB)
-    cost = whole_cost(found, "network", workload(), 64, 1)
+    cost = whole_cost(found, "network", workload(), MicroBatching(64))
     epoch = 15 * 0.64 + 0.3 * 200 * 0.01
     assert cost.peak_bytes == int((5 * MB + 74 * MB + 1) * 1.02) + SAFETY_BYTES
     assert cost.seconds_per_epoch == pytest.approx(epoch) and cost.seconds == pytest.approx(3 * epoch)
@@ -136,9 +137,9 @@ def test_cost_by_hand():
 
 def test_norms_that_track_cost_a_pass_over_some_training_images():
     found = profile({"network": line(10 * MB, MB)})
-    without = whole_cost(found, "network", workload(), 64, 1)
+    without = whole_cost(found, "network", workload(), MicroBatching(64))
     tracking = replace(found, units=(found.units[0], replace(found.units[1], tracks=True)))
-    cost = whole_cost(tracking, "network", workload(), 64, 1)
+    cost = whole_cost(tracking, "network", workload(), MicroBatching(64))
     assert cost.seconds_per_epoch - without.seconds_per_epoch == pytest.approx(0.3 * 64 * 0.01)
     assert cost.peak_bytes == without.peak_bytes
 
@@ -146,7 +147,7 @@ def test_norms_that_track_cost_a_pass_over_some_training_images():
 def test_cost_of_accumulation_by_hand():
     """A probe that holds gradients runs two micro-batches: half its seconds are one's."""
     found = profile({"network": line(10 * MB, MB), "network:accumulate": line(20 * MB, MB, seconds=0.024)})
-    cost = whole_cost(found, "network", workload(), 32, 2)
+    cost = whole_cost(found, "network", workload(), MicroBatching(32, 2))
     assert cost.seconds_per_epoch == pytest.approx(15 * 2 * 32 * 0.012 + 0.3 * 200 * 0.012)
     assert cost.peak_bytes == int((52 * MB + 1) * 1.02) + SAFETY_BYTES
 
@@ -162,12 +163,14 @@ def test_reasons_name_the_smallest_budget():
 
 def test_backprop_proposes_what_the_settings_say():
     kind, probe = Backprop, "network"
-    found = profile({probe: line(10 * MB, MB, name=probe), held(probe): line(20 * MB, MB)}, floors={probe: MB})
+    found = profile(
+        {probe: line(10 * MB, MB, name=probe), line_name(probe, hold=True): line(20 * MB, MB)}, floors={probe: MB}
+    )
     budget = Budget(budget_for(60 * MB + 2))
     (proposal,) = kind().propose(workload(), found, HARDWARE, budget)
     assert proposal == kind(32, 2, True)
     cost = proposal.estimate(workload(), found, HARDWARE)
-    assert cost == whole_cost(found, probe, workload(), 32, 2) and cost.peak_bytes <= budget.memory_bytes
+    assert cost == whole_cost(found, probe, workload(), MicroBatching(32, 2)) and cost.peak_bytes <= budget.memory_bytes
     assert list(kind().propose(workload(), found, HARDWARE, Budget(5 * MB))) == []
     assert kind().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 10 * MB, (
         "1.12 + 5.5 + 1 + 2 MB, rounded up"

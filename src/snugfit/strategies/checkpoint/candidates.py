@@ -11,7 +11,8 @@ from snugfit._core.workload import Workload
 from snugfit.strategies.checkpoint.dynamic_program import SLOTS, Programme, Stage, price
 from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.checkpoint.unit_costs import stages_of
-from snugfit.strategies.full_network import PLAIN, held
+from snugfit.strategies.full_network import PLAIN
+from snugfit.strategies.micro_batch import plain_name
 
 PREFIX = "checkpoint:"
 BETWEEN = 5
@@ -73,7 +74,7 @@ def schedule_of(key: str, count: int) -> Schedule:
 
 def keys_in(names: Iterable[str]) -> list[str]:
     """Those of the names that are probes of schedules with gradients applied at once, or would be."""
-    keys = dict.fromkeys(name.removesuffix(held("")) for name in names)
+    keys = dict.fromkeys(map(plain_name, names))
     return [key for key in keys if key == PLAIN or key.startswith(PREFIX)]
 
 
@@ -89,7 +90,7 @@ def ways_of(chain: Chain, facts: Sequence[UnitFacts], workload: Workload) -> lis
         facts: of its units.
         workload: what is trained.
     """
-    batch = min(workload.batch_size, workload.train_count)
+    batch = workload.effective_batch
     whole, few = _stages(chain, facts, batch), _stages(chain, facts, 1)
     weights = 4 * sum(fact.parameters for fact in facts)
     fixed = sum(fact.weight_bytes for fact in facts) + weights * workload.optimizer.state_per_parameter

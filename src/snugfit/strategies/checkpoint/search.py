@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from snugfit._core.budget import Budget
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.workload import Workload
 from snugfit.strategies.checkpoint.candidates import Way
-from snugfit.strategies.full_network import batch_settings, divisors, held, whole_cost
+from snugfit.strategies.full_network import batch_settings, whole_cost
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, headroom_in
+from snugfit.strategies.micro_batch import MicroBatching, divisors, holds, line_name
 
 MARGIN_BYTES = 3_000_000
 """By how much a step's headroom may shrink once everything is measured: what fits without it is measured on."""
@@ -29,20 +29,15 @@ class Found:
 
     Attributes:
         key: name of its probe.
-        settings: ``micro_batch``, ``micro_batches`` and ``accumulate`` of the strategy.
+        micro: its micro-batches.
         seconds: of an epoch.
         sample_seconds: of a sample in a step.
     """
 
     key: str
-    settings: dict[str, Any]
+    micro: MicroBatching
     seconds: float
     sample_seconds: float
-
-    @property
-    def batch(self) -> int:
-        """The effective batch."""
-        return int(self.settings["micro_batch"] * self.settings["micro_batches"])
 
 
 def fastest(
@@ -57,17 +52,12 @@ def fastest(
     """
     found: list[Found] = []
     for key in keys:
-        settings = batch_settings(workload, profile, budget, key, accumulate=accumulate)
-        if settings is not None:
-            cost = whole_cost(profile, key, workload, settings["micro_batch"], settings["micro_batches"])
-            found.append(Found(key, settings, cost.seconds_per_epoch, _sample_seconds(key, settings, profile)))
-    return min(found, key=lambda each: (-each.batch, each.seconds), default=None)
-
-
-def _sample_seconds(key: str, settings: dict[str, Any], profile: Profile) -> float:
-    micro, parts = settings["micro_batch"], settings["micro_batches"]
-    line = profile.lines[key if parts == 1 else held(key)]
-    return float(line.seconds_at(micro) / micro / (1 if parts == 1 else 2))
+        micro = batch_settings(workload, profile, budget, key, accumulate=accumulate)
+        if micro is not None:
+            cost = whole_cost(profile, key, workload, micro)
+            sample_seconds = micro.seconds(profile.lines[micro.line(key)]) / micro.micro_batch
+            found.append(Found(key, micro, cost.seconds_per_epoch, sample_seconds))
+    return min(found, key=lambda each: (-each.micro.effective_batch, each.seconds), default=None)
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,7 @@ class Wanted:
         found = fastest(keys, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
         known = Known.of(self.ways, lines, self._batch)
         may_fit = way.least_bytes(hold=hold) * ABOVE_TENSORS <= headroom
-        if found is None or found.batch != self._batch:
+        if found is None or found.micro.effective_batch != self._batch:
             last = self.ways[-1]
             needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # which it leaves behind, too
             return way is last or (may_fit and needed <= headroom)
@@ -111,7 +101,7 @@ class Wanted:
         untried = {
             (each.key, held_on): known.sample_seconds(each, held_on, self._sizes(held_on), headroom - self.left_bytes)
             for each in self.ways
-            for held_on in ((False, True) if self.accumulate else (False,))
+            for held_on in holds(self.accumulate)
             if _name(each, held_on) not in tried
         }
         expected = untried[way.key, hold]
@@ -119,7 +109,7 @@ class Wanted:
 
     @property
     def _batch(self) -> int:
-        return min(self.workload.batch_size, self.workload.train_count)
+        return self.workload.effective_batch
 
     def _sizes(self, hold: bool) -> tuple[int, ...]:
         """Batches that a way may train at, smallest first."""
@@ -177,4 +167,4 @@ class Known:
 
 
 def _name(way: Way, hold: bool) -> str:
-    return held(way.key) if hold else way.key
+    return line_name(way.key, hold=hold)

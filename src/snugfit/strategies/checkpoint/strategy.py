@@ -30,25 +30,21 @@ from snugfit.strategies.full_network import (
     whole_probe,
     whole_reasons,
 )
+from snugfit.strategies.micro_batch import MicroBatching, holds
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(MicroBatching):
     """Activation checkpointing by an optimal schedule over units, with accumulation: the peer that users know.
 
     Attributes:
-        recomputation: which units run again, as a ``Schedule`` prints; filled in by :meth:`propose`, like the next two.
-        micro_batch, micro_batches: as in ``backprop``.
-        accumulate: whether micro-batches may be accumulated to the effective batch.
+        recomputation: which units run again, as a ``Schedule`` prints; filled in by :meth:`propose`.
     """
 
     name: ClassVar[str] = "checkpoint"
     exact: ClassVar[bool] = True
 
     recomputation: str = ""
-    micro_batch: int = 0
-    micro_batches: int = 1
-    accumulate: bool = True
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot serve this model: what is recomputed must compute the same twice."""
@@ -65,7 +61,7 @@ class Checkpoint:
                 way.key, chain, workload, hardware.device, trainer_by(way.schedule), hold=hold
             )
             for way in ways
-            for hold in ((False, True) if self.accumulate else (False,))
+            for hold in holds(self.accumulate)
         }  # fmt: skip
         left = FIRST_GROWTH + 2 * probes[ways[0], False].growth_bytes  # at two batch sizes
         wanted = Wanted(ways, workload, self.accumulate, left)
@@ -76,12 +72,12 @@ class Checkpoint:
         found = fastest(keys_in(profile.floors), workload, profile, budget, accumulate=self.accumulate)
         if found is not None:
             recomputation = schedule_of(found.key, len(profile.units))
-            yield replace(self, recomputation=str(recomputation), **found.settings)
+            yield replace(self, recomputation=str(recomputation), **asdict(found.micro))
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured line of its schedule."""
         key = key_of(Schedule.parse(self.recomputation))
-        return whole_cost(profile, key, workload, self.micro_batch, self.micro_batches)
+        return whole_cost(profile, key, workload, self)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
@@ -90,11 +86,7 @@ class Checkpoint:
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
-        make_trainer = trainer_by(Schedule.parse(self.recomputation))
-        return fit_whole(
-            chain, data, run,
-            strategy=self.name, settings=asdict(self), make_trainer=make_trainer, micro_batches=self.micro_batches,
-        )  # fmt: skip
+        return fit_whole(self, chain, data, run, trainer_by(Schedule.parse(self.recomputation)))
 
 
 def trainer_by(schedule: Schedule) -> MakeTrainer:

@@ -24,6 +24,7 @@ from snugfit.strategies.memory_estimates import (
     step_headroom,
     with_safety,
 )
+from snugfit.strategies.micro_batch import MicroBatching
 
 
 @dataclass(frozen=True)
@@ -33,34 +34,27 @@ class Sizes:
     Attributes:
         profile: what was measured.
         workload: what is trained.
-        micro_batch: images in memory at once.
-        micro_batches: of them that make a step.
+        micro: the micro-batches of a step.
     """
 
     profile: Profile
     workload: Workload
-    micro_batch: int
-    micro_batches: int
+    micro: MicroBatching
 
     @cached_property
     def memory(self) -> Network:
         """The network at the micro-batch."""
-        return self._network(self.micro_batch)
+        return self._network(self.micro.micro_batch)
 
     @cached_property
     def times(self) -> StepTimes:
         """The time model at the effective batch."""
-        return StepTimes(self._network(self.micro_batch * self.micro_batches))
+        return StepTimes(self._network(self.micro.effective_batch))
 
     def _network(self, batch: int) -> Network:
         if self.profile.tensors is None:
             raise ValueError("the profile holds no tensors")
         return Network(self.profile.tensors, batch, self.workload.optimizer.state_per_parameter)
-
-    @property
-    def holds(self) -> bool:
-        """Whether gradients of weights are held over micro-batches."""
-        return self.micro_batches > 1
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -69,7 +63,9 @@ class Sizes:
 
     def analytic(self, mask: Mask) -> int:
         """Bytes of tensors at the peak of a step with a selection: weights, state, maps and gradients."""
-        return self.weight_bytes + needed_bytes(self.memory, mask, Headroom(1.0, holds_gradients=self.holds))
+        return self.weight_bytes + needed_bytes(
+            self.memory, mask, Headroom(1.0, holds_gradients=self.micro.holds_gradients)
+        )
 
     def peak(self, mask: Mask) -> int:
         """Predicted peak of a step with a selection, above what is in memory before it."""
@@ -83,7 +79,7 @@ class Sizes:
         everything = np.ones(len(self.memory.tensors), dtype=bool)
         found = []
         for name, mask in ((HEAD, self.memory.head), (FULL, everything)):
-            analytic = replace(self, micro_batches=1).analytic(mask)
+            analytic = replace(self, micro=replace(self.micro, micro_batches=1)).analytic(mask)
             found.append((analytic, analytic * self._above(name, mask)))
         return found[0], found[1]
 
@@ -92,8 +88,8 @@ class Sizes:
         line = self.profile.lines.get(probe)
         if line is None or not line.points:
             return TENSOR_TO_PROCESS - 1
-        point = min(line.points, key=lambda point: abs(point.batch - self.micro_batch))
-        analytic = replace(self, micro_batch=point.batch, micro_batches=1).analytic(mask)
+        point = min(line.points, key=lambda point: abs(point.batch - self.micro.micro_batch))
+        analytic = replace(self, micro=MicroBatching(point.batch)).analytic(mask)
         return max(point.peak_bytes / analytic - 1, 0.0)
 
     def predicted(self, mask: Mask) -> int:
@@ -104,11 +100,11 @@ class Sizes:
         """What a selection may take of a budget, less weights and what no tensor accounts for."""
         step = step_headroom(budget, self.profile.base_bytes)
         if step == float("inf"):
-            return Headroom(ratio, None, self.holds)
+            return Headroom(ratio, None, self.micro.holds_gradients)
         least, most = self._overheads
         slope = max(most[1] - least[1], 0.0) / max(most[0] - least[0], 1)
         analytic = (step - least[1] + slope * least[0]) / (1 + slope)
-        return Headroom(ratio, int(analytic) - self.weight_bytes, self.holds)
+        return Headroom(ratio, int(analytic) - self.weight_bytes, self.micro.holds_gradients)
 
     def most(self, budget: Budget, ratio: float) -> int:
         """Upper bound of the predicted peak of every selection within the budgets."""

@@ -59,7 +59,7 @@ def drifted(trainer: TensorTrainer, sizes: Sizes, run: Run, input_shape: tuple[i
     network = sizes.memory
     predicted = dry_ratio(sizes.times, network.mask(trainer.selected))
     head = set(network.selected(network.head))
-    batch = random_batch(input_shape, run.workload.classes, sizes.micro_batch, str(run.device))
+    batch = random_batch(input_shape, run.workload.classes, sizes.micro.micro_batch, str(run.device))
     alone, selected = float("inf"), float("inf")
     for only in (head, None):  # the first of each generates kernels
         with run.limit.allow_kernels():

@@ -58,7 +58,7 @@ class ElasticProbes:
     @property
     def limit(self) -> int:
         """Largest batch of interest."""
-        return min(self.workload.batch_size, self.workload.train_count)
+        return self.workload.effective_batch
 
     def trainer(self, where: str, which: Which) -> TensorTrainer:
         """The network with made-up weights, and what trains it."""

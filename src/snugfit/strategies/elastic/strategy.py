@@ -25,15 +25,15 @@ from snugfit.strategies.elastic.budgets import Sizes, budget_for, importance_pea
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE, ElasticProbes
 from snugfit.strategies.elastic.runner import fit_elastic
 from snugfit.strategies.elastic.schemes import scheme_mask
-from snugfit.strategies.full_network import VALIDATION_SHARE, divisors
 from snugfit.strategies.memory_estimates import MB, smallest_budget, step_headroom
+from snugfit.strategies.micro_batch import VALIDATION_SHARE, MicroBatching, divisors
 
 DEFAULT_RATIO = 0.5
 """rho where none is asked for (ElasticTrainer section 8.1)."""
 
 
 @dataclass(frozen=True)
-class Elastic:
+class Elastic(MicroBatching):
     """Tensor selection at run time (ElasticTrainer), and the ways of fine-tuning that it is compared with.
 
     Attributes:
@@ -47,9 +47,7 @@ class Elastic:
         lasso: share of the group lasso in the loss of ``prunetrain`` at the start.
         time_ratio: rho, step time over that of full training; filled in by :meth:`propose`.
         budget_bytes: memory budget, which selections keep to; filled in by :meth:`propose`.
-        micro_batch, micro_batches: as in ``backprop``; filled in by :meth:`propose`.
         chunk: images at once in the pass that tells importance; filled in by :meth:`propose`.
-        accumulate: whether micro-batches may be accumulated to the effective batch.
     """
 
     name: ClassVar[str] = "elastic"
@@ -64,10 +62,7 @@ class Elastic:
     lasso: float = 0.2
     time_ratio: float | None = None
     budget_bytes: int | None = None
-    micro_batch: int = 0
-    micro_batches: int = 1
     chunk: int = 0
-    accumulate: bool = True
 
     @property
     def selects(self) -> bool:
@@ -106,14 +101,14 @@ class Elastic:
         if profile.tensors is None or HEAD not in profile.lines:
             return
         ratio = (budget.time_ratio or DEFAULT_RATIO) if self.selects else None
-        limit = min(workload.batch_size, workload.train_count)
+        limit = workload.effective_batch
         chunk = largest_chunk(profile, budget, divisors(self.importance_batch)) if self.selects else 1
         if not chunk:
             return
         filled = replace(self, time_ratio=ratio, budget_bytes=budget.memory_bytes, chunk=chunk)
-        options = [filled._at(size, limit) for size in reversed(divisors(limit))] if self.accumulate else []
+        options = [filled.at(size, limit) for size in reversed(divisors(limit))] if self.accumulate else []
         best, best_worth = None, 0.0
-        for option in options or [filled._at(size, size) for size in range(limit, 0, -1)]:
+        for option in options or [filled.at(size, size) for size in range(limit, 0, -1)]:
             worth = option._worth(workload, profile)
             if worth > best_worth * 1.02:
                 best, best_worth = option, worth
@@ -122,9 +117,6 @@ class Elastic:
         if best is not None:
             yield best
 
-    def _at(self, size: int, batch: int) -> Elastic:
-        return replace(self, micro_batch=size, micro_batches=max(batch // size, 1))
-
     @property
     def budget(self) -> Budget:
         """What its selections keep to."""
@@ -132,7 +124,7 @@ class Elastic:
 
     def sizes(self, workload: Workload, profile: Profile) -> Sizes:
         """What this instance needs, as a function of the selection."""
-        return Sizes(profile, workload, self.micro_batch, self.micro_batches)
+        return Sizes(profile, workload, MicroBatching(self.micro_batch, self.micro_batches))
 
     def _worth(self, workload: Workload, profile: Profile) -> float:
         """Share of the updates' time in a selection by time alone that one within both budgets has; 0: does not fit."""
@@ -175,7 +167,7 @@ class Elastic:
             held = sum(unit.parameters * 4 for unit in profile.units) if self.accumulate and most == FULL else 0
             floor = smallest_budget(profile, max(profile.floors[name] for name in lines) + held)
             return max(floor, (budget.memory_bytes or 0) + MB)
-        least = self._at(1, min(workload.batch_size, workload.train_count) if self.accumulate else 1)
+        least = self.at(1, workload.effective_batch if self.accumulate else 1)
         sizes = least.sizes(workload, profile)
         if not self.selects:
             return budget_for(sizes.predicted(self.fixed(sizes.memory)), budget.memory_bytes)
@@ -187,7 +179,7 @@ class Elastic:
         """Smallest rho at which a tensor beside the classifier trains, rounded up; None for schemes without one."""
         if not self.selects or profile.tensors is None:
             return None
-        limit = min(workload.batch_size, workload.train_count)
+        limit = workload.effective_batch
         smallest = replace(self, micro_batch=limit).sizes(workload, profile).times.smallest_ratio
         return math.ceil(smallest * 1000) / 1000 if math.isfinite(smallest) else smallest
 
@@ -202,7 +194,7 @@ class Elastic:
         else:
             mask = self.fixed(sizes.memory)
             peak, step, ranking = sizes.predicted(mask), sizes.times.step_seconds(mask), 0.0
-        batch = self.micro_batch * self.micro_batches
+        batch = self.effective_batch
         steps = max(workload.train_count // batch, 1)
         epoch = step * (steps + VALIDATION_SHARE * workload.val_count / batch)
         phases = tuple(

@@ -25,8 +25,9 @@ from snugfit._training.tensorfile import read_tensors
 from snugfit.errors import CheckpointError
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe
-from snugfit.strategies.full_network import divisors, load_network
+from snugfit.strategies.full_network import load_network
 from snugfit.strategies.memory_estimates import fill_made_up, random_batch, with_safety
+from snugfit.strategies.micro_batch import divisors
 from snugfit.strategies.sidenet.configurations import PREFIX
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.surgery import (

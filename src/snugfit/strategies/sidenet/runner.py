@@ -36,9 +36,7 @@ def fit_sidenet(strategy: Sidenet, chain: Chain, data: TrainingData, run: Run) -
         fresh = copy.deepcopy(chain)  # whose parameters will be frozen, and whose layers may shrink
         return make(fresh, load_network(fresh, run), run.workload, micro_batches)
 
-    trained = train_network(
-        load, data, run, micro_batches=strategy.micro_batches, accumulates=strategy.micro_batches > 1
-    )
+    trained = train_network(load, data, run, micro_batches=strategy.micro_batches, accumulates=strategy.holds_gradients)
     module, phase = trained.trainer.module, trained.phase
     evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
     state = FloatState(plain(module))
@@ -46,7 +44,7 @@ def fit_sidenet(strategy: Sidenet, chain: Chain, data: TrainingData, run: Run) -
     run.end_phase(phase, run.workload.epochs, trained.steps)
     buffers = {name for name, _ in module.named_buffers()}
     kept = sum(tensor.numel() for name, tensor in state.items() if name not in buffers)
-    settings = {**asdict(strategy), **trained.settings, "widths": frozen.table if taken.pruned else {}}
+    settings = {**asdict(strategy), **asdict(trained.settings), "widths": frozen.table if taken.pruned else {}}
     return make_record(
         run, strategy=strategy.name, settings=settings, evaluation=evaluation,
         parameters={"full": chain.parameters, "trained_model": kept}, data=data,

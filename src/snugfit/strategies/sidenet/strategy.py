@@ -22,13 +22,14 @@ from snugfit._training.split import TrainingData
 from snugfit._training.task import needs_classes
 from snugfit.errors import UsageError
 from snugfit.profiling import Probe
-from snugfit.strategies.full_network import VALIDATION_SHARE, divisors, held, whole_probe
+from snugfit.strategies.full_network import whole_probe
 from snugfit.strategies.memory_estimates import headroom_in, images_passed, smallest_budget, step_headroom, with_safety
+from snugfit.strategies.micro_batch import MicroBatching, divisors, holds, line_name
 from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, configurations, leanest
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.lower_bounds import Looks, Way
 from snugfit.strategies.sidenet.network import make_trainer
-from snugfit.strategies.sidenet.ranked_configurations import Option, best, options_of
+from snugfit.strategies.sidenet.ranked_configurations import Option, best, option_of
 from snugfit.strategies.sidenet.retraining import (
     MOST_IMAGES,
     RETRAIN,
@@ -54,7 +55,7 @@ FINE_TUNE = "fine-tune"
 
 
 @dataclass(frozen=True)
-class Sidenet:
+class Sidenet(MicroBatching):
     """A frozen network and a small one beside it (Rep-Net), which needs few maps for the backward pass.
 
     Attributes:
@@ -69,9 +70,7 @@ class Sidenet:
         retrain_data: other images to do so with; the training images where it is None.
         sample_wise: whether memory-bound frozen blocks run image by image.
         weight_storage: how frozen weights are kept.
-        micro_batch, micro_batches: as in ``backprop``; filled in by :meth:`propose`.
         retrain_batch: images in memory at once while it retrains; filled in by :meth:`propose`.
-        accumulate: whether micro-batches may be accumulated to the effective batch.
     """
 
     name: ClassVar[str] = "sidenet"
@@ -87,10 +86,7 @@ class Sidenet:
     retrain_data: str | None = None
     sample_wise: Choice = "auto"
     weight_storage: WeightStorage = "auto"
-    micro_batch: int = 0
-    micro_batches: int = 1
     retrain_batch: int = 0
-    accumulate: bool = True
 
     def __post_init__(self) -> None:
         if self.scheme != "rep-net" and self.prune not in ("auto", "off"):
@@ -161,8 +157,8 @@ class Sidenet:
 
     def _ways(self, workload: Workload) -> list[Way]:
         """Every configuration, with gradients applied at once and, where a batch has parts, with gradients held."""
-        parts = self.accumulate and min(workload.batch_size, workload.train_count) > 1
-        return [(each, hold) for each in self.tried for hold in ((False, True) if parts else (False,))]
+        parts = self.accumulate and workload.effective_batch > 1
+        return [(each, hold) for each in self.tried for hold in holds(parts)]
 
     def _needed(
         self, workload: Workload, looks: Looks, way: Way, lines: Mapping[str, ProbeLine], available: float
@@ -183,7 +179,9 @@ class Sidenet:
         for each in self.tried:
             left = headroom - LEFT_BY_RETRAINING if each.pruned else headroom
             if not each.pruned or self._retraining(workload, lines, left, 0) is not None:
-                yield from options_of(each, lines, workload, left, accumulate=self.accumulate)
+                option = option_of(each, lines, workload, left, accumulate=self.accumulate)
+                if option is not None:
+                    yield option
 
     def _retraining(
         self, workload: Workload, lines: Mapping[str, ProbeLine], headroom: float, resident_bytes: int
@@ -211,8 +209,8 @@ class Sidenet:
             prune=("off" if not taken.pruned else "on" if self.prune == "auto" else self.prune),
             sample_wise="on" if taken.by_sample else "off",
             weight_storage="int8" if taken.int8 else "float32",
-            micro_batch=option.micro_batch,
-            micro_batches=option.micro_batches,
+            micro_batch=option.micro.micro_batch,
+            micro_batches=option.micro.micro_batches,
             retrain_batch=0 if retraining is None else retraining.batch_size,
         )
 
@@ -223,13 +221,9 @@ class Sidenet:
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured line of its configuration."""
-        probe = self.configuration.probe
-        line = profile.lines[probe if self.micro_batches == 1 else held(probe)]
-        batch = self.micro_batch * self.micro_batches
-        steps = max(workload.train_count // batch, 1) * self.micro_batches
-        seconds = line.seconds_at(self.micro_batch) / (2 if self.micro_batches > 1 else 1)
+        line = profile.lines[self.line(self.configuration.probe)]
         passed = images_passed(workload, tracks=self.scheme == "rep-net")  # the side network's norms
-        epoch = steps * seconds + VALIDATION_SHARE * passed * seconds / self.micro_batch
+        epoch = self.epoch_seconds(line, workload.train_count, passed)
         resident = profile.base_bytes + LEFT_BY_RETRAINING * self.configuration.pruned
         peak = with_safety(resident, line.bytes_at(self.micro_batch))
         phases = [Phase(FINE_TUNE, peak, epoch * workload.epochs, self.micro_batch)]
@@ -255,7 +249,7 @@ class Sidenet:
         found = {
             (each, hold): max(profile.floors[name], profile.floors.get(RETRAIN, 0) if each.pruned else 0)
             for each, hold in self._ways(workload)
-            if (name := held(each.probe) if hold else each.probe) in profile.floors
+            if (name := line_name(each.probe, hold=hold)) in profile.floors
         }
         return [floor for (_, hold), floor in found.items() if hold] or list(found.values())
 
@@ -271,5 +265,5 @@ def _serves(configuration: Configuration, frozen: Frozen) -> bool:
 
 def _least_loss(workload: Workload, configuration: Configuration, hold: bool) -> float:
     """What a configuration is expected to lose with the whole batch at once, or with the largest part of it."""
-    batch = min(workload.batch_size, workload.train_count)
+    batch = workload.effective_batch
     return configuration.loss_at(([1, *divisors(batch)[:-1]] if hold else [batch])[-1], batch)

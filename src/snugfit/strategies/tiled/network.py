@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from snugfit._core.cluster import Cluster
 from snugfit._core.cost import Cost
 from snugfit._core.workload import Workload
-from snugfit.strategies.full_network import VALIDATION_SHARE
 from snugfit.strategies.memory_estimates import images_passed
+from snugfit.strategies.micro_batch import VALIDATION_SHARE, MicroBatching
 from snugfit.tiling.cost_counter import tally
 from snugfit.tiling.distributed import schedule_of
 from snugfit.tiling.operators import Stem
@@ -51,20 +51,19 @@ class Network:
         """Read what prints so."""
         return cls(*map(float, text.split("/")))
 
-    def added_to(self, cost: Cost, workload: Workload, batch: int, micro_batches: int, *, tracks: bool) -> Cost:
+    def added_to(self, cost: Cost, workload: Workload, micro: MicroBatching, *, tracks: bool) -> Cost:
         """A run's cost with this.
 
         Args:
             cost: of the gateway's own work.
             workload: what is trained.
-            batch: images of a micro-batch.
-            micro_batches: of a step.
+            micro: the micro-batches of a step.
             tracks: whether norms that train have running statistics.
         """
-        steps = max(workload.train_count // (batch * micro_batches), 1)
-        images = steps * micro_batches * batch + VALIDATION_SHARE * images_passed(workload, tracks=tracks)
-        epoch = steps * (micro_batches * self.step_seconds + self.update_seconds) + images * self.image_seconds
-        sent = steps * (micro_batches * self.step_bytes + self.update_bytes) + images * self.image_bytes
+        steps = max(workload.train_count // micro.effective_batch, 1)
+        images = steps * micro.effective_batch + VALIDATION_SHARE * images_passed(workload, tracks=tracks)
+        epoch = steps * (micro.micro_batches * self.step_seconds + self.update_seconds) + images * self.image_seconds
+        sent = steps * (micro.micro_batches * self.step_bytes + self.update_bytes) + images * self.image_bytes
         phases = tuple(replace(phase, seconds=phase.seconds + epoch * workload.epochs) for phase in cost.phases)
         return replace(
             cost, seconds_per_epoch=cost.seconds_per_epoch + epoch, seconds=cost.seconds + epoch * workload.epochs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -20,6 +20,7 @@ from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
 from snugfit.errors import UsageError
 from snugfit.strategies.full_network import fit_whole
+from snugfit.strategies.micro_batch import MicroBatching
 from snugfit.strategies.tiled.trainer import over_processes
 from snugfit.tiling.coordinator import Follower, Order, OverTiles, follow_step, follow_whole_step, serve
 from snugfit.tiling.messages import Line
@@ -27,20 +28,14 @@ from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.transport import Processes, Transport
 
 
-def fit_over_processes(
-    chain: Chain, data: TrainingData, run: Run, *, settings: dict[str, Any], plan: TilePlan, micro_batches: int
-) -> Record:
+def fit_over_processes(strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, plan: TilePlan) -> Record:
     """Train with the others' help, who are told what to do first, and to end last."""
     transport, line = Processes(), run.commands
     if line is None:
         raise UsageError("several processes take `snugfit cluster launch`; without it, start one.")
     said = {"workload": to_data(run.workload), "plan": asdict(plan), "memory_bytes": run.budget.memory_bytes}
     line.give(json.dumps(said))
-    make_trainer = over_processes(plan, transport, line)
-    record = fit_whole(
-        chain, data, run,
-        strategy="tiled", settings=settings, make_trainer=make_trainer, micro_batches=micro_batches,
-    )  # fmt: skip
+    record = fit_whole(strategy, chain, data, run, over_processes(plan, transport, line))
     line.give(str(Order("stop")))
     peaks = peaks_of_all(float(record.measured["peak_bytes"]), transport)
     return replace(record, measured={**record.measured, "process_peak_bytes": [int(peak) for peak in peaks]})

@@ -27,12 +27,12 @@ from snugfit.strategies.full_network import (
     MakeTrainer,
     batch_settings,
     fit_whole,
-    held,
     whole_cost,
     whole_probe,
     whole_reasons,
 )
 from snugfit.strategies.memory_estimates import headroom_in
+from snugfit.strategies.micro_batch import MicroBatching, holds, plain_name
 from snugfit.strategies.tiled.candidates import (
     PREFIX,
     chosen,
@@ -51,7 +51,7 @@ from snugfit.tiling.transport import Alone, processes
 
 
 @dataclass(frozen=True)
-class Tiled:
+class Tiled(MicroBatching):
     """Backpropagation whose leading layers run in tiles, exactly as if they did not.
 
     Attributes:
@@ -69,7 +69,6 @@ class Tiled:
         scratch: whether whole maps and their gradients lie in memory-mapped files, on one device.
         scratch_bytes: what they take there per image; filled in by :meth:`propose`.
         shares, network: of rows and columns of tiles, and what the cluster adds to steps; filled in by :meth:`propose`.
-        micro_batch, micro_batches, accumulate: as in ``backprop``.
     """
 
     name: ClassVar[str] = "tiled"
@@ -89,9 +88,6 @@ class Tiled:
     scratch_bytes: int = 0
     shares: str = ""
     network: str = ""
-    micro_batch: int = 0
-    micro_batches: int = 1
-    accumulate: bool = True
 
     def __post_init__(self) -> None:
         meant_grid(self.tiles)
@@ -141,13 +137,13 @@ class Tiled:
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """A step in each way that is worth considering: slower ones only where those before do not fit."""
-        limit = min(workload.batch_size, workload.train_count)
+        limit = workload.effective_batch
         found, faster = list[Probe](), list[str]()
         for key, plan in self._plans(chain).items():
             if plan.scratch and hardware.device != "cpu":
                 continue
             needed = _unless_fitting(tuple(faster), limit)
-            for hold in (False, True) if self.accumulate else (False,):
+            for hold in holds(self.accumulate):
                 make = self.make_trainer(plan)
                 probe = whole_probe(key, chain, workload, hardware.device, make, hold=hold, needed=needed)
                 found.append(replace(probe, warm_up=plan.scratch > 0))  # mapped pages grow in the first step
@@ -157,19 +153,18 @@ class Tiled:
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Tiled]:
         """Every way that was measured and fits, at the whole batch or accumulated to it."""
         for key in _keys(profile):
-            settings = batch_settings(workload, profile, budget, key, accumulate=self.accumulate)
-            if settings is not None:
-                yield replace(self, **settings_of(key), **settings)
+            micro = batch_settings(workload, profile, budget, key, accumulate=self.accumulate)
+            if micro is not None:
+                yield replace(self, **settings_of(key), **asdict(micro))
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines, and where the cluster was measured, of the network between processes."""
-        key, batches = key_of(chosen(self), self.network), (self.micro_batch, self.micro_batches)
-        cost = whole_cost(profile, key, workload, *batches)
+        cost = whole_cost(profile, key_of(chosen(self), self.network), workload, self)
         cost = _with_storage(cost, self.scratch_bytes * self.micro_batch)
         if not self.network:
             return cost
         tracks = any(unit.tracks for unit in profile.units)
-        return Network.parse(self.network).added_to(cost, workload, *batches, tracks=tracks)
+        return Network.parse(self.network).added_to(cost, workload, self, tracks=tracks)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
@@ -180,14 +175,10 @@ class Tiled:
         """Train; over several processes, the others have to be serving."""
         if processes() != self.processes:
             return self._for_fewer(chain, run).fit(chain, data, run)
-        plan, settings = chosen(self), asdict(self)
+        plan = chosen(self)
         if self.processes > 1:
-            return fit_over_processes(chain, data, run, settings=settings, plan=plan, micro_batches=self.micro_batches)
-        return fit_whole(
-            chain, data, run,
-            strategy=self.name, settings=settings, make_trainer=on_one_device(plan, _scratch_of(run)),
-            micro_batches=self.micro_batches,
-        )  # fmt: skip
+            return fit_over_processes(self, chain, data, run, plan)
+        return fit_whole(self, chain, data, run, on_one_device(plan, _scratch_of(run)))
 
     def _for_fewer(self, chain: Chain, run: Run) -> Tiled:
         """The same for as many processes as there are now: a run that is taken up may have lost some."""
@@ -224,7 +215,7 @@ def _with_storage(cost: Cost, size: int) -> Cost:
 
 def _keys(profile: Profile) -> list[str]:
     """The names of the probes of plans, without those that hold gradients."""
-    keys = {key.removesuffix(held("")) for key in profile.lines if key.startswith(PREFIX)}
+    keys = {plain_name(key) for key in profile.lines if key.startswith(PREFIX)}
     return sorted(keys, key=lambda key: list(profile.floors).index(key))
 
 

@@ -1,0 +1,119 @@
+"""Micro-batches: how many images of a step are in memory at once, and the lines of steps with and without them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+from snugfit._core.profile import ProbeLine
+
+VALIDATION_SHARE = 0.3
+"""Seconds of a forward pass over those of a training step."""
+
+S = TypeVar("S", bound="MicroBatching")
+
+
+@dataclass(frozen=True)
+class MicroBatching:
+    """The settings of a strategy that accumulates gradients; strategies inherit them.
+
+    Attributes:
+        name: name of the strategy that inherits them, in the registry.
+        micro_batch: images in memory at once; filled in by ``propose``.
+        micro_batches: micro-batches accumulated to one step; filled in by ``propose``.
+        accumulate: whether to accumulate to the effective batch; off is the baseline of NeuroFlux's evaluation, one
+            step per batch that fits.
+    """
+
+    name: ClassVar[str]
+
+    micro_batch: int = 0
+    micro_batches: int = 1
+    accumulate: bool = True
+
+    def at(self: S, micro_batch: int, batch: int) -> S:
+        """These settings with ``micro_batch`` images in memory at once, accumulated to ``batch``."""
+        return replace(self, micro_batch=micro_batch, micro_batches=max(batch // micro_batch, 1))
+
+    @property
+    def effective_batch(self) -> int:
+        """Images of a step."""
+        return self.micro_batch * self.micro_batches
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether gradients of weights are held over micro-batches, instead of applied and freed one by one."""
+        return self.micro_batches > 1
+
+    def line(self, probe: str) -> str:
+        """Key of a probe's line: that of a step that holds gradients if this one does."""
+        return line_name(probe, hold=self.holds_gradients)
+
+    def seconds(self, line: ProbeLine) -> float:
+        """Seconds of a micro-batch; a probe that holds gradients runs two of them."""
+        return line.seconds_at(self.micro_batch) / (2 if self.holds_gradients else 1)
+
+    def epoch_seconds(self, line: ProbeLine, train_count: int, passed: int) -> float:
+        """Seconds of an epoch.
+
+        Args:
+            line: of the step.
+            train_count: images that train.
+            passed: images that pass forward only: validation, and the recomputation of statistics.
+        """
+        steps = max(train_count // self.effective_batch, 1) * self.micro_batches
+        seconds = self.seconds(line)
+        return steps * seconds + VALIDATION_SHARE * passed * seconds / self.micro_batch
+
+
+def line_name(probe: str, *, hold: bool) -> str:
+    """Key of a probe's line: that of the step that holds gradients for accumulation, or of the other one."""
+    return f"{probe}:accumulate" if hold else probe
+
+
+def plain_name(line: str) -> str:
+    """Name of the probe of a line, with gradients held or not."""
+    return line.removesuffix(line_name("", hold=True))
+
+
+def holds(accumulate: bool) -> tuple[bool, ...]:
+    """Whether gradients are held, in each of the steps that are worth measuring."""
+    return (False, True) if accumulate else (False,)
+
+
+def divisors(batch: int) -> tuple[int, ...]:
+    """Sizes of the micro-batches that accumulate to exactly the effective batch, smallest first."""
+    return tuple(size for size in range(1, batch + 1) if batch % size == 0)
+
+
+def choose_batch(
+    lines: Mapping[str, ProbeLine], probe: str, headroom: float, batch: int, *, accumulate: bool
+) -> MicroBatching | None:
+    """The whole batch if it fits, else accumulation to it, else the largest batch that fits without accumulation.
+
+    Args:
+        lines: measured lines by name.
+        probe: name of the probe whose step is taken.
+        headroom: bytes that a step may take; infinite without a budget.
+        batch: the effective batch.
+        accumulate: whether micro-batches may be accumulated.
+
+    Returns:
+        The settings, with ``accumulate`` on where gradients accumulate; None when not one image fits.
+    """
+    whole = _largest(lines.get(probe), headroom, batch)
+    held = lines.get(line_name(probe, hold=True))
+    if accumulate and held is not None and whole < batch:
+        most = _largest(held, headroom, batch)
+        sizes = [size for size in divisors(batch)[:-1] if held.smallest_batch <= size <= most]
+        if sizes:
+            return MicroBatching(sizes[-1], batch // sizes[-1], accumulate=True)
+    return MicroBatching(whole, 1, accumulate=False) if whole else None
+
+
+def _largest(line: ProbeLine | None, headroom: float, limit: int) -> int:
+    """Largest batch of a line that fits; 0 when none does."""
+    if line is None:
+        return 0
+    return limit if headroom == float("inf") else line.largest_batch(headroom, limit)
