@@ -1,6 +1,6 @@
 """The smallest budget that is named was asked for itself, and three MB less was too."""
 
-from snugfit._cli.smallest import LESS, smallest_that_fits
+from snugfit._cli.retries import LESS, smallest_that_fits
 
 
 class Machine:

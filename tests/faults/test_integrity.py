@@ -146,8 +146,7 @@ def looked_at(run: Path) -> Any:
 def one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of a run are opened once."""
     known: dict[Any, RunImages] = {}
-    from snugfit._api import inference
-    from snugfit._engine import images
+    from snugfit._engine import images, inference
 
     real = images.run_images
 

@@ -1,10 +1,9 @@
-"""The Python face: what the command line does, as functions."""
+"""The public functions of snugfit; ``snugfit._engine`` runs them."""
 
-from snugfit._api.exporting import export
-from snugfit._api.inference import evaluate, predict
 from snugfit._api.planning import RunnablePlan, plan, plan_request, profile_request
 from snugfit._api.report import draw_report
-from snugfit._api.trained_record import TrainedRecord, resume
+from snugfit._api.trained_models import evaluate, export, load, predict
+from snugfit._api.training import TrainedRecord, resume
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.plan import Candidate, Plan
@@ -12,10 +11,7 @@ from snugfit._core.record import Record
 from snugfit._core.request import Request
 from snugfit._core.verify import Verification, verify
 from snugfit._data import Splits, from_dataset, load_boxed
-from snugfit._engine.distributed import serve, together, with_others
-from snugfit._engine.launch_folder import begun, finished, for_launch, world
-from snugfit._engine.lean_retries import requests_apart, smallest_fitting
-from snugfit._engine.loading import Architecture, load
+from snugfit._engine.loading import Architecture
 from snugfit._engine.process import prepare_process
 from snugfit._report.console import ConsoleProgress
 from snugfit._training.events import (
@@ -60,12 +56,9 @@ __all__ = [
     "TensorsSelected",
     "TrainedRecord",
     "Verification",
-    "begun",
     "draw_report",
     "evaluate",
     "export",
-    "finished",
-    "for_launch",
     "from_dataset",
     "load",
     "load_boxed",
@@ -74,12 +67,6 @@ __all__ = [
     "predict",
     "prepare_process",
     "profile_request",
-    "requests_apart",
     "resume",
-    "serve",
-    "smallest_fitting",
-    "together",
     "verify",
-    "with_others",
-    "world",
 ]

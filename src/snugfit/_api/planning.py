@@ -9,29 +9,24 @@ from typing import Any
 
 from torch import nn
 
-from snugfit._api.trained_record import TrainedRecord
+from snugfit._api.training import TrainedRecord
 from snugfit._core.budget import Budget
 from snugfit._core.command import as_typed
 from snugfit._core.options import Count, checked
 from snugfit._core.outputs import require_places
 from snugfit._core.request import OWN, BudgetOptions, Request, Trained
-from snugfit._core.serial import to_data
 from snugfit._core.trial import STEPS, Trial
 from snugfit._engine.builder import own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.planning import Planned, make_plan
-from snugfit._engine.process import choose_device
+from snugfit._engine.profiling import Extras, profile_units
 from snugfit._engine.running import execute
 from snugfit._engine.trials import compare
 from snugfit._planner import infeasible_error
 from snugfit._report.console import ConsoleProgress
-from snugfit._training.events import Notice, Subscriber
+from snugfit._training.events import Subscriber
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import UnknownNameError, UsageError
-from snugfit.memory import MemoryLimit
-from snugfit.strategies.blockwise.signal_table import signal_table
-from snugfit.strategies.elastic.tensor_table import tensor_table
-from snugfit.strategies.sidenet.activation_table import activation_table
 
 
 @dataclass(frozen=True)
@@ -209,36 +204,8 @@ def profile_request(
         ModelError: a side network is asked for, and the model can have none.
         InfeasibleBudgetError: the tensors are asked for, and no operator can be timed within the memory budget.
     """
-    trained = checked("trained", Trained | None, trained)
-    if request.data.task != "classify":
-        raise UsageError(
-            "profile measures units with losses of classes; snugfit plan --task detect tells of the whole."
-        )
-    request = replace(
-        request,
-        strategy=replace(request.strategy, strategy="blockwise"),
-        budget=replace(request.budget, time_ratio=None),  # units are measured, whatever trains them
-    )
-    measures = learning_signal or tensors or not activation_memory
-    found = make_plan(request, None, None, subscribers, measures=measures)
-    workload, profile = found.plan.workload, found.profile
-    seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
-    untimed = 0.0 if measures else None
-    units = [{**to_data(unit), "seconds": seconds.get(unit.name, untimed)} for unit in profile.units]
-    data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
-    device = choose_device(request.machine.device)
-    limit = MemoryLimit(found.plan.budget.memory_bytes, found.baseline, device)
-    if learning_signal:
-        data["learning_signal"] = signal_table(found.assembly.chain, workload, found.plan.hardware)
-    if tensors:
-        count = sum(1 for unit in found.assembly.chain.all_units for _ in unit.module.parameters())
-        for subscriber in subscribers:
-            subscriber(Notice(f"timing {count} tensors one by one"))
-        data |= tensor_table(found.assembly.chain, workload, profile, limit, lean=request.strategy.lean)
-    if activation_memory:
-        table = activation_table(found.assembly.chain, workload, trained, limit, lean=request.strategy.lean)
-        data["activation_memory"] = table
-    return data
+    asked = Extras(learning_signal, tensors, activation_memory, checked("trained", Trained | None, trained))
+    return profile_units(request, subscribers, asked)
 
 
 def _request(options: dict[str, Any]) -> Request:

@@ -6,10 +6,10 @@ from typing import Any
 
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.failures import FailedError, show_error
-from snugfit._cli.fresh_processes import settled
 from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
 from snugfit._cli.output import note, print_json
 from snugfit._cli.plan_cache import Answer
+from snugfit._cli.retries import settled
 from snugfit._core.outputs import require_places
 from snugfit._core.plan import Plan
 from snugfit._core.request import Request

@@ -10,11 +10,11 @@ from cyclopts import Group, Parameter
 
 from snugfit._cli.child_process import is_finished, make_job, run_job
 from snugfit._cli.failures import FailedError
-from snugfit._cli.fresh_processes import settled
 from snugfit._cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
 from snugfit._cli.output import note, print_json
 from snugfit._cli.plan import planned
 from snugfit._cli.report import draw
+from snugfit._cli.retries import settled
 from snugfit._core.documents import read_data
 from snugfit._core.outputs import require_folder, require_places
 from snugfit._core.request import Request

@@ -85,32 +85,35 @@ def _work(job: dict[str, Any], send: Send) -> Any:
 def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     planned = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
     if planned.plan.choice is None:
-        return {**_refused(api, planned), "comparison": []}
+        return {**_refused(planned), "comparison": []}
+    from snugfit._engine.retries import smallest_fitting
+
     trials = planned.compare(job["compare_steps"], subscribers) if job["compare_steps"] else []
-    return {
-        "plan": planned.to_json(), "infeasible": None, "comparison": [trial.to_json() for trial in trials],
-        "smallest": api.smallest_fitting(planned) if job["smallest"] else None,
-    }  # fmt: skip
+    smallest = smallest_fitting(planned) if job["smallest"] else None
+    comparison = [trial.to_json() for trial in trials]
+    return {"plan": planned.to_json(), "infeasible": None, "comparison": comparison, "smallest": smallest}
 
 
-def _refused(api: Any, planned: Any) -> dict[str, Any]:
-    """A plan in which nothing fits, the error, and the requests that are worth asking in processes of their own."""
+def _refused(planned: Any) -> dict[str, Any]:
+    """A plan in which nothing fits, the error, and the requests to plan again in fresh processes."""
+    from snugfit._engine.retries import requests_apart
     from snugfit._planner import infeasible_error
 
-    apart = [each.to_json() for each in api.requests_apart(planned)]
+    apart = [each.to_json() for each in requests_apart(planned)]
     error = explain(infeasible_error(planned.plan))
     return {"plan": planned.to_json(), "infeasible": error.to_json(), "apart": apart}
 
 
 def _train_together(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
     """Train with the other processes of a launch: its gateway trains, and the others serve it."""
-    from snugfit._training.launch import share_of_threads
+    from snugfit._engine.distributed import serve, together, with_others
+    from snugfit._training.launch import share_of_threads, world
 
-    with api.together(_device(job)) as others:
-        api.prepare_process(share_of_threads(api.world(), job["threads"]))
+    with together(_device(job)) as others:
+        api.prepare_process(share_of_threads(world(), job["threads"]))
         if others is not None and not others.here.is_gateway:
-            return api.serve(others)
-        return api.with_others(others, lambda: _train_at_gateway(api, job, subscribers))
+            return serve(others)
+        return with_others(others, lambda: _train_at_gateway(api, job, subscribers))
 
 
 def _device(job: dict[str, Any]) -> str | None:
@@ -123,18 +126,21 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
         return api.resume(job["resume"], subscribers=subscribers).to_json()
     plan = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
     if plan.plan.choice is None and "WORLD_SIZE" not in os.environ:
-        return _refused(api, plan)
+        return _refused(plan)
     return plan.run(subscribers=subscribers).to_json()
 
 
 def _train_at_gateway(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
     """Train, or go on with the run that this launch, or an interrupted one like it, has begun."""
-    here = api.world()
+    from snugfit._engine.launch_folder import begun, finished, for_launch
+    from snugfit._training.launch import world
+
+    here = world()
     if here is None or job["resume"]:
         return _train(api, job, subscribers, _unsent)
-    request = api.for_launch(Request.from_json(job["request"]), here)
-    job = {**job, "request": request.to_json(), "resume": api.begun(request, here)}
-    return api.finished(request, here) or _train(api, job, subscribers, _unsent)
+    request = for_launch(Request.from_json(job["request"]), here)
+    job = {**job, "request": request.to_json(), "resume": begun(request, here)}
+    return finished(request, here) or _train(api, job, subscribers, _unsent)
 
 
 def _unsent(**message: Any) -> None:

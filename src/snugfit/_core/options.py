@@ -13,13 +13,14 @@ import numbers
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from snugfit._quantities import parse_bytes, parse_seconds
 from snugfit.errors import UnknownNameError, UsageError, shown
 
+T = TypeVar("T")
 LEAST_BYTES = 10**6
 """Smallest size that may be given as a number of bytes: smaller numbers were meant as MB."""
 
@@ -125,6 +126,19 @@ def read(hint: Any, text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def of_keywords(kind: type[T], given: Mapping[str, Any]) -> T:
+    """A dataclass of options from keywords.
+
+    Raises:
+        UnknownNameError: it has no field of that name.
+    """
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
+            raise UnknownNameError("option", name, known)
+    return kind(**given)
 
 
 class Checked:

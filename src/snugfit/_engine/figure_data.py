@@ -1,9 +1,12 @@
-"""From a run folder to the arrays that its pictures show."""
+"""The pictures of a run: from its folder to the arrays that they show."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +21,8 @@ from snugfit._engine.images import RunImages
 from snugfit._engine.loading import read_data
 from snugfit._report import embedding
 from snugfit._report.gradcam import grad_cam
-from snugfit._report.pictures import HeatMaps, Projection, Spectra
-from snugfit.errors import DataError, UsageError
+from snugfit._report.pictures import HeatMaps, Pictures, Projection, Spectra
+from snugfit.errors import DataError, UnusableInputError, UsageError
 from snugfit.local import LLS, build_local_loss
 from snugfit.local.assignment import Layout
 from snugfit.local.exit_model import trunk
@@ -29,6 +32,53 @@ MOST_AVERAGED = 256
 """Most images of a class whose activations are averaged."""
 
 WITH_BASIS, WITH_COMBINATIONS = ("lls", "lls-m", "lls-mxm"), ("lls-mxm",)
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """What pictures are made of; see :func:`snugfit.draw_report`."""
+
+    data: str | None = None
+    data_dir: str | None = None
+    unit: str | None = None
+    classes: Sequence[int] = (0, 1)
+    images: int = 6
+
+
+def make_pictures(
+    folder: Path, options: PictureOptions, model: nn.Module | Callable[[], nn.Module] | None = None
+) -> Pictures:
+    """All pictures that a run allows, and for each other one the reason.
+
+    Raises:
+        CheckpointError: the folder holds no finished run.
+        UsageError: there is no such unit, class or number of images.
+    """
+    source = Source(folder, options.data, options.data_dir, model)
+    _check(source, options)
+    made: dict[str, Any] = {}
+    missing = {}
+    for name, words, make in (
+        ("spectra", "spectra of the basis", lambda: spectra(source, options.unit, tuple(options.classes))),
+        ("projection", "t-SNE of M", lambda: projection(source, options.unit)),
+        ("heat_maps", "Grad-CAM", lambda: heat_maps(source, options.images)),
+    ):
+        try:
+            made[name] = make()
+        except (UnusableInputError, UsageError) as error:
+            missing[name] = f"No {words}: {' '.join(str(error).split())}"
+    return Pictures(**made, missing=missing)
+
+
+def _check(source: Source, options: PictureOptions) -> None:
+    """Refuse at once what no run could show."""
+    known = len(source.architecture.class_names)
+    if options.unit is not None and source.record.exits:
+        source.unit(options.unit, default=0)
+    if not options.classes or not all(0 <= label < known for label in options.classes):
+        raise UsageError(f"classes are one or more labels from 0 to {known - 1}, not {list(options.classes)}.")
+    if options.images < 1:
+        raise UsageError(f"images must be at least 1, not {options.images}.")
 
 
 @torch.no_grad()

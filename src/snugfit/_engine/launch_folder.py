@@ -11,10 +11,8 @@ from snugfit._core.manifest import MANIFEST_FILE
 from snugfit._core.request import Request
 from snugfit._engine.loading import read_data, read_record
 from snugfit._engine.running import FIRST_FILES, from_anywhere
-from snugfit._training.launch import World, world
+from snugfit._training.launch import World
 from snugfit.errors import CheckpointError
-
-__all__ = ["World", "begun", "finished", "for_launch", "world"]
 
 
 def for_launch(request: Request, here: World) -> Request:

@@ -140,23 +140,8 @@ def read_record(folder: Path) -> Record:
     return record_checks.read_record(path)
 
 
-def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
-    """Load the trained model of a run: a plain module in evaluation mode, cut at the exit that was chosen.
-
-    >>> import snugfit, torch
-    >>> model = snugfit.load("runs/first")
-    >>> model(torch.zeros(2, 1, 8, 8)).shape
-    torch.Size([2, 10])
-
-    Args:
-        run: run folder.
-        model: the module (or a function that makes it) that was trained, where it was passed from Python; it is left as
-            it is.
-
-    Raises:
-        CheckpointError: the folder is incomplete or its weights are damaged or belong to another model.
-    """
-    folder = Path(run)
+def load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+    """The trained model of a run; see :func:`snugfit.load`."""
     record, architecture = read_record(folder), Architecture.read(folder)
     check_files(folder, MODEL_FILE)
     try:

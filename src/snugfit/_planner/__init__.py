@@ -3,7 +3,6 @@
 from snugfit._core.ranking import default_aim
 from snugfit._planner.calibration import PastRun, corrected, past_run
 from snugfit._planner.search import Experience, infeasible_error, search
-from snugfit._planner.smallest import smallest_budget_of
 
 __all__ = [
     "Experience",
@@ -13,5 +12,4 @@ __all__ = [
     "infeasible_error",
     "past_run",
     "search",
-    "smallest_budget_of",
 ]

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from snugfit import errors
@@ -62,17 +61,6 @@ class FakePlan:
 def plan_request(request, subscribers=()):
     assert isinstance(request, Request) and prepared, "the process must be prepared before planning"
     return FakePlan(request)
-
-
-def requests_apart(planned):
-    request = planned.request
-    if request.strategy.strategy != "auto":
-        return []
-    return [replace(request, strategy=replace(request.strategy, strategy="backprop"))]
-
-
-def smallest_fitting(planned):
-    return 150_000_000
 
 
 def resume(run_dir, subscribers=()):

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import types
+from dataclasses import replace
 
 from snugfit._cli import worker
 
@@ -17,9 +18,25 @@ class FakeProgress(contextlib.nullcontext):
             print(f"event {type(event).__name__}", file=sys.stderr)
 
 
-planner = types.ModuleType("snugfit._planner")
-planner.infeasible_error = lambda plan: plan.error
-sys.modules["snugfit._planner"] = planner
+def requests_apart(planned):
+    request = planned.request
+    if request.strategy.strategy != "auto":
+        return []
+    return [replace(request, strategy=replace(request.strategy, strategy="backprop"))]
+
+
+def smallest_fitting(planned):
+    return 150_000_000
+
+
+def stand_in(name, **members):
+    """A module that would import torch."""
+    module = sys.modules[name] = types.ModuleType(name)
+    vars(module).update(members)
+
+
+stand_in("snugfit._planner", infeasible_error=lambda plan: plan.error)
+stand_in("snugfit._engine.retries", requests_apart=requests_apart, smallest_fitting=smallest_fitting)
 
 worker.API_MODULE = "fake_api"
 worker.ConsoleProgress = FakeProgress

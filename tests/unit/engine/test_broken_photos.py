@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from snugfit._api.inference import _decode
+from snugfit._engine.inference import _decode
 from snugfit.errors import DataError
 
 

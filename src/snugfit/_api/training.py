@@ -11,11 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from snugfit._api.exporting import export
 from snugfit._api.report import draw_report
+from snugfit._api.trained_models import export, load
 from snugfit._core.record import Record
 from snugfit._engine import running
-from snugfit._engine.loading import load
 from snugfit._report.console import ConsoleProgress
 from snugfit._training.artifact import MODEL_FILE
 from snugfit._training.events import Subscriber

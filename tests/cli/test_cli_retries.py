@@ -6,8 +6,8 @@ from importlib import import_module
 import pytest
 
 from snugfit._cli.failures import FailedError
-from snugfit._cli.fresh_processes import settled
 from snugfit._cli.options import SHOW_ALL
+from snugfit._cli.retries import settled
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost
 from snugfit._core.hardware import Hardware

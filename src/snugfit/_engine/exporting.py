@@ -1,4 +1,4 @@
-"""Write a trained model for other runtimes, and check that they agree."""
+"""Write a trained model for other runtimes, and check that ONNX Runtime agrees with PyTorch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import torch
 from torch import nn
 
 from snugfit._core.manifest import listing
-from snugfit._core.options import checked
 from snugfit._core.outputs import require_file, require_folder
-from snugfit._core.request import ExportFormat
 from snugfit._core.serial import to_data
 from snugfit._engine.loading import Architecture, load
 from snugfit._training.artifact import MODEL_FILE
@@ -27,36 +25,14 @@ _METADATA = ("class_names", "mean", "std", "border", "model", "data", "task", "a
 
 
 def export(
-    run: str | Path,
-    out: str | Path | None = None,
-    format: str = "both",
-    check: bool = True,
+    folder: Path,
+    out: Path | None,
+    format: str,
+    check: bool,
     model: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """Export the trained model of a run, with its class names and normalisation: ``architecture.json``, ONNX metadata.
-
-    >>> import snugfit
-    >>> snugfit.export("runs/first", "deploy", format="safetensors")
-    {'files': ['deploy/model.safetensors'], 'onnx_max_difference': None}
-
-    Args:
-        run: run folder.
-        out: folder to write to; the run folder by default.
-        format: ``safetensors``, ``onnx`` (dynamic batch) or ``both``.
-        check: compare ONNX Runtime's outputs with PyTorch's on random images.
-        model: the module that was trained, where it was passed from Python.
-
-    Returns:
-        ``files`` written, and ``onnx_max_difference`` of the logits where it was checked.
-
-    Raises:
-        UsageError: unknown format.
-        ModelError: the export extra is not installed, or the outputs differ.
-    """
-    checked("format", ExportFormat, format)
-    checked("check", bool, check)
-    folder = Path(run)
-    target = Path(out) if out is not None else folder
+    """Export the trained model of a run; see :func:`snugfit.export`."""
+    target = folder if out is None else out
     if out is not None or folder.is_dir():
         require_folder(target)
         for name in (MODEL_FILE, "model.onnx", "architecture.json") if target.is_dir() else ():

@@ -11,8 +11,7 @@ from PIL import Image
 from torch import nn
 
 import snugfit
-from snugfit._api.exporting import export
-from snugfit._api.inference import evaluate, predict
+from snugfit import evaluate, export, predict
 from snugfit._engine.loading import Architecture
 from snugfit.errors import UsageError
 

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import snugfit
-from snugfit._api.report import draw_report, make_pictures
+from snugfit import draw_report
 from snugfit._core.manifest import Manifest
-from snugfit._engine.figure_data import first_of_each
+from snugfit._engine import figure_data
+from snugfit._engine.figure_data import PictureOptions, first_of_each
 from snugfit.errors import DataError, UnknownNameError, UsageError
 from snugfit.local.spectra import spectrum
 
@@ -27,6 +28,10 @@ def make():
     parts = [nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU()]
     parts += [nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.ReLU()]
     return nn.Sequential(*parts, nn.Flatten(), nn.Linear(8 * 4, 10))
+
+
+def make_pictures(run, model=None, **options):
+    return figure_data.make_pictures(run, PictureOptions(**options), model)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,7 @@ def test_activations_are_those_that_the_loss_reads(runs):
         if unit is not None:
             stored = next((runs / "mxm" / "weights").glob(f"unit_{unit:03d}*"))
             parameter.data = load_file(stored)[name]
-    splits = snugfit._api.report.Source(runs / "mxm").images
+    splits = figure_data.Source(runs / "mxm").images
     images, labels = (torch.cat(part) for part in zip(*splits.batches(), strict=True))
     with torch.no_grad():
         maps = network[:8](images[labels == 3])
@@ -149,6 +154,8 @@ def test_what_no_run_could_show_is_refused(runs):
         draw_report(runs / "mxm", pictures=True, model=make, classes=(0, 10))
     with pytest.raises(UsageError, match="at least 1"):
         draw_report(runs / "mxm", pictures=True, model=make, images=0)
+    with pytest.raises(UnknownNameError, match=r"unknown option 'clases'\. Did you mean 'classes'"):
+        draw_report(runs / "mxm", clases=(0, 1))
 
 
 def test_images_are_taken_from_every_class_in_turn():

@@ -8,8 +8,8 @@ from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.profile import ProbeLine, ProbePoint, Profile
 from snugfit._core.workload import Workload
-from snugfit._planner import PastRun, smallest_budget_of
-from snugfit._planner.smallest import DRIFT_BYTES
+from snugfit._engine.retries import DRIFT_BYTES, smallest_budget_of
+from snugfit._planner import PastRun
 from snugfit.strategies.backprop import Backprop
 
 MB = 10**6

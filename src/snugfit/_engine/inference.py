@@ -1,4 +1,4 @@
-"""Use a trained model: evaluate it on a split, predict a folder of images."""
+"""Run a trained model: on a split, for its accuracy, and on image files, for classes or boxes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snugfit._core.options import Count, checked
 from snugfit._core.request import Split
 from snugfit._data import Decoder, Transform, upright_size
 from snugfit._engine.images import images_at_once, run_images
@@ -26,34 +25,14 @@ _SURE = 0.25
 Row = tuple[Any, ...]
 
 
-def evaluate(
-    run: str | Path,
+def measured(
+    folder: Path,
     data: str | None = None,
     data_dir: str | None = None,
     split: Split | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """Measure a trained model on a split of its own data set, or of another with the same classes.
-
-    >>> import snugfit
-    >>> found = snugfit.evaluate("runs/first")
-    >>> found["split"], 0 <= found["accuracy"] <= found["top5"] <= 1, len(found["per_class"])
-    ('test', True, 10)
-
-    Args:
-        run: run folder.
-        data, data_dir: data set; the one of the run by default.
-        split: ``train``, ``val``, ``test`` or ``all``; ``test``, but ``all`` of another folder than the run's.
-        model: the module that was trained, where it was passed from Python.
-
-    Returns:
-        ``split``, ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``. Of a
-        model that detects, ``map50`` (which is ``accuracy`` too) and ``per_class`` average precisions instead.
-
-    Raises:
-        DataError: the data has no such split, or other classes.
-    """
-    folder = Path(run)
+    """Measure the model of a run on a split; see :func:`snugfit.evaluate`."""
     architecture, images = Architecture.read(folder), run_images(folder, data, data_dir, split)
     tally = measure(_task(architecture), load(folder, model), images.batches(), torch.device("cpu"))
     return {"data": images.name, "split": images.split, **_figures(tally.score(), architecture)}
@@ -73,38 +52,13 @@ def _figures(score: Score, architecture: Architecture) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def predict(
-    run: str | Path,
-    images: str | Path,
-    top: int | None = None,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+def predicted(
+    folder: Path, images: Path, top: int | None = None, model: nn.Module | Callable[[], nn.Module] | None = None
 ) -> Iterator[Row]:
-    """Classify an image, or every image below a folder; or find the objects in it, where the model has learned that.
-
-    >>> import snugfit
-    >>> for path, name, probability in snugfit.predict("runs/first", "photos"):
-    ...     print(path, 0 < probability <= 1)
-    photos/0.png True
-    photos/1.png True
-    photos/2.png True
-
-    Args:
-        run: run folder.
-        images: file or folder.
-        top: how many classes to give for each image, by default one; or how many boxes at most, by default all.
-        model: the module that was trained, where it was passed from Python.
-
-    Yields:
-        Path, class name and probability; ``top`` rows per image. Of objects, those whose score is 0.25 at least, each
-        followed by left, top, right and bottom in pixels of the upright image.
-
-    Raises:
-        DataError: there are no images; or, once all others are classified, some cannot be decoded.
-    """
-    folder, top = Path(run), checked("top", Count | None, top)
+    """Classify images, or find the objects in them; see :func:`snugfit.predict`."""
     architecture = Architecture.read(folder)
     network, read = load(folder, model), _READERS[architecture.task]
-    paths = _image_paths(Path(images))
+    paths = _image_paths(images)
     channels, size = architecture.input_shape[0], architecture.input_shape[-1]
     decoder = Decoder(size - 2 * architecture.border, channels, crop=rules_of(architecture.task).crops)
     transform = Transform(architecture.mean, architecture.std, size, flip=False)

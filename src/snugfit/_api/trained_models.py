@@ -1,0 +1,125 @@
+"""Use a trained model: load, evaluate, predict and export it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from snugfit._core.options import Count, checked
+from snugfit._core.request import ExportFormat, Split
+from snugfit._engine import exporting, inference, loading
+
+
+def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+    """Load the trained model of a run: a plain module in evaluation mode, cut at the exit that was chosen.
+
+    >>> import snugfit, torch
+    >>> model = snugfit.load("runs/first")
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+
+    Args:
+        run: run folder.
+        model: the module (or a function that makes it) that was trained, where it was passed from Python; it is left as
+            it is.
+
+    Raises:
+        CheckpointError: the folder is incomplete or its weights are damaged or belong to another model.
+    """
+    return loading.load(Path(run), model)
+
+
+def evaluate(
+    run: str | Path,
+    data: str | None = None,
+    data_dir: str | None = None,
+    split: Split | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+) -> dict[str, Any]:
+    """Measure a trained model on a split of its own data set, or of another with the same classes.
+
+    >>> import snugfit
+    >>> found = snugfit.evaluate("runs/first")
+    >>> found["split"], 0 <= found["accuracy"] <= found["top5"] <= 1, len(found["per_class"])
+    ('test', True, 10)
+
+    Args:
+        run: run folder.
+        data, data_dir: data set; the one of the run by default.
+        split: ``train``, ``val``, ``test`` or ``all``; ``test``, but ``all`` of another folder than the run's.
+        model: the module that was trained, where it was passed from Python.
+
+    Returns:
+        ``split``, ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``. Of a
+        model that detects, ``map50`` (which is ``accuracy`` too) and ``per_class`` average precisions instead.
+
+    Raises:
+        DataError: the data has no such split, or other classes.
+    """
+    return inference.measured(Path(run), data, data_dir, split, model)
+
+
+def predict(
+    run: str | Path,
+    images: str | Path,
+    top: int | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+) -> Iterator[tuple[Any, ...]]:
+    """Classify an image, or every image below a folder; or find the objects in it, where the model has learned that.
+
+    >>> import snugfit
+    >>> for path, name, probability in snugfit.predict("runs/first", "photos"):
+    ...     print(path, 0 < probability <= 1)
+    photos/0.png True
+    photos/1.png True
+    photos/2.png True
+
+    Args:
+        run: run folder.
+        images: file or folder.
+        top: how many classes to give for each image, by default one; or how many boxes at most, by default all.
+        model: the module that was trained, where it was passed from Python.
+
+    Yields:
+        Path, class name and probability; ``top`` rows per image. Of objects, those whose score is 0.25 at least, each
+        followed by left, top, right and bottom in pixels of the upright image.
+
+    Raises:
+        DataError: there are no images; or, once all others are classified, some cannot be decoded.
+    """
+    yield from inference.predicted(Path(run), Path(images), checked("top", Count | None, top), model)
+
+
+def export(
+    run: str | Path,
+    out: str | Path | None = None,
+    format: str = "both",
+    check: bool = True,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+) -> dict[str, Any]:
+    """Export the trained model of a run, with its class names and normalisation: ``architecture.json``, ONNX metadata.
+
+    >>> import snugfit
+    >>> snugfit.export("runs/first", "deploy", format="safetensors")
+    {'files': ['deploy/model.safetensors'], 'onnx_max_difference': None}
+
+    Args:
+        run: run folder.
+        out: folder to write to; the run folder by default.
+        format: ``safetensors``, ``onnx`` (dynamic batch) or ``both``.
+        check: compare ONNX Runtime's outputs with PyTorch's on random images.
+        model: the module that was trained, where it was passed from Python.
+
+    Returns:
+        ``files`` written, and ``onnx_max_difference`` of the logits where it was checked.
+
+    Raises:
+        UsageError: unknown format.
+        ModelError: the export extra is not installed, or the outputs differ.
+    """
+    checked("format", ExportFormat, format)
+    checked("check", bool, check)
+    return exporting.export(Path(run), None if out is None else Path(out), format, check, model)

@@ -1,0 +1,98 @@
+"""If nothing fits: requests to plan again in fresh processes, and the smallest budget by what was measured.
+
+``snugfit._cli.retries`` starts those processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from snugfit._core.plan import Plan
+from snugfit._core.profile import Profile
+from snugfit._core.registry import strategy_class
+from snugfit._core.request import OWN, Request
+from snugfit._core.strategy import Strategy
+from snugfit._engine.builder import make_strategies
+from snugfit._engine.history import past_runs
+from snugfit._engine.planning import Planned
+from snugfit._planner import PastRun
+from snugfit._planner.calibration import correction
+from snugfit._planner.search import candidates_of
+
+MB = 10**6
+DRIFT_BYTES = 1 * MB
+"""Difference of the memory in use before training between two processes; added to the smallest budget."""
+
+
+def requests_apart(planned: Planned) -> list[Request]:
+    """Requests whose answers do not depend on what the measurements of this plan left in memory, or that need less.
+
+    Every strategy that was considered alone, where there were several; then those settings of it that the user left
+    open at their leanest.
+
+    Args:
+        planned: a plan in which nothing fits.
+    """
+    request = planned.assembly.request
+    if OWN in (request.model.model, request.data.data):
+        return []
+    short = [each.strategy for each in planned.plan.candidates if each.considered and each.smallest_bytes is not None]
+    return [each for name in dict.fromkeys(short) for each in _of_strategy(request, name)]
+
+
+def _of_strategy(request: Request, name: str) -> Iterator[Request]:
+    options = replace(request.strategy, strategy=name)
+    if options != request.strategy:
+        yield replace(request, strategy=options)
+    leaner = getattr(strategy_class(name), "leaner", None)
+    for settings in leaner(request.strategy) if leaner is not None else ():
+        yield replace(request, strategy=replace(options, **settings))
+
+
+def smallest_fitting(planned: Planned) -> int | None:
+    """Smallest memory budget in bytes in which a plan's strategies propose anything, by what was measured for it."""
+    request = planned.assembly.request
+    considered = make_strategies(request)
+    runs = past_runs(request.machine, planned.plan.hardware)
+    return smallest_budget_of([*considered.strategies, *considered.standby], planned.plan, planned.profile, runs)
+
+
+def smallest_budget_of(
+    strategies: Sequence[Strategy], plan: Plan, profile: Profile, runs: Sequence[PastRun]
+) -> int | None:
+    """Smallest memory budget in bytes, in whole MB, in which one of the strategies proposes what fits.
+
+    Args:
+        strategies: as they were asked.
+        plan: their answer in a budget that holds one of them.
+        profile: what was measured for it.
+        runs: past runs, by which predictions are corrected.
+
+    Returns:
+        None where no strategy fits the plan's budget, or where that bounds no memory.
+    """
+    most = plan.budget.memory_bytes
+    if most is None:
+        return None
+    sizes = [_smallest(each, plan, profile, runs, most // MB) for each in strategies]
+    return min((size * MB + DRIFT_BYTES for size in sizes if size is not None), default=None)
+
+
+def _smallest(strategy: Strategy, plan: Plan, profile: Profile, runs: Sequence[PastRun], most: int) -> int | None:
+    """Fewest MB up to ``most``, by bisection; None where that does not do either."""
+    learnt = correction(runs, strategy.name, plan.workload)
+
+    def fits(size: int) -> bool:
+        budget = replace(plan.budget, memory=size * MB)
+        found = candidates_of(strategy, plan.workload, profile, plan.hardware, budget, learnt)
+        return any(candidate.feasible for candidate in found)
+
+    known = {each.strategy for each in plan.candidates if each.feasible}
+    if strategy.name not in known or not fits(most):
+        return None
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
