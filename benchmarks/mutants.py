@@ -65,11 +65,14 @@ GROUPS = {
     ),
     "partition": Group(("local/partition.py",), ("local/test_partition.py",)),
     "memory": Group(("memory/line_fit.py",), ("memory/test_line_fit.py",)),
-    "store": Group(("_chain/store.py",), ("chain/test_unit_store.py",)),
+    "store": Group(
+        ("_chain/store.py", "_storage/tensor_file.py", "_storage/weights_file.py"),
+        ("chain/test_unit_store.py", "storage/test_tensor_file.py", "storage/test_checkpoint.py",
+         "engine/test_weights.py"),
+    ),
     "rows": Group(
-        ("_training/row_format.py", "_training/tensorfile.py"),
-        ("training/test_rows.py", "training/test_tensorfile.py", "training/test_cache.py",
-         "training/test_checkpoint.py"),
+        ("_storage/row_format.py", "_storage/activation_cache.py"),
+        ("storage/test_row_format.py", "storage/test_activation_cache.py", "training/test_cached_batches.py"),
     ),
 }  # fmt: skip
 

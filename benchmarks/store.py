@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.common import INFEASIBLE, ROOT, Cell, Options
 from benchmarks.machine import commit, describe_machine, slug
-from snugfit._training.files import write_json_atomic
+from snugfit._storage.files import write_json_atomic
 
 RESULTS = ROOT / "benchmarks" / "results"
 _PRIVATE = {"--data-dir", "--results", "--work", "--weights"}

@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.common import ROOT
 from snugfit._core.manifest import Manifest
-from snugfit._training.cache import CacheWriter
-from snugfit._training.tensorfile import write_tensors
+from snugfit._storage.activation_cache import CacheWriter
+from snugfit._storage.tensor_file import write_tensors
 
 _TRAIN = (
     "train --model benchmarks.fuzz.tiny:net --data digits --image-size 8 --max-train 32 --max-val 16 --epochs 1 "
@@ -67,7 +67,7 @@ def _tensors(root: Path, trained: Path) -> None:
     root.mkdir(parents=True)
     turned = torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
     tensors = {"weight": turned, "count": torch.tensor(7), "bias": torch.zeros(3, dtype=torch.bfloat16)}
-    write_tensors(root / "group.safetensors", tensors)
+    write_tensors(root / "group.safetensors", tensors, along_memory=True)
 
 
 def _config(root: Path, trained: Path) -> None:

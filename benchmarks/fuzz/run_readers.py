@@ -27,9 +27,9 @@ from snugfit._engine.history import _runs_file, past_runs
 from snugfit._engine.loading import Architecture, read_data
 from snugfit._report.metrics import read_metrics
 from snugfit._report.page import read_record, render
-from snugfit._training.cache import ActivationCache
-from snugfit._training.checkpoint import CheckpointStore
-from snugfit._training.tensorfile import read_tensors
+from snugfit._storage.activation_cache import ActivationCache
+from snugfit._storage.checkpoint import CheckpointStore
+from snugfit._storage.tensor_file import read_tensors
 from snugfit.errors import SnugfitError
 from snugfit.profiling.measurement_cache import Measurement
 

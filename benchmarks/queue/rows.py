@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.machine import describe_machine, slug
 from benchmarks.queue.rungs import Row
 from benchmarks.store import locked
-from snugfit._training.files import write_json_atomic
+from snugfit._storage.files import write_json_atomic
 
 CLAIM = "experiments"
 

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.common import ROOT, last_json, to_flags
 from benchmarks.machine import commit
 from benchmarks.queue.rungs import RUNGS, Row, Task
-from snugfit._training.files import write_json_atomic
+from snugfit._storage.files import write_json_atomic
 
 INTERRUPTED, UNREADABLE = 130, 4
 _PR_SET_PDEATHSIG = 1

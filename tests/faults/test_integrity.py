@@ -27,7 +27,7 @@ from snugfit._core.manifest import Manifest
 from snugfit._core.outputs import require_run_folder
 from snugfit._engine.images import RunImages
 from snugfit._engine.running import FIRST_FILES
-from snugfit._training.files import write_json_atomic
+from snugfit._storage.files import write_json_atomic
 from snugfit.errors import CheckpointError, UsageError
 
 MAKE = """

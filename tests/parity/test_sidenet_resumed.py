@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import snugfit
-from snugfit._training.checkpoint import CheckpointStore
+from snugfit._storage.checkpoint import CheckpointStore
 from snugfit.errors import CheckpointError, InterruptedRunError
 from snugfit.strategies.sidenet.retraining import PRUNED_FILE
 

@@ -174,16 +174,6 @@ def open_regular(path: str | Path) -> int:
     return descriptor
 
 
-def check_regular(path: str | Path) -> None:
-    """Check that a file can be read to its end, before a library opens it by name.
-
-    Raises:
-        OSError: it cannot be opened.
-        ValueError: it is no regular file.
-    """
-    os.close(open_regular(path))
-
-
 def _read(path: str | Path, most: int) -> bytes:
     with os.fdopen(open_regular(path), "rb") as file:
         content = bytearray()  # whatever size it is said to have: it may grow, and the system's files say 0

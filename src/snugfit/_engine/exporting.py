@@ -15,7 +15,7 @@ from snugfit._core.manifest import listing
 from snugfit._core.outputs import require_file, require_folder
 from snugfit._core.serial import to_data
 from snugfit._engine.loading import Architecture, load
-from snugfit._training.artifact import MODEL_FILE
+from snugfit._storage.weights_file import MODEL_FILE
 from snugfit.errors import ModelError, UnusableInputError
 
 TOLERANCE = 1e-3

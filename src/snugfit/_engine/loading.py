@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import fx, nn
 
 from snugfit import _models as models
@@ -21,8 +19,9 @@ from snugfit._core.record import Record
 from snugfit._core.request import OWN
 from snugfit._core.serial import to_data
 from snugfit._core.workload import TaskName
-from snugfit._training.artifact import MODEL_FILE
-from snugfit._training.files import write_json_atomic
+from snugfit._storage.files import write_json_atomic
+from snugfit._storage.tensor_file import read_tensors
+from snugfit._storage.weights_file import MODEL_FILE
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.local.assignment import Layout
 from snugfit.memory.limit import is_out_of_memory
@@ -144,11 +143,7 @@ def load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None)
     """The trained model of a run; see :func:`snugfit.load`."""
     record, architecture = read_record(folder), Architecture.read(folder)
     check_files(folder, MODEL_FILE)
-    try:
-        documents.check_regular(folder / MODEL_FILE)
-        state = load_file(folder / MODEL_FILE)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{folder / MODEL_FILE} is missing or damaged ({error}).") from error
+    state = read_tensors(folder / MODEL_FILE)
     module = rebuild(architecture.chain(model), record, len(architecture.class_names), state)
     try:
         module.load_state_dict(state, assign=True)

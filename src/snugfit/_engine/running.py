@@ -34,8 +34,8 @@ from snugfit._engine.tasks import rules_of
 from snugfit._planner import infeasible_error
 from snugfit._quantities import format_bytes
 from snugfit._report.tensorboard import tensorboard_subscribers
+from snugfit._storage.files import write_json_atomic
 from snugfit._training.events import RunStarted, Subscriber
-from snugfit._training.files import write_json_atomic
 from snugfit._training.metrics import METRICS_FILE
 from snugfit._training.run import Run
 from snugfit._training.stopping import StopFlag

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit._core import record_checks
-from snugfit._core.digests import FileDigest
 from snugfit._core.manifest import check_files, listing
 from snugfit._core.outputs import require_file
 from snugfit._core.record import Record
@@ -16,6 +15,7 @@ from snugfit._report.formatting import NONE, count, duration, metric_of, percent
 from snugfit._report.intervals import StepTime, step_time
 from snugfit._report.markup import absent, card, grid, meter, pairs, section, table, text, tile
 from snugfit._report.metrics import MetricRow, read_metrics
+from snugfit._storage.files import replacing
 from snugfit.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -39,15 +39,9 @@ def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
     run_dir = Path(run_dir)
     record = require_page(run_dir)
     page = render(record, read_metrics(run_dir / "metrics.csv"), pictures)
-    path, draft = run_dir / "report.html", run_dir / "report.html.tmp"
-    try:
-        with listing(run_dir) as manifest:
-            draft.write_text(page, encoding="utf-8", errors="replace")
-            if manifest is not None:
-                manifest.announce({path: FileDigest.of(draft)})
-            draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    path = run_dir / "report.html"
+    with listing(run_dir) as manifest, replacing(path, manifest) as file:
+        file.write(page.encode("utf-8", errors="replace"))
     return path
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snugfit._training.cache import ActivationCache
+from snugfit._storage.activation_cache import ActivationCache
 from snugfit._training.seeding import epoch_order
 from snugfit.errors import UsageError
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from snugfit._core.cost import Phase
 from snugfit._quantities import format_bytes
+from snugfit._storage.tensor_file import Deferred
 from snugfit._training.events import EpochDone, StepDone
 from snugfit._training.judged_weights import settle
 from snugfit._training.optimizers import lr_factor
@@ -18,7 +19,6 @@ from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.step import StepResult
 from snugfit._training.task import Classification, ClassTally, measure, task_of
-from snugfit._training.tensorfile import Deferred
 from snugfit.errors import BudgetExceededError, InterruptedRunError
 from snugfit.memory import is_out_of_memory, release_memory
 

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
 from snugfit._chain import tracking_norms
 from snugfit._core.workload import Workload
-from snugfit._training.checkpoint import foreign_state
+from snugfit._storage.tensor_file import Deferred
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import retake
 from snugfit._training.step import StepResult, loss_of, precision_context
 from snugfit._training.task import task_of
-from snugfit._training.tensorfile import Deferred
+from snugfit.errors import CheckpointError
 from snugfit.lean import use_lean_convolutions
+from snugfit.memory import is_out_of_memory
 
 Forward = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def foreign_state() -> Iterator[None]:
+    """Context for loading a checkpoint's tensors into modules.
+
+    Raises:
+        CheckpointError: names or shapes are not those of the modules.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        first = next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))
+        raise CheckpointError(
+            f"the checkpoint is of another model ({first[:120]}). Resume the run it belongs to."
+        ) from error
 
 
 class NetworkTrainer:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from snugfit._core.workload import OptimizerName, OptimizerSettings, ScheduleName
-from snugfit._training.tensorfile import Deferred
+from snugfit._storage.tensor_file import Deferred
 from snugfit.errors import CheckpointError
 
 _Maker = Callable[[nn.Parameter, OptimizerSettings, bool], torch.optim.Optimizer]

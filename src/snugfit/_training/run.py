@@ -22,13 +22,13 @@ from snugfit._core.profile import Profile
 from snugfit._core.record import ExitRecord, PhaseRecord
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
-from snugfit._training.checkpoint import Checkpoint, CheckpointStore
+from snugfit._storage.checkpoint import Checkpoint, CheckpointStore
+from snugfit._storage.tensor_file import Deferred
 from snugfit._training.energy import EnergyMeter
 from snugfit._training.events import Event, Notice, PhaseDone, PhaseStarted, Subscriber
 from snugfit._training.launch import Commands
 from snugfit._training.metrics import METRICS_FILE, MetricsWriter
 from snugfit._training.stopping import StopFlag
-from snugfit._training.tensorfile import Deferred
 from snugfit.errors import CheckpointError, DivergedError
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory, trim_heap
 

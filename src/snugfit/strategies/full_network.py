@@ -19,7 +19,7 @@ from snugfit._core.hardware import Hardware
 from snugfit._core.profile import ProbeLine, Profile, UnitFacts
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
-from snugfit._training.artifact import save_model
+from snugfit._storage.weights_file import save_model
 from snugfit._training.dry_run import falling, rehearse
 from snugfit._training.finalize import evaluate_model, make_record
 from snugfit._training.loop import train_phase

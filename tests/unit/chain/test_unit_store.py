@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from snugfit._chain import Chain, UnitStore, load_into, release
-from snugfit._chain import store as store_module
 from snugfit._core.digests import FileDigest
 from snugfit._core.manifest import Manifest
+from snugfit._storage.tensor_file import write_tensors
 from snugfit.errors import CheckpointError, OutOfStorageError
 from snugfit.memory import read_status
 
@@ -89,13 +89,12 @@ def test_saving_again_replaces_and_keeps_the_file_name(chain, store):
     assert [path.name for path in store.folder.iterdir()] == [first.name]
 
 
-def test_has_and_missing(store):
+def test_missing_units(store):
     store.save(1, {"w": torch.zeros(1)})
-    assert store.has(1)
-    assert not store.has(0)
-    assert not store.has(10)
-    with pytest.raises(CheckpointError, match="no weights of unit 0"):
-        store.load(0)
+    assert store.path(1).is_file()
+    for index in (0, 10):
+        with pytest.raises(CheckpointError, match=f"no weights of unit {index} "):
+            store.load(index)
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:20], lambda b: b"", lambda b: b"\xff" * len(b)])
@@ -109,7 +108,7 @@ def test_truncated_or_corrupt_file(store, damage):
 
 def test_the_folder_is_made_and_taken_as_it_is(tmp_path):
     UnitStore(tmp_path / "a" / "b").save(0, {"w": torch.zeros(2)})
-    assert UnitStore(tmp_path / "a" / "b").has(0)
+    assert UnitStore(tmp_path / "a" / "b").path(0).is_file()
 
 
 def test_characters_of_a_name_that_no_file_name_should_have(chain, store):
@@ -137,16 +136,7 @@ def with_header(path, **changes):
 )
 def test_sizes_that_disagree_are_refused(store, changes):
     with_header(store.save(0, {"w": torch.zeros(3)}), **changes)
-    with pytest.raises(CheckpointError, match=r"\(sizes in its header disagree\)"):
-        store.map(0)
-
-
-def test_headers_of_any_length_are_not_read(store, monkeypatch):
-    length = with_header(store.save(0, {"w": torch.ones(3)}))
-    monkeypatch.setattr(store_module, "MOST_BYTES", length)
-    assert torch.equal(store.map(0)["w"], torch.zeros(3))
-    monkeypatch.setattr(store_module, "MOST_BYTES", length - 1)
-    with pytest.raises(CheckpointError, match=r"\(its header is longer than any may be\)"):
+    with pytest.raises(CheckpointError, match=r"sizes in its header disagree with each other|its tensors overlap"):
         store.map(0)
 
 
@@ -239,7 +229,7 @@ def test_full_disk_leaves_the_old_file(store, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutOfStorageError, match=r"no space left for unit_000\.safetensors"):
+    with pytest.raises(OutOfStorageError, match=r"no space left on the device while writing .*unit_000\.safetensors"):
         store.save(0, {"w": torch.ones(3)})
     assert torch.equal(store.load(0)["w"], torch.zeros(3))
     assert list(store.folder.iterdir()) == [path]
@@ -264,7 +254,7 @@ def test_a_folder_that_became_a_file(store, tmp_path):
     shutil.rmtree(store.folder)
     store.folder.write_text("")
     with pytest.raises(CheckpointError, match=r"cannot write .*a\.safetensors: Not a directory\.$"):
-        store_module.write_tensors(store.folder / "a.safetensors", {})
+        write_tensors(store.folder / "a.safetensors", {})
 
 
 def test_release_frees_the_users_model_too(chain):

@@ -20,7 +20,7 @@ from snugfit._engine import process
 from snugfit._engine.builder import make_strategies, own_splits
 from snugfit._engine.process import choose_device, describe_hardware
 from snugfit._engine.running import _new_folder, _verify, from_anywhere
-from snugfit._training.files import write_json_atomic
+from snugfit._storage.files import write_json_atomic
 from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from snugfit import _models as models
-from snugfit._chain.store import write_tensors
+from snugfit._storage.tensor_file import write_tensors
 from snugfit.errors import ModelError
 from snugfit.lean import FloatState, LeanConv2d, StandardisedConv2d, restore_float, store_int8, use_lean
 from snugfit.lean.int8_weights import StoredConv2d, StoredLinear, dequantise, quantise

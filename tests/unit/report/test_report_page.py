@@ -20,7 +20,7 @@ from snugfit._core.record import ExitRecord, Record
 from snugfit._report.page import render, verdict, write_report
 from snugfit._report.run_figures import memory_lines
 from snugfit._report.svg import PALETTE
-from snugfit.errors import CheckpointError
+from snugfit.errors import CheckpointError, OutOfStorageError
 
 
 def page_of(run_dir: Path, record: Record, rows) -> tuple[str, Page]:
@@ -208,11 +208,10 @@ def test_a_page_that_the_disk_does_not_hold_leaves_no_draft(tmp_path, monkeypatc
     record = fake_runs.blockwise(Path("runs/0001"))
     run = fake_runs.write_run(tmp_path, record, fake_runs.metrics(record))
 
-    def full(path, text, **options):
-        path.touch()
+    def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutOfStorageError, match=r"no space left on the device while writing .*report\.html"):
         write_report(run)
     assert not list(run.glob("report.html*"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from snugfit._training.cache import CacheWriter
+from snugfit._storage.activation_cache import CacheWriter
 from snugfit._training.cached_batches import CachedBatches
 from snugfit.errors import CheckpointError, UsageError
 

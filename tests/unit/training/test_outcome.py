@@ -8,8 +8,8 @@ from training_samples import PHASE, Source, make_run
 
 from snugfit._core.record import Record
 from snugfit._core.record_checks import read_record
+from snugfit._storage.files import write_json_atomic
 from snugfit._training.events import Notice, RunDone
-from snugfit._training.files import write_json_atomic
 from snugfit._training.finalize import FinalEvaluation, evaluate_model, make_record
 from snugfit._training.split import TrainingData
 

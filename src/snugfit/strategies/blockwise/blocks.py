@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from snugfit._core.cost import Cost, Phase
 from snugfit._core.workload import Workload
-from snugfit._training.cache import LABEL_BYTES
+from snugfit._storage.activation_cache import LABEL_BYTES
 from snugfit.local.partition import Block, cut, partition, repair, shrunk
 from snugfit.strategies.memory_estimates import images_passed, with_safety
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snugfit._core.request import CacheDtype
-from snugfit._training.cache import ActivationCache, CacheWriter
+from snugfit._storage.activation_cache import ActivationCache, CacheWriter
 from snugfit._training.run import Run
 from snugfit.errors import CheckpointError
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from snugfit._chain import UnitStore, load_into, release
 from snugfit._core.cost import Phase
 from snugfit._core.record import ExitRecord, Record
-from snugfit._training.artifact import save_model
-from snugfit._training.cache import CacheWriter
+from snugfit._storage.activation_cache import CacheWriter
+from snugfit._storage.weights_file import save_model
 from snugfit._training.cached_batches import THREAD_BYTES, CachedBatches
 from snugfit._training.dry_run import falling, rehearse
 from snugfit._training.events import CacheProgress, ExitMeasured, Notice

@@ -16,7 +16,7 @@ from snugfit._core.profile import ProbeLine, Profile, UnitFacts
 from snugfit._core.record import Record
 from snugfit._core.request import CacheDtype, StrategyOptions
 from snugfit._core.workload import Workload
-from snugfit._training.row_format import RowFormat
+from snugfit._storage.row_format import RowFormat
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
 from snugfit._training.task import needs_classes

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from snugfit._chain import tracking_norms
 from snugfit._core.workload import Workload
-from snugfit._training.checkpoint import foreign_state
+from snugfit._storage.tensor_file import Deferred
+from snugfit._training.network import foreign_state
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import retake
 from snugfit._training.step import StepResult, precision_context
-from snugfit._training.tensorfile import Deferred
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
 from snugfit.local.assignment import parts

@@ -19,7 +19,7 @@ from snugfit._core.cost import Phase
 from snugfit._core.record import IntervalRecord, Record
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.tensors import TensorProfile
-from snugfit._training.artifact import save_model
+from snugfit._storage.weights_file import save_model
 from snugfit._training.dry_run import SPARE_BYTES
 from snugfit._training.events import Notice, TensorsSelected
 from snugfit._training.finalize import evaluate_model, make_record

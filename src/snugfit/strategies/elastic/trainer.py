@@ -11,11 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from snugfit._core.workload import Workload
-from snugfit._training.checkpoint import foreign_state
-from snugfit._training.network import Forward
+from snugfit._storage.tensor_file import Deferred
+from snugfit._training.network import Forward, foreign_state
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.step import StepResult, cross_entropy_of
-from snugfit._training.tensorfile import Deferred
 from snugfit.lean import use_lean
 from snugfit.surgery import adopt_widths
 

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from snugfit._chain import Chain
-from snugfit._chain.store import write_tensors
 from snugfit._core.cost import Phase
 from snugfit._core.profile import ProbeLine
 from snugfit._core.request import PruneImportance
 from snugfit._core.workload import Workload
+from snugfit._storage.tensor_file import read_tensors, write_tensors
 from snugfit._training.events import Notice
 from snugfit._training.loop import BatchSource, stop_if_asked
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
-from snugfit._training.tensorfile import read_tensors
 from snugfit.errors import CheckpointError
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe

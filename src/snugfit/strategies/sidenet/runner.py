@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from snugfit._chain import Chain
 from snugfit._core.record import Record
-from snugfit._training.artifact import save_model
+from snugfit._storage.weights_file import save_model
 from snugfit._training.finalize import evaluate_model, make_record
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.run import Run

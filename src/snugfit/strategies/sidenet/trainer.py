@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._core.workload import Workload
-from snugfit._training.checkpoint import foreign_state
-from snugfit._training.network import NetworkTrainer
-from snugfit._training.tensorfile import Deferred
+from snugfit._storage.tensor_file import Deferred
+from snugfit._training.network import NetworkTrainer, foreign_state
 from snugfit.errors import CheckpointError
 from snugfit.lean import use_lean
 

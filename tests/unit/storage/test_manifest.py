@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from snugfit._chain import UnitStore
-from snugfit._core.digests import FileDigest
+from snugfit._core.digests import Digester, FileDigest
 from snugfit._core.manifest import MANIFEST_FILE, Manifest, check_files
-from snugfit._training.cache import CacheWriter
-from snugfit._training.checkpoint import CheckpointStore
-from snugfit._training.files import write_json_atomic
+from snugfit._storage.activation_cache import CacheWriter
+from snugfit._storage.checkpoint import CheckpointStore
+from snugfit._storage.files import write_json_atomic
 from snugfit._training.metrics import MetricsWriter
 from snugfit.errors import CheckpointError
 
@@ -66,8 +66,8 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> list[str]:
 
     for name in ("replace", "rename", "unlink", "mkdir"):
         guard(Path, name)
-    for name in ("fsync", "write"):
-        guard(os, name)
+    guard(os, "fsync")
+    guard(Digester, "write")
     guard(shutil, "rmtree")
     return made
 

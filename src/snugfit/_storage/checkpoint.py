@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,35 +15,14 @@ from snugfit._core.digests import FileDigest, sync_folder
 from snugfit._core.documents import read_data
 from snugfit._core.manifest import Manifest
 from snugfit._core.serial import to_data
-from snugfit._training.files import storage_errors, write_json_atomic
-from snugfit._training.tensorfile import Deferred, read_tensors, write_tensors
+from snugfit._storage.files import storage_errors, write_json_atomic
+from snugfit._storage.tensor_file import Deferred, read_tensors, write_tensors
 from snugfit.errors import CheckpointError
-from snugfit.memory import is_out_of_memory
-
-__all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "write_json_atomic"]
 
 FORMAT = 1
 """Version of the layout on disk."""
 
 _POSITION = "position.json"
-
-
-@contextmanager
-def foreign_state() -> Iterator[None]:
-    """Context for loading a checkpoint's tensors into modules.
-
-    Raises:
-        CheckpointError: names or shapes are not those of the modules.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        first = next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))
-        raise CheckpointError(
-            f"the checkpoint is of another model ({first[:120]}). Resume the run it belongs to."
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -69,7 +47,7 @@ class Checkpoint:
         """
         if group not in self.groups:
             raise CheckpointError(f"{self.folder} has no tensors '{group}', only {', '.join(self.groups)}.")
-        return read_tensors(self.folder / f"{group}.safetensors")
+        return read_tensors(self.folder / f"{group}.safetensors", "Resume from another checkpoint, or start again.")
 
 
 @dataclass(frozen=True)
@@ -157,7 +135,10 @@ def _write(
 ) -> dict[str, FileDigest]:
     """Write a checkpoint's files; returns the digest of each by its name."""
     folder.mkdir()
-    groups = {group: write_tensors(folder / f"{group}.safetensors", members) for group, members in tensors.items()}
+    groups = {
+        group: write_tensors(folder / f"{group}.safetensors", members, along_memory=True)
+        for group, members in tensors.items()
+    }
     described = write_json_atomic(folder / _POSITION, to_data(_Description(FORMAT, groups, position)))
     return {_POSITION: described, **{f"{group}.safetensors": digest for group, digest in groups.items()}}
 

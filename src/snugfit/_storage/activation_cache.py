@@ -5,25 +5,27 @@ NeuroFlux section 5.3. Rows are read with ``preadv``, not mapped: pages of a map
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from snugfit._core.digests import Digester
+from snugfit._core.digests import Digester, sync_file
 from snugfit._core.documents import read_data
 from snugfit._core.manifest import Manifest
 from snugfit._core.request import CacheDtype
 from snugfit._core.serial import to_data
 from snugfit._quantities import format_bytes
-from snugfit._training.files import as_bytes, read_exactly, storage_errors, write_exactly, write_json_atomic
-from snugfit._training.row_format import RowFormat
+from snugfit._storage.files import read_exactly, storage_errors, write_json_atomic
+from snugfit._storage.row_format import RowFormat
+from snugfit._storage.tensor_file import as_bytes
 from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
 
 FORMAT = 1
@@ -94,10 +96,11 @@ class CacheWriter:
         self._labels = np.empty(rows, dtype=np.int64)
         self._path, sidecar = _paths(self.folder, name)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._manifest, self._digester = manifest, Digester()
+        self._manifest = manifest
         self._remove(sidecar, self._path)
         self._require_storage(storage_left)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._file: IO[bytes] = self._path.open("wb")
+        self._digester = Digester(self._file)
 
     def write(self, features: Tensor, labels: Tensor) -> None:
         """Append features (B, *row_shape), float32 on any device, and their labels (B,), int64.
@@ -115,7 +118,7 @@ class CacheWriter:
         self._labels[self.written : end] = labels.cpu().numpy()
         data = as_bytes(self.format.encode(features))
         with self._or_nothing():
-            self._append(data)
+            self._digester.write(data)
         self.written = end
 
     def close(self) -> ActivationCache:
@@ -129,19 +132,20 @@ class CacheWriter:
             self.abort()
             raise UsageError(f"cache '{self.name}' was closed after {self.written} of its {self.rows} rows.")
         with self._or_nothing():
-            self._append(self._labels.view(np.uint8).data)
-            os.fsync(self._fd)
+            self._digester.write(self._labels.view(np.uint8).data)
+            sync_file(self._file)
             if self._manifest is not None:
                 self._manifest.announce({self._path: self._digester.digest()})
             described = to_data(_describe(self.rows, self.format))
             write_json_atomic(_paths(self.folder, self.name)[1], described, self._manifest)
-        self._close_file()
+        self._file.close()
         return ActivationCache(self.folder, self.name, self.rows, self.format)
 
     def abort(self) -> None:
         """Remove the unfinished file."""
-        if self._fd >= 0:
-            self._close_file()
+        if not self._file.closed:
+            with contextlib.suppress(OSError):  # what is left to write goes with the file
+                self._file.close()
             self._remove(self._path)
 
     def __enter__(self) -> CacheWriter:
@@ -160,7 +164,7 @@ class CacheWriter:
                     "Allow more --storage, use a smaller --cache-dtype, or another --cache-dir."
                 )
 
-    @contextmanager
+    @contextlib.contextmanager
     def _or_nothing(self) -> Iterator[None]:
         try:
             with storage_errors(self._path, self.bytes):
@@ -169,19 +173,11 @@ class CacheWriter:
             self.abort()
             raise
 
-    def _append(self, data: memoryview) -> None:
-        write_exactly(self._fd, data)
-        self._digester.write(data)
-
     def _remove(self, *paths: Path) -> None:
         if self._manifest is not None:
             self._manifest.remove(paths)
         for path in paths:
             path.unlink(missing_ok=True)
-
-    def _close_file(self) -> None:
-        fd, self._fd = self._fd, -1
-        os.close(fd)
 
 
 class ActivationCache:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from snugfit._training.cache import ActivationCache, CacheWriter, cache_bytes
+from snugfit._core.digests import Digester
+from snugfit._storage.activation_cache import ActivationCache, CacheWriter, cache_bytes
 from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
 
 SHAPE = (3, 4, 5)
@@ -118,7 +119,7 @@ def test_storage_budget_is_checked_before_anything_is_written(tmp_path):
 
 
 def test_free_space_is_checked_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("snugfit._training.cache.shutil.disk_usage", lambda _: SimpleNamespace(free=5000))
+    monkeypatch.setattr("snugfit._storage.activation_cache.shutil.disk_usage", lambda _: SimpleNamespace(free=5000))
     with pytest.raises(OutOfStorageError, match=r"needs 5.7 kB, but .* has 5.0 kB left"):
         CacheWriter(tmp_path, "block0", 23, SHAPE, dtype="float32")
     assert list(tmp_path.iterdir()) == []
@@ -134,12 +135,12 @@ def test_disk_full_in_the_middle_removes_the_file(tmp_path, monkeypatch, moment)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if moment == "write":
-        monkeypatch.setattr(os, "write", full)
+        monkeypatch.setattr(Digester, "write", full)
         with pytest.raises(OutOfStorageError, match=r"block0.rows \(5.7 kB in all\)"):
             writer.write(features[20:], labels[20:])
     else:
         writer.write(features[20:], labels[20:])
-        monkeypatch.setattr(os, "write" if moment == "close" else "fsync", full)
+        monkeypatch.setattr(*((Digester, "write") if moment == "close" else (os, "fsync")), full)
         with pytest.raises(OutOfStorageError, match=r"block0.rows \(5.7 kB in all\)"):
             writer.close()
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,114 @@
+"""Files that are replaced as a whole, and descriptors that are read to the last byte."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from snugfit._core.digests import Digester, FileDigest, sync_file, sync_folder
+from snugfit._core.manifest import Manifest
+from snugfit._quantities import format_bytes
+from snugfit.errors import CheckpointError, OutOfStorageError, is_out_of_storage
+
+_MOST_VIEWS = 512
+"""Views that one system call fills; the smallest limit among systems is 1024."""
+
+
+@contextmanager
+def storage_errors(path: Path, needed: int | None = None) -> Iterator[None]:
+    """Context for writing a file.
+
+    Args:
+        path: the file, which messages name.
+        needed: bytes that it needs in all, if known.
+
+    Raises:
+        OutOfStorageError: the disk is full.
+        CheckpointError: the file cannot be written for another reason; refused memory stays an ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise
+        if not is_out_of_storage(error):
+            raise CheckpointError(f"cannot write {path}: {error.strerror or error}.") from error
+        size = f" ({format_bytes(needed)} in all)" if needed is not None else ""
+        raise OutOfStorageError(
+            f"no space left on the device while writing {path}{size}. Free some space, or use another folder."
+        ) from error
+
+
+@contextmanager
+def replacing(path: Path, manifest: Manifest | None = None) -> Iterator[Digester]:
+    """Write a file under a temporary name, sync it to disk and give it its name; an older file is intact until then.
+
+    Args:
+        path: the file.
+        manifest: lists the file before it gets its name, in a run folder.
+
+    Yields:
+        The file, which counts and digests what is written.
+
+    Raises:
+        OutOfStorageError, CheckpointError: it cannot be written.
+    """
+    draft = path.with_name(path.name + ".tmp")
+    with storage_errors(path):
+        try:
+            with draft.open("wb") as file:
+                written = Digester(file)
+                yield written
+                sync_file(file)
+            if manifest is not None:
+                manifest.commit(draft, path, written.digest())
+            else:
+                draft.replace(path)
+                sync_folder(path.parent)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def write_json_atomic(path: Path | str, data: Any, manifest: Manifest | None = None) -> FileDigest:
+    """Write JSON so that ``path`` holds either its old or its whole new content, whatever happens.
+
+    Args:
+        path: the file.
+        data: JSON-able data.
+        manifest: lists the file, in a run folder.
+
+    Returns:
+        The digest of the new content.
+
+    Raises:
+        OutOfStorageError, CheckpointError: it cannot be written; the old content stays.
+    """
+    with replacing(Path(path), manifest) as file:
+        json.dump(data, file, indent=1)
+        file.write("\n")
+    return file.digest()
+
+
+def read_exactly(fd: int, views: list[memoryview], offset: int) -> None:
+    """Fill ``views`` one after the other from ``offset`` on; the list is used up.
+
+    Raises:
+        CheckpointError: the file ends before.
+    """
+    while views:
+        got = os.preadv(fd, views[:_MOST_VIEWS], offset)
+        if got == 0:
+            raise CheckpointError(f"a file ends at byte {offset}, before its data does: it was truncated.")
+        offset += got
+        full = 0
+        while full < len(views) and got >= len(views[full]):
+            got -= len(views[full])
+            full += 1
+        del views[:full]
+        if got:
+            views[0] = views[0][got:]
