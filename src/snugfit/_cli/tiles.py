@@ -9,8 +9,8 @@ from cyclopts import Group, Parameter
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import note, print_json
 from snugfit._core import known
-from snugfit._core.options import Count, Workers
-from snugfit._core.request import Pixels, TileOptions
+from snugfit._core.request import TileOptions
+from snugfit._core.tile_request import TileRequest
 from snugfit._quantities import format_bytes, format_seconds
 
 _GROUPS = {"chosen": "chosen", "one": "one group", "every": "a group per layer"}
@@ -21,12 +21,7 @@ AUTO = TileOptions()
 
 def plan_cluster(
     *,
-    model: str,
-    image_size: Pixels,
-    batch_size: Count = 1,
-    classes: Count = 20,
-    cluster: str | None = None,
-    processes: Workers | None = None,
+    request: Annotated[TileRequest, Parameter(name="*")],
     tiles: Annotated[TileOptions, Parameter(name="*", group=Group("Tiles", sort_key=2))] = AUTO,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
@@ -52,23 +47,17 @@ def plan_cluster(
     ```
 
     Args:
-        model: a name (`vgg16`), `torchvision:NAME`, `timm:NAME` or `module:function` of your own.
-        image_size: side of the square images in pixels.
-        batch_size: images of a step.
-        classes: of the model.
-        cluster: file that `snugfit cluster doctor --out` wrote.
-        processes: number of processes of 20 GMAC/s, on links of 100 MB/s and half a millisecond; or, with --cluster,
-            how many it must describe.
-        tiles: how maps are cut.
+        request: the network and the cluster.
+        tiles: how feature maps are cut.
         output: what is shown.
 
     Raises:
         UsageError: the file cannot be used, or options contradict each other.
     """
-    known.check_model(model)
-    from snugfit.strategies.tiled.tile_costs import TileWishes, plan_tiles
+    known.check_model(request.model)
+    from snugfit.strategies.tiled.tile_costs import plan_tiles
 
-    found = plan_tiles(TileWishes(model, image_size, batch_size, classes, cluster, processes, tiles))
+    found = plan_tiles(request, tiles)
     if not output.quiet:
         print_tiles(found)
     if output.json:

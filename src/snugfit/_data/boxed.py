@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from snugfit._core.options import of_keywords
 from snugfit._core.paths import data_root, expanded
 from snugfit._data import coco_boxes, yolo
 from snugfit._data.batches import Batches
@@ -17,9 +19,9 @@ from snugfit._data.boxes import BoxedImages
 from snugfit._data.decode import Decoder
 from snugfit._data.files import opening
 from snugfit._data.sets import Splits
-from snugfit._data.split import check_options
+from snugfit._data.split import SplitOptions
 from snugfit._data.transform import Transform
-from snugfit.errors import DataError, UsageError
+from snugfit.errors import DataError
 
 IMAGE_SIZE = 608
 """YOLOv2's own, and that of the Tiled paper (section 5.2)."""
@@ -44,13 +46,8 @@ def load_boxed(
     name: str,
     *,
     data_dir: str | Path | None = None,
-    image_size: int | None = None,
-    classes: int | None = None,
-    max_train: int | None = None,
-    max_val: int | None = None,
-    val_fraction: float = 0.1,
-    seed: int = 0,
     workers: int = 2,
+    **options: Any,
 ) -> Splits:
     r"""Open images with boxes, in YOLO's format or in COCO's; images stay on disk until they are read.
 
@@ -73,32 +70,30 @@ def load_boxed(
     Args:
         name: a folder (``folder:`` before it is allowed), a ``data.yaml``, or an ``instances_*.json``.
         data_dir: where a name that is no path is looked for; ``SNUGFIT_DATA`` otherwise.
-        image_size: side of the images in pixels; 608 by default.
-        classes: expected number of classes.
-        max_train, max_val: limits of training images, and of validation and test images, chosen at random.
-        val_fraction: share of the images that validation gets where it has none of its own.
-        seed: seed of the choices.
         workers: threads that decode image files.
+        **options: ``image_size``: side of the images in pixels, 608 by default; ``classes``: expected number;
+            ``max_train``, ``max_val``: limits of training images, and of validation and test images, chosen at random;
+            ``val_fraction``: share of the images that validation gets if it has none of its own, 0.1 by default;
+            ``seed``: seed of the choices.
 
     Raises:
+        UnknownNameError: there is no such option.
         UsageError: a number makes no sense.
         DataError: there is no such data, it is damaged, or has another number of classes.
     """
-    check_options(max_train, max_val, val_fraction)
-    size = IMAGE_SIZE if image_size is None else image_size
-    if size < 1:
-        raise UsageError(f"the image size must be at least 1 pixel, not {size}.")
+    chosen = of_keywords(SplitOptions, options)
+    size = chosen.image_size or IMAGE_SIZE
     with opening(name):
         path = boxed_path(name, data_dir)
         names, parts, decoder, checks = _read(path, size, workers)
-    if classes is not None and classes != len(names):
-        raise DataError(f"'{name}' has {len(names)} classes, not {classes}. Ask for {len(names)}.")
-    rng = np.random.default_rng(seed & 0xFFFFFFFF)
+    if chosen.classes is not None and chosen.classes != len(names):
+        raise DataError(f"'{name}' has {len(names)} classes, not {chosen.classes}. Ask for {len(names)}.")
+    rng = np.random.default_rng(chosen.seed & 0xFFFFFFFF)
     if "val" not in parts:
-        parts["train"], parts["val"] = _divided(parts["train"], val_fraction, rng)
+        parts["train"], parts["val"] = _divided(parts["train"], chosen.val_fraction, rng)
     most = max(part.most for part in parts.values())
     limited = {
-        part: _limited(images, max_train if part == "train" else max_val, rng).padded_to(most)
+        part: _limited(images, chosen.max_train if part == "train" else chosen.max_val, rng).padded_to(most)
         for part, images in parts.items()
     }
     if not len(limited["train"].boxes.rows):

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from snugfit._core.known import FOLDER, check_data_set
+from snugfit._core.options import of_keywords
 from snugfit._core.paths import data_root
 from snugfit._data import cifar, cub, digits, dogs, flowers, folder, idx, imagenet, pets, vww
 from snugfit._data.download import ARCHIVES, can_download, download
 from snugfit._data.files import opening
 from snugfit._data.locate import find, image_folder
 from snugfit._data.sets import Bordered, ImageSet, Parts, Splits
-from snugfit._data.split import assemble
-from snugfit.errors import DataError, UsageError
+from snugfit._data.split import SplitOptions, assemble
+from snugfit.errors import DataError
 
 Statistics = tuple[float, ...]
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -120,13 +122,8 @@ def load(
     name: str,
     *,
     data_dir: str | Path | None = None,
-    image_size: int | None = None,
-    classes: int | None = None,
-    max_train: int | None = None,
-    max_val: int | None = None,
-    val_fraction: float = 0.1,
-    seed: int = 0,
     workers: int = 2,
+    **options: Any,
 ) -> Splits:
     """Open a data set and divide it; images stay on disk until they are read.
 
@@ -137,30 +134,21 @@ def load(
     Args:
         name: one of :func:`names`, or ``folder:PATH`` with one sub-folder of images per class.
         data_dir: where data sets are; ``SNUGFIT_DATA`` otherwise.
-        image_size: side of the images in pixels; the data set's own by default (224 for folders).
-        classes: expected number of classes.
-        max_train: class-balanced limit of training images; it does not change the division.
-        max_val: class-balanced limit of validation and of test images.
-        val_fraction: share of the images that validation gets where it has none of its own.
-        seed: seed of the division and of the limits' choice.
         workers: threads that decode image files.
+        **options: fields of :class:`snugfit._data.split.SplitOptions`; images of folders have 224 pixels by default.
 
     Raises:
-        UnknownNameError: there is no such data set.
+        UnknownNameError: there is no such data set or option.
         UsageError: a number makes no sense.
         DataError: the data is missing, corrupt, or has another number of classes.
     """
-    if image_size is not None and image_size < 1:
-        raise UsageError(f"the image size must be at least 1 pixel, not {image_size}.")
+    chosen = of_keywords(SplitOptions, options)
     with opening(name):
         source, path = _locate(name, data_dir)
-        size = image_size or source.image_size
+        size = chosen.image_size or source.image_size
         parts = source.read(path, size, workers)
-    return assemble(
-        name, parts,
-        image_shape=(len(source.mean), size, size), mean=source.mean, std=source.std, flip=source.flip,
-        classes=classes, max_train=max_train, max_val=max_val, val_fraction=val_fraction, seed=seed,
-    )  # fmt: skip
+    shape = (len(source.mean), size, size)
+    return assemble(name, parts, chosen, image_shape=shape, mean=source.mean, std=source.std, flip=source.flip)
 
 
 def read_folder(

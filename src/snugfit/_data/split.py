@@ -1,13 +1,49 @@
-"""Deterministic, stratified division of labelled images. Pure functions of labels and seed."""
+"""Deterministic, stratified division of labelled images into splits. Pure functions of labels and options."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from snugfit._data.sets import ImageSet, Parts, Splits, Subset
 from snugfit.errors import DataError, UsageError
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """How a data set is read and divided.
+
+    Attributes:
+        image_size: side of the images in pixels; the data set's own by default.
+        classes: expected number of classes.
+        max_train: class-balanced limit of training images; it does not change the division.
+        max_val: class-balanced limit of validation and of test images.
+        val_fraction: share of the images that validation gets if the data set has no validation part.
+        seed: seed of the division and of the choice within the limits.
+    """
+
+    image_size: int | None = None
+    classes: int | None = None
+    max_train: int | None = None
+    max_val: int | None = None
+    val_fraction: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            UsageError: one makes no sense.
+        """
+        for option, value in (("training", self.max_train), ("validation", self.max_val)):
+            if value is not None and value < 1:
+                raise UsageError(f"the largest number of {option} images must be at least 1, not {value}.")
+        if not 0 < self.val_fraction < 0.5:
+            raise UsageError(f"the validation fraction must lie between 0 and 0.5, not {self.val_fraction}.")
+        if self.image_size is not None and self.image_size < 1:
+            raise UsageError(f"the image size must be at least 1 pixel, not {self.image_size}.")
 
 
 def stratified(
@@ -65,33 +101,35 @@ def balanced(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
 def assemble(
     name: str,
     parts: Parts,
+    options: SplitOptions,
     *,
     image_shape: tuple[int, int, int],
     mean: tuple[float, ...],
     std: tuple[float, ...],
     flip: bool,
-    classes: int | None,
-    max_train: int | None,
-    max_val: int | None,
-    val_fraction: float,
-    seed: int,
 ) -> Splits:
     """Divide a data set's parts into splits, then limit them; limits do not move an image to another split.
 
     Raises:
-        UsageError: a limit or fraction makes no sense.
-        DataError: the number of classes is not ``classes``, or there are too few images.
+        DataError: the number of classes is not the expected one, or there are too few images.
     """
-    check_options(max_train, max_val, val_fraction)
-    count = len(parts.class_names)
-    if classes is not None and classes != count:
-        raise DataError(f"'{name}' has {count} classes, not {classes}. Ask for {count} or choose another data set.")
-    train, val, test = _divide(parts, val_fraction, seed)
+    count, expected = len(parts.class_names), options.classes
+    if expected is not None and expected != count:
+        raise DataError(f"'{name}' has {count} classes, not {expected}. Ask for {count} or choose another data set.")
+    train, val, test = _divide(parts, options.val_fraction, options.seed)
     return Splits(
-        name, parts.class_names, image_shape, _limited(train, max_train, seed), _limited(val, max_val, seed),
-        None if test is None else _limited(test, max_val, seed), mean, std, flip, parts.resources,
-        parts.border,
-    )  # fmt: skip
+        name,
+        parts.class_names,
+        image_shape,
+        train=_limited(train, options.max_train, options.seed),
+        val=_limited(val, options.max_val, options.seed),
+        test=None if test is None else _limited(test, options.max_val, options.seed),
+        mean=mean,
+        std=std,
+        flip=flip,
+        resources=parts.resources,
+        border=parts.border,
+    )
 
 
 def _divide(parts: Parts, val_fraction: float, seed: int) -> tuple[ImageSet, ImageSet, ImageSet | None]:
@@ -107,16 +145,3 @@ def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
     if limit is None or limit >= len(images):
         return images
     return Subset(images, balanced(images.labels, limit, seed))
-
-
-def check_options(max_train: int | None, max_val: int | None, val_fraction: float) -> None:
-    """Check limits and the share of validation images.
-
-    Raises:
-        UsageError: one makes no sense.
-    """
-    for option, value in (("training", max_train), ("validation", max_val)):
-        if value is not None and value < 1:
-            raise UsageError(f"the largest number of {option} images must be at least 1, not {value}.")
-    if not 0 < val_fraction < 0.5:
-        raise UsageError(f"the validation fraction must lie between 0 and 0.5, not {val_fraction}.")

@@ -14,9 +14,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Subset as TorchSubset
 
+from snugfit._core.options import of_keywords
 from snugfit._data.decode import reading, square
 from snugfit._data.sets import Parts, Splits, check_class_count, check_labels, resized
-from snugfit._data.split import assemble
+from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError, UsageError
 
 _LOOKED_AT = 8
@@ -80,23 +81,25 @@ class DatasetImages:
         return resized(_as_bytes(image, index, self._normalisation)[None], self._size)[0]
 
 
-def from_dataset(
-    train: Any,
-    val: Any = None,
-    test: Any = None,
-    *,
-    class_names: Sequence[str] | None = None,
-    name: str = "dataset",
-    image_size: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    flip: bool = False,
-    classes: int | None = None,
-    max_train: int | None = None,
-    max_val: int | None = None,
-    val_fraction: float = 0.1,
-    seed: int = 0,
-) -> Splits:
+@dataclass(frozen=True)
+class DatasetOptions(SplitOptions):
+    """How data sets of the caller's are used.
+
+    Attributes:
+        class_names: names by label; the labels themselves by default.
+        name: of the data set, for reports.
+        mean, std: normalisation of images in [0, 1], per channel; 0.5 by default.
+        flip: whether a mirrored image keeps its class.
+    """
+
+    class_names: Sequence[str] | None = None
+    name: str = "dataset"
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    flip: bool = False
+
+
+def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) -> Splits:
     """Use map-style data sets of (image, label).
 
     >>> import snugfit, torch
@@ -110,35 +113,55 @@ def from_dataset(
     give the ``mean`` and ``std`` that they were normalised with.
 
     Labels come from ``targets`` or ``labels`` where a data set has them; otherwise every item is read once. Splits that
-    are missing are made from ``train`` as in :func:`snugfit._data.load`.
+    are missing are made from ``train``: ``val_fraction`` of its images each, stratified and determined by ``seed``.
+
+    Args:
+        train, val, test: map-style data sets.
+        **options: ``mean``, ``std``: normalisation per channel; ``class_names``: names by label; ``name``: of the data
+            set, for reports; ``flip``: whether a mirrored image keeps its class; ``image_size``: side in pixels, to
+            which images are resized; ``classes``: expected number; ``max_train``, ``max_val``: limits of images;
+            ``val_fraction`` (0.1) and ``seed`` (0): of the division.
 
     Raises:
+        UnknownNameError: there is no such option.
         UsageError: something else than map-style data sets was given, or ``mean`` and ``std`` make no sense.
         DataError: an image or label cannot be used; the message names its index.
     """
+    chosen = of_keywords(DatasetOptions, options)
     given = {key: dataset for key, dataset in (("train", train), ("val", val), ("test", test)) if dataset is not None}
     for key, dataset in given.items():
         _check_map_style(dataset, key)
     labels = {key: labels_of(dataset, key) for key, dataset in given.items()}
-    count = len(class_names) if class_names else max(int(values.max()) for values in labels.values()) + 1
+    names = _class_names(labels, chosen.class_names)
+    channels, size = _shape(_sample(train, 0)[0], chosen.image_size)
+    normalised = _normalisation(chosen.mean, chosen.std, channels)
+    sets = {
+        key: DatasetImages(
+            dataset,
+            labels[key],
+            channels,
+            size,
+            resize=chosen.image_size is not None,
+            normalisation=normalised if normalised and _is_normalised(dataset) else None,
+        )
+        for key, dataset in given.items()
+    }
+    mean, std = (tuple(values or (0.5,) * channels) for values in (chosen.mean, chosen.std))
+    parts = Parts(names, sets["train"], sets.get("val"), sets.get("test"))
+    return assemble(
+        chosen.name, parts, chosen, image_shape=(channels, size, size), mean=mean, std=std, flip=chosen.flip
+    )
+
+
+def _class_names(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> tuple[str, ...]:
+    """Names by label, of which every label has one."""
+    count = len(named) if named else max(int(values.max()) for values in labels.values()) + 1
     check_class_count(count, "the data set")
     if count < 2:
         raise DataError("the data set has only one class; at least two are needed.")
     for key, values in labels.items():
         check_labels(values, count, f"the {key} data set")
-    channels, size = _shape(_sample(train, 0)[0], image_size)
-    told = _normalisation(mean, std, channels)
-    undone = {key: told if told and _is_normalised(dataset) else None for key, dataset in given.items()}
-    sets = {
-        key: DatasetImages(dataset, labels[key], channels, size, image_size is not None, undone[key])
-        for key, dataset in given.items()
-    }
-    names = tuple(class_names or (str(label) for label in range(count)))
-    return assemble(
-        name, Parts(names, sets["train"], sets.get("val"), sets.get("test")),
-        image_shape=(channels, size, size), mean=tuple(mean or (0.5,) * channels), std=tuple(std or (0.5,) * channels),
-        flip=flip, classes=classes, max_train=max_train, max_val=max_val, val_fraction=val_fraction, seed=seed,
-    )  # fmt: skip
+    return tuple(named or (str(label) for label in range(count)))
 
 
 def _check_map_style(dataset: Any, name: str) -> None:

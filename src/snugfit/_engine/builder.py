@@ -109,16 +109,20 @@ class Assembly:
 def load_splits(request: Request) -> Splits:
     """The data set that a request names."""
     options = request.data
-    return rules_of(options.task).load(
-        options.data,
-        data_dir=options.data_dir,
-        image_size=request.model.image_size,
-        classes=options.classes,
-        max_train=options.max_train,
-        max_val=options.max_val,
-        seed=request.training.seed,
-        workers=options.workers,
-    )
+    load = rules_of(options.task).load
+    return load(options.data, data_dir=options.data_dir, workers=options.workers, **_division(request))
+
+
+def _division(request: Request) -> dict[str, Any]:
+    """How the data set is read and divided."""
+    options = request.data
+    return {
+        "image_size": request.model.image_size,
+        "classes": options.classes,
+        "max_train": options.max_train,
+        "max_val": options.max_val,
+        "seed": request.training.seed,
+    }
 
 
 def own_splits(data: Any, request: Request) -> Splits | None:
@@ -137,15 +141,7 @@ def own_splits(data: Any, request: Request) -> Splits | None:
     parts = data if isinstance(data, tuple) else (data,)
     if not 1 <= len(parts) <= 3:
         raise UsageError("data must be a name, a Dataset, or a tuple of two or three: training, validation, test.")
-    options = request.data
-    return from_dataset(
-        *parts,
-        image_size=request.model.image_size,
-        classes=options.classes,
-        max_train=options.max_train,
-        max_val=options.max_val,
-        seed=request.training.seed,
-    )
+    return from_dataset(*parts, **_division(request))
 
 
 def assemble(

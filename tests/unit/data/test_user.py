@@ -7,7 +7,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from snugfit._data import from_dataset
-from snugfit.errors import DataError, UsageError
+from snugfit.errors import DataError, UnknownNameError, UsageError
 
 
 class Listed(Dataset):
@@ -165,9 +165,7 @@ def test_normalised_images_are_taken_back_to_their_bytes():
 
 def test_the_error_over_normalised_images_names_what_exists():
     pairs, _ = normalised()
-    with pytest.raises(
-        DataError, match=r"image 2 holds values .*\n.*snugfit\.data\.from_dataset\(.*mean=.*std="
-    ) as said:
+    with pytest.raises(DataError, match=r"image 2 holds values .*\n.*snugfit\.from_dataset\(.*mean=.*std=") as said:
         from_dataset(pairs, pairs).train.images([2])
     assert str(said.value).count("\n") == 1
     whole = [(torch.rand(3, 8, 8) * 255, 0) for _ in range(8)]
@@ -200,3 +198,8 @@ def test_what_has_no_length_is_no_data_set():
     for given in (Stream(), iter(items())):
         with pytest.raises(UsageError, match=r"which has no length or no items by number. Give a map-style Dataset"):
             from_dataset(given)
+
+
+def test_an_unknown_option_is_named():
+    with pytest.raises(UnknownNameError, match=r"unknown option 'means'\. Did you mean 'mean'\?"):
+        from_dataset(items(), means=MEAN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import torch
@@ -11,9 +11,9 @@ from torch import fx
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit._core.cluster import Cluster, read_cluster
-from snugfit._core.options import Checked, Count, Workers
 from snugfit._core.record import SCHEMA
-from snugfit._core.request import Pixels, TileOptions
+from snugfit._core.request import TileOptions
+from snugfit._core.tile_request import TileRequest
 from snugfit.errors import UsageError
 from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.candidates import plans_for, typical_cluster
@@ -30,91 +30,69 @@ from snugfit.tiling.tileable_prefix import stem_of
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
-@dataclass(frozen=True)
-class TileWishes(Checked):
-    """What is to be planned.
-
-    Attributes:
-        model: a name, as ``snugfit plan`` takes it.
-        image_size: side of the images, in pixels.
-        batch_size: images of a step.
-        classes: of the model.
-        cluster: file that ``snugfit cluster doctor --out`` wrote.
-        processes: number of typical ones, where there is no such file.
-        cut: how maps are cut.
-    """
-
-    model: str
-    image_size: Pixels
-    batch_size: Count = 1
-    classes: Count = 20
-    cluster: str | None = None
-    processes: Workers | None = None
-    cut: TileOptions = field(default_factory=TileOptions)
-
-
-def plan_tiles(wishes: TileWishes) -> dict[str, Any]:
+def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
     """Grid, grouping profiles, predicted seconds, and what every device computes, sends and keeps.
 
     Raises:
-        UsageError: the cluster's file cannot be used, or the wishes contradict each other.
+        UsageError: the cluster's file cannot be used, or options contradict each other.
         ModelError: the model cannot be built, or no leading part of it can be tiled.
         UnknownNameError: there is no such model.
     """
-    cluster = cluster_of(wishes)
-    if wishes.batch_size < wishes.cut.replicas:
-        raise UsageError(f"{wishes.cut.replicas} replicas need a batch of as many images, not of {wishes.batch_size}.")
+    cluster = cluster_of(request, cut)
+    if request.batch_size < cut.replicas:
+        raise UsageError(f"{cut.replicas} replicas need a batch of as many images, not of {request.batch_size}.")
     with torch.device("meta"):
-        module = models.build(wishes.model, wishes.classes, wishes.image_size)
-    chain = Chain.from_module(module, (3, wishes.image_size, wishes.image_size), wishes.model)
+        module = models.build(request.model, request.classes, request.image_size)
+    chain = Chain.from_module(module, (3, request.image_size, request.image_size), request.model)
     traced = cast(fx.GraphModule, chain.to_module()).train()
     stem = stem_of(traced, chain.input_shape)
-    plans = _plans(chain, stem, wishes, cluster)
+    plans = _plans(chain, stem, request, cut, cluster)
     macs = macs_behind(traced, stem)
-    steps = {name: step_of(stem, plan, cluster, wishes.batch_size, macs) for name, plan in plans.items()}
+    steps = {name: step_of(stem, plan, cluster, request.batch_size, macs) for name, plan in plans.items()}
     found = {name: Prediction(step, cluster) for name, step in steps.items()}
     plan, chosen = plans["chosen"], found["chosen"]
     return {
-        "schema": SCHEMA, **_told(wishes), "measured": wishes.cluster is not None, "processes": cluster.size,
-        "tiles": f"{plan.grid[0]}x{plan.grid[1]}", "forward_groups": plan.forward, "backward_groups": plan.backward,
-        "recompute": plan.recompute, "tiled_layers": _layers(stem), "predicted": _seconds(chosen),
+        "schema": SCHEMA,
+        **asdict(request),
+        **asdict(cut),
+        "measured": request.cluster is not None,
+        "processes": cluster.size,
+        "tiles": f"{plan.grid[0]}x{plan.grid[1]}",
+        "forward_groups": plan.forward,
+        "backward_groups": plan.backward,
+        "recompute": plan.recompute,
+        "tiled_layers": _layers(stem),
+        "predicted": _seconds(chosen),
         "devices": [_device(chosen.tally, cluster, rank) for rank in range(cluster.size)],
         "compared": [_compared(name, plans[name], each) for name, each in found.items()],
-    }  # fmt: skip
+    }
 
 
-def cluster_of(wishes: TileWishes) -> Cluster:
+def cluster_of(request: TileRequest, cut: TileOptions) -> Cluster:
     """The cluster that was measured, or a typical one.
 
     Raises:
         UsageError: neither is told, or the file cannot be used.
     """
-    if wishes.cluster is not None:
-        return read_cluster(wishes.cluster, wishes.processes)
-    if wishes.processes is None or wishes.processes < 2:
+    if request.cluster is not None:
+        return read_cluster(request.cluster, request.processes)
+    if request.processes is None or request.processes < 2:
         raise UsageError("tell which processes: --cluster with a file of `snugfit cluster doctor`, or --processes 2.")
-    if wishes.cut.tile_sizes == "speed":
+    if cut.tile_sizes == "speed":
         raise UsageError("--tile-sizes speed needs the devices' speeds: add --cluster with a file of them.")
-    return typical_cluster(wishes.processes)
+    return typical_cluster(request.processes)
 
 
-def _plans(chain: Chain, stem: Stem, wishes: TileWishes, cluster: Cluster) -> dict[str, TilePlan]:
+def _plans(chain: Chain, stem: Stem, request: TileRequest, cut: TileOptions, cluster: Cluster) -> dict[str, TilePlan]:
     """As chosen, with one group, and with a group per layer that reads more than single pixels."""
-    strategy = Tiled(**asdict(wishes.cut), processes=cluster.size, cluster=wishes.cluster)
-    chosen = next(iter(plans_for(chain, strategy, cluster, wishes.batch_size // strategy.replicas).values()))
+    strategy = Tiled(**asdict(cut), processes=cluster.size, cluster=request.cluster)
+    chosen = next(iter(plans_for(chain, strategy, cluster, request.batch_size // strategy.replicas).values()))
     forward, backward = (str(named_profile(each, stem.layers.cuts)) for each in (chosen.forward, chosen.backward))
     before, behind = (meeting_points(stem.layers, each, apart=each == "backward") for each in DIRECTIONS)
     one, every = (
         replace(chosen, forward=str(corner(before)), backward=str(corner(behind))) for corner in (one_group, every_cut)
     )
     return {"chosen": replace(chosen, forward=forward, backward=backward), "one": one, "every": every}
-
-
-def _told(wishes: TileWishes) -> dict[str, Any]:
-    """What was asked for."""
-    asked = asdict(wishes)
-    cut = asked.pop("cut")
-    return {**asked, **cut}
 
 
 def _layers(stem: Stem) -> list[str]:
