@@ -14,7 +14,7 @@ from snugfit.memory.activation import ActivationMemory, add_up
 from snugfit.profiling.analytic import paper_parameter_bytes, paper_records
 from snugfit.profiling.block_members import find_members
 from snugfit.profiling.liveness import sampled_nodes, true_records
-from snugfit.profiling.meta_profiler import look_at
+from snugfit.profiling.meta_profiler import profile_on_meta
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ def true_activation_memory(
         ValueError: a BatchNorm layer in training mode has a single value per channel, as with one image of one pixel.
     """
     members = find_members(module, input_shape)
-    looks = look_at(module, input_shape, trains, batch, sampled_nodes(members, by_sample))
+    operators = profile_on_meta(module, input_shape, trains, batch, sampled_nodes(members, by_sample))
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     image_bytes = batch * math.prod(input_shape) * dtype.itemsize
-    records = true_records(looks, members, image_bytes, by_sample=by_sample, batch=batch, int8=int8, spent=spent)
+    records = true_records(operators, members, image_bytes, by_sample=by_sample, batch=batch, int8=int8, spent=spent)
     resident = resident_bytes(module, trains, state_copies=state_copies, holds_gradients=holds_gradients, int8=int8)
     return add_up(members.names, records, parameter_bytes=resident.total, batch=batch, images=batch)
 

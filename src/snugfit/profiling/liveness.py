@@ -7,48 +7,61 @@ step ends in a cross entropy.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
+from itertools import groupby
 
 from torch import fx
 
 from snugfit.memory.activation import LayerRecord
+from snugfit.memory.liveness import OperatorTensors
 from snugfit.profiling.block_members import Members
-from snugfit.profiling.meta_profiler import IMAGE, Look
-from snugfit.profiling.step import Part, Step
+from snugfit.profiling.meta_profiler import IMAGE, MetaOperator
+from snugfit.profiling.sampled_step import SampledStep, Stretch
 
 LOSS = "cross_entropy"
 """Name of the record of the loss, which belongs to the last block."""
 
 
 def true_records(
-    looks: Sequence[Look], members: Members, image_bytes: int, *, by_sample: Set[int] = frozenset(), batch: int = 1,
-    int8: bool = False, spent: bool = False,
+    operators: Sequence[MetaOperator], members: Members, image_bytes: int, *, by_sample: Set[int] = frozenset(),
+    batch: int = 1, int8: bool = False, spent: bool = False,
 ) -> list[LayerRecord]:  # fmt: skip
     """Follow a step through its operators.
 
     Args:
-        looks: all operators, on the batch; those of sampled blocks on a single image too.
+        operators: all operators, on the batch; those of sampled blocks on a single image too.
         members: their blocks.
         image_bytes: bytes of the batch.
         by_sample: numbers of the blocks that run one image at a time.
         batch: images.
         int8: whether frozen weights are stored as int8, and made floats while their layer runs.
-        spent: whether the batch is freed when it is read; else it stays in the caller's hands.
+        spent: whether the batch is freed after its last reader; else it stays in the caller's hands.
     """
-    looks, parts = _arranged(looks, members, by_sample if batch > 1 else frozenset())
-    step = Step(looks, {IMAGE: image_bytes}, parts=parts, batch=batch, int8=int8, spent=spent)
+    operators, stretches = _arranged(operators, members, by_sample if batch > 1 else frozenset(), int8=int8)
+    tensors = [_with_floats(each.tensors, each.frozen_bytes if int8 else 0) for each in operators]
+    step = SampledStep(tensors, {IMAGE: image_bytes}, stretches, batch, spent=spent)
     step.forward()
-    output = looks[-1].output_bytes
+    output = operators[-1].output_bytes
     # The loss keeps logarithms of probabilities, beside which their gradient is made.
-    temporary = step.live + output - step.cumulative
+    temporary = step.live + output - step.kept
     loss = LayerRecord(LOSS, len(members.names) - 1, temporary, output, temporary + output)
     step.backward(output)
     records = [
         LayerRecord(
-            _plain(str(each.node.target)), members.block[each.node], entry.temporary, entry.kept, entry.backward
+            _plain(str(each.node.target)), members.block[each.node], found.temporary, found.kept, found.backward
         )
-        for each, entry in zip(looks, step.entries, strict=True)
+        for each, found in zip(operators, step.found, strict=True)
     ]
     return [*records, loss]
+
+
+def _with_floats(tensors: OperatorTensors, frozen_bytes: int) -> OperatorTensors:
+    """An operator whose frozen weights are made floats while it runs."""
+    return replace(
+        tensors,
+        forward_scratch=tensors.forward_scratch + frozen_bytes,
+        backward_scratch=tensors.backward_scratch + (frozen_bytes if tensors.passed else 0),
+    )
 
 
 def sampled_nodes(members: Members, by_sample: Set[int]) -> frozenset[fx.Node]:
@@ -65,24 +78,30 @@ def sampled_nodes(members: Members, by_sample: Set[int]) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-def _arranged(looks: Sequence[Look], members: Members, by_sample: Set[int]) -> tuple[list[Look], list[Part]]:
+def _arranged(
+    operators: Sequence[MetaOperator], members: Members, by_sample: Set[int], *, int8: bool
+) -> tuple[list[MetaOperator], list[Stretch]]:
     """Operators with those of each sampled stretch behind whatever lies between them, and the stretches."""
     stretch = _stretches(sampled_nodes(members, by_sample), members)
-    last = {stretch[look.node]: place for place, look in enumerate(looks) if look.node in stretch}
+    last = {stretch[each.node]: place for place, each in enumerate(operators) if each.node in stretch}
 
-    def place(item: tuple[int, Look]) -> tuple[int, int]:
-        index, look = item
-        return (last[stretch[look.node]] if look.node in stretch else index), index
+    def place(item: tuple[int, MetaOperator]) -> tuple[int, int]:
+        index, each = item
+        return (last[stretch[each.node]] if each.node in stretch else index), index
 
-    arranged = [look for _, look in sorted(enumerate(looks), key=place)]
-    parts: list[Part] = []
-    for index, look in enumerate(arranged):
-        inside = look.node in stretch
-        if inside and index and stretch.get(arranged[index - 1].node) == stretch[look.node]:
-            parts[-1] = Part(parts[-1].start, index + 1, sampled=True)
-        else:
-            parts.append(Part(index, index + 1, sampled=inside))
-    return arranged, parts
+    arranged = [each for _, each in sorted(enumerate(operators), key=place)]
+    found: list[Stretch] = []
+    for first, group in groupby(enumerate(arranged), key=lambda item: stretch.get(item[1].node)):
+        indices, inside = zip(*group, strict=True)
+        alone = (
+            ()
+            if first is None
+            else tuple(
+                _with_floats(each.alone, each.frozen_bytes if int8 else 0) for each in inside if each.alone is not None
+            )
+        )
+        found.append(Stretch(indices[0], indices[-1] + 1, alone))
+    return arranged, found
 
 
 def _stretches(sampled: Set[fx.Node], members: Members) -> dict[fx.Node, int]:

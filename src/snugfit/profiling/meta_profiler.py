@@ -1,12 +1,13 @@
-"""Look at every operator of a network on the meta device: what it takes, keeps and passes back, in bytes of tensors.
+"""The tensors of every operator of a network, from runs on the meta device: what it makes, keeps and passes back.
 
-Each is run alone, forward and backward, as the layer is that the module holds: lean layers keep what lean layers keep.
-Nothing is allocated or computed. A call that was seen before is not run again: tracing candidates costs little.
+Each operator runs alone, forward and backward, through the layer that the module holds: lean layers keep what lean
+layers keep. Nothing is allocated or computed. Repeated calls are run once, so that tracing candidates costs little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Set
+import operator
+from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map_only, tree_unflatten
 
+from snugfit.memory.liveness import OperatorTensors, PassedGradient
 from snugfit.profiling.operator_tracing import CallTrace, trace_call
 
 IMAGE = 0
@@ -26,78 +28,47 @@ _SEEN: dict[Hashable, CallTrace] = {}
 
 
 @dataclass(frozen=True)
-class Passed:
-    """A gradient that an operator passes back.
-
-    Attributes:
-        source: the operator whose output it is the gradient of.
-        bytes: its bytes.
-        handed: whether it lies in the memory of the gradient that came in.
-    """
-
-    source: fx.Node
-    bytes: int
-    handed: bool
-
-
-@dataclass(frozen=True)
-class Look:
+class MetaOperator:
     """One operator on a batch.
 
     Attributes:
         node: the operator.
-        reads: numbers of the maps that it reads.
-        gives: numbers of the maps that its output lies in.
-        made: bytes of those that are new, by number.
-        kept: numbers of maps that are kept for its backward pass.
-        kept_inside: bytes that are kept besides.
-        forward_bytes: the most that its forward pass takes beside what was there, its output and what is kept included.
-        backward_bytes: the same of its backward pass, the gradients that it makes included.
+        tensors: what lives while it runs.
         output_bytes: bytes of its output, and of that one's gradient.
-        flows: whether a gradient comes to it.
-        passed: the gradients that it passes back.
         frozen_bytes: bytes of its frozen weights with two and more axes, as they are computed with.
-        alone: the same operator on a single image, where that was asked for.
+        alone: its tensors on a single image, if that was requested.
     """
 
     node: fx.Node
-    reads: tuple[int, ...]
-    gives: tuple[int, ...]
-    made: Mapping[int, int]
-    kept: frozenset[int]
-    kept_inside: int
-    forward_bytes: int
-    backward_bytes: int
+    tensors: OperatorTensors
     output_bytes: int
-    flows: bool
-    passed: tuple[Passed, ...]
     frozen_bytes: int
-    alone: Look | None = None
+    alone: OperatorTensors | None = None
 
 
-def look_at(
+def profile_on_meta(
     module: fx.GraphModule,
     input_shape: tuple[int, ...],
     trains: Set[str],
     batch: int,
     single: Set[fx.Node] = frozenset(),
-) -> tuple[Look, ...]:
-    """Look at all operators in order of execution, every layer in the mode that it is in.
+) -> tuple[MetaOperator, ...]:
+    """Run all operators on the meta device in order of execution, every layer in the mode that it is in.
 
     Args:
         module: a traced network on any device; it is not changed.
         input_shape: shape of one image; the batch is in channels_last, as are weights of four axes.
         trains: names of the parameters that train.
         batch: images.
-        single: operators that are looked at on a single image as well.
+        single: operators that also run on a single image.
     """
-    interpreter = _Looking(module, single)
+    interpreter = _MetaProfiler(module, single)
     stand_ins = {f"module.{name}": tensor for name, tensor in _stand_ins(module, trains).items()}
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     images = _channels_last(torch.empty((batch, *input_shape), dtype=dtype, device="meta"))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         functional_call(_Call(module, interpreter), stand_ins, (images,))
-    return tuple(interpreter.looks)
+    return tuple(interpreter.found)
 
 
 class _Call(nn.Module):
@@ -124,14 +95,14 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-class _Looking(fx.Interpreter):
+class _MetaProfiler(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, single: Set[fx.Node]) -> None:
         super().__init__(module)
-        self.looks: list[Look] = []
+        self.found: list[MetaOperator] = []
         self.single = single
         self._number: dict[int, int] = {}  # of the map, by identity of a value
-        self._giver: dict[int, fx.Node] = {}
-        self._values: list[Tensor] = []  # told by their identity, so all are kept; they have no memory
+        self._giver: dict[int, int] = {}  # number of the operator that gave a value, by its identity
+        self._values: list[Tensor] = []  # identified by ``id``, so all are kept; they have no memory
         self._maps = IMAGE
 
     def run_node(self, n: fx.Node) -> Any:
@@ -144,15 +115,17 @@ class _Looking(fx.Interpreter):
         arguments = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
         trace = self._trace(n, leaves, structure, arguments)
         first = self._maps
-        self._maps += len(trace.made)
-        look = self._placed(n, trace, arguments, first)
+        self._maps += len(trace.made) + 1
+        alone = None
         if n in self.single:
             rows = {id(tensor): _first_row(tensor) for tensor in arguments}
             shorter = [rows.get(id(leaf), leaf) for leaf in leaves]
-            alone = self._trace(n, shorter, structure, list(rows.values()))
-            look = Look(**{**look.__dict__, "alone": self._placed(n, alone, arguments, first)})
-        self.looks.append(look)
-        return self._taken_over(n, trace, arguments, first)
+            alone = self._tensors(n, self._trace(n, shorter, structure, list(rows.values())), arguments, first)
+        frozen = sum(p.nbytes for p in self._held(n) if p.dim() > 1 and not p.requires_grad)
+        tensors = self._tensors(n, trace, arguments, first)
+        output = self._taken_over(trace, arguments, first)
+        self.found.append(MetaOperator(n, tensors, trace.output_bytes, frozen, alone))
+        return output
 
     def _trace(self, node: fx.Node, leaves: list[Any], structure: Any, arguments: list[Tensor]) -> CallTrace:
         order = {id(tensor): place for place, tensor in enumerate(arguments)}
@@ -185,31 +158,42 @@ class _Looking(fx.Interpreter):
         )
         return (node.op, what, str(structure), given, tuple(map(_description, held)))
 
-    def _placed(self, node: fx.Node, trace: CallTrace, arguments: list[Tensor], first: int) -> Look:
-        """A trace at its place in the network: maps have numbers, and gradients operators that they go to."""
+    def _map(self, place: int, arguments: list[Tensor], first: int) -> int:
+        """Number of the feature map at a place: an argument, or below 0 one that the operator makes."""
+        return first - place if place < 0 else self._number.get(id(arguments[place]), _NO_MAP)
 
-        def number(place: int) -> int:
-            return first - place if place < 0 else self._number.get(id(arguments[place]), _NO_MAP)
+    def _tensors(self, node: fx.Node, trace: CallTrace, arguments: list[Tensor], first: int) -> OperatorTensors:
+        """A trace in its context in the network: feature maps and gradients have numbers.
 
-        reads = dict.fromkeys(number(place) for place in range(len(arguments)))
-        return Look(
-            node=node,
-            reads=tuple(each for each in reads if each != _NO_MAP),
-            gives=tuple(each for each in dict.fromkeys(map(number, trace.places)) if each != _NO_MAP),
-            made={first + 1 + index: size for index, size in enumerate(trace.made)},
-            kept=frozenset(map(number, trace.kept)) - {_NO_MAP},
-            kept_inside=trace.kept_inside,
-            forward_bytes=trace.forward_bytes,
-            backward_bytes=trace.backward_bytes,
-            output_bytes=trace.output_bytes,
-            flows=trace.flows,
-            passed=tuple(
-                Passed(self._giver[id(arguments[place])], size, handed)
-                for place, size, handed in trace.passed
-                if id(arguments[place]) in self._giver
-            ),
-            frozen_bytes=sum(p.nbytes for p in self._held(node) if p.dim() > 1 and not p.requires_grad),
+        The number after those of the maps that it makes is that of all else that it keeps.
+        """
+
+        def numbers(places: Iterable[int]) -> list[int]:
+            found = (self._map(place, arguments, first) for place in places)
+            return [each for each in dict.fromkeys(found) if each != _NO_MAP]
+
+        made = {first + 1 + index: size for index, size in enumerate(trace.made)}
+        kept = {**dict.fromkeys(numbers(sorted(trace.kept)), 0), first + 1 + len(made): trace.kept_inside}
+        passed = tuple(
+            PassedGradient(self._giver[id(arguments[place])], size, in_place, self._part(node))
+            for place, size, in_place in trace.passed
+            if id(arguments[place]) in self._giver
         )
+        return OperatorTensors(
+            number=len(self.found),
+            reads=tuple(numbers(range(len(arguments)))),
+            gives=tuple(numbers(trace.places)),
+            made=made,
+            kept=kept,
+            forward_scratch=trace.forward_bytes - sum(trace.made) - trace.kept_inside,
+            backward_scratch=trace.backward_bytes - sum(each.bytes for each in passed if not each.in_place),
+            flows=trace.flows,
+            passed=passed,
+        )
+
+    def _part(self, node: fx.Node) -> int | None:
+        """The part of its source's output that an operator reads: one item of several, or all of it."""
+        return len(self.found) if node.target is operator.getitem else None
 
     def _held(self, node: fx.Node) -> list[Tensor]:
         """Weights and buffers of the layer, which are in memory anyway."""
@@ -218,15 +202,15 @@ class _Looking(fx.Interpreter):
         layer = self.module.get_submodule(str(node.target))
         return [*layer.parameters(), *layer.buffers()]
 
-    def _taken_over(self, node: fx.Node, trace: CallTrace, arguments: list[Tensor], first: int) -> Any:
+    def _taken_over(self, trace: CallTrace, arguments: list[Tensor], first: int) -> Any:
         """The output as values of its own, which later operators read."""
         output = tree_map_only(Tensor, lambda value: value.detach().requires_grad_(value.requires_grad), trace.output)
         values = [value for value in tree_iter(output) if isinstance(value, Tensor)]
         for value, place in zip(values, trace.places, strict=True):
-            number = first - place if place < 0 else self._number.get(id(arguments[place]), _NO_MAP)
+            number = self._map(place, arguments, first)
             if number != _NO_MAP:
                 self._number[id(value)] = number
-            self._giver[id(value)] = node
+            self._giver[id(value)] = len(self.found)
         self._values += values
         return output
 

@@ -141,12 +141,12 @@ class Network:
 
     def passes(self, mask: Mask) -> np.ndarray:
         """Whether a gradient must pass through each operator to its inputs, (operators,) bool."""
+        return self.gradients(mask)[0]
+
+    def gradients(self, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
+        """Whether the inputs and the output of each operator have gradients, (operators,) bool each."""
         trains = np.zeros(len(self.operators), dtype=bool)
         trains[self.place[mask]] = True
-        return self._passes(trains)[0]
-
-    def _passes(self, trains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Per operator, whether its inputs and its output have gradients."""
         inputs, output = np.zeros_like(trains), np.zeros_like(trains)
         for index, operator in enumerate(self.operators):
             inputs[index] = any(output[source] for source in operator.inputs if source >= 0)
