@@ -26,7 +26,8 @@ from snugfit._core.serial import to_data
 from snugfit._engine.history import _runs_file, past_runs
 from snugfit._engine.loading import Architecture, read_data
 from snugfit._report.metrics import read_metrics
-from snugfit._report.page import read_record, render
+from snugfit._report.page import read_record
+from snugfit._report.run_page import render
 from snugfit._storage.activation_cache import ActivationCache
 from snugfit._storage.checkpoint import CheckpointStore
 from snugfit._storage.tensor_file import read_tensors

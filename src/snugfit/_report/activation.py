@@ -1,14 +1,13 @@
-"""A page on activation memory, block by block (Yoosefi et al., Figures 1 and 3), by the paper's rule and as it is."""
+"""Page on activation memory per block (Yoosefi et al., Figures 1 and 3): by the paper's rule and by liveness."""
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from snugfit._core.outputs import require_folder, whole_file
 from snugfit._quantities import format_bytes
-from snugfit._report.markup import card, figure, grid, pairs, text
+from snugfit._report.markup import html, page
 
 CHART = "Choose another --chart."
 
@@ -37,31 +36,26 @@ def render_activation(model: str, data: dict[str, Any]) -> str:
 
     true, peak = data["true"], data["peak_block"]
     title = f"Activation memory of {model}, {data['trained']} trained"
-    charts = grid([
-        figure(
+    figures = [
+        html.figure(
             f"Block {peak} sets the peak of {format_bytes(data['peak_bytes'])} per image",
             activation_bars(data, f"activation memory by block, {format_bytes(data['peak_bytes'])} at most"),
-            "The paper's rule: one image, forward pass alone, masks of a bit (equations 1 to 6).", wide=True,
+            "The paper's rule: one image, forward pass alone, masks of a bit (equations 1 to 6).",
+            wide=True,
         ),
-        figure(
-            f"As tensors truly live, block {true['peak_block']} sets the peak of {format_bytes(true['peak_bytes'])}",
+        html.figure(
+            f"By liveness, block {true['peak_block']} sets the peak of {format_bytes(true['peak_bytes'])}",
             activation_bars(true, f"true memory by block, {format_bytes(true['peak_bytes'])} at most"),
-            f"A batch of {true['batch']}, forward and backward pass, the images included.", wide=True,
+            f"A batch of {true['batch']}, forward and backward pass, the images included.",
+            wide=True,
         ),
-        card("Whole step", pairs(totals(data))),
-    ])  # fmt: skip
-    style = resources.files("snugfit._report").joinpath("style.css").read_text(encoding="utf-8")
-    return (
-        "<!DOCTYPE html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
-        '<meta name=viewport content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><p class=kicker>snugfit profile</p><h1>{text(title)}</h1></header>\n{charts}\n"
-        "</main>\n</body>\n</html>\n"
-    )
+    ]
+    charts = html.grid([*figures, html.card("Whole step", html.pairs(totals(data)))])
+    return page(title, "snugfit profile", title, [("", charts)])
 
 
 def totals(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a whole step takes by every figure, in words: name and value."""
+    """Names and values of all figures for a whole step."""
     true, measured = data["true"], data["measured"]["tensor_peak_bytes"]
     resident = true["resident"]
     rows = [(f"the paper's rule, batch {data['batch']}", format_bytes(data["total_bytes"]))]

@@ -19,7 +19,7 @@ _BAR_WIDTH = 0.27
 
 @mpl.rc_context(STYLE)
 def activation_bars(memory: dict[str, Any], label: str) -> str:
-    """Three bars per block, and a line at what is kept in all, above which a block's temporary memory is sensitive.
+    """Three bars per block, and a line at the bytes kept in all; a block is sensitive if its temporary memory is above.
 
     Args:
         memory: ``cumulative_bytes`` and ``blocks`` with ``name``, ``temporary_bytes``, ``cumulative_bytes`` and

@@ -1,6 +1,6 @@
-"""What the figures have in common: size, style, axes, legends. Imports matplotlib, so it is imported only to draw.
+"""Size, style, axes and legends of all figures. Imports matplotlib, so it is imported only to draw.
 
-Figures are drawn on Agg without pyplot, so a caller's own backend and settings stay as they are.
+Figures are drawn on Agg without pyplot, so a caller's own backend and settings do not change.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from snugfit._report.svg import BLOCK_COLOURS, PALETTE, TIP, block_colour, theme
 
 WIDTH = 4.6
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 10, "text.parse_math": False,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": PALETTE["muted"], "axes.linewidth": 0.8,
-    "axes.labelcolor": PALETTE["muted"], "axes.labelsize": 10, "axes.axisbelow": True, "axes.grid": True,
-    "grid.color": PALETTE["grid"], "grid.linewidth": 0.8, "text.color": PALETTE["ink"], "lines.linewidth": 1.8,
-    "xtick.color": PALETTE["muted"], "ytick.color": PALETTE["muted"], "xtick.labelsize": 10, "ytick.labelsize": 10,
-    "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0,
-    "legend.frameon": False, "legend.fontsize": 10, "lines.solid_capstyle": "round",
-    "figure.facecolor": "none", "axes.facecolor": "none",
-}  # fmt: skip
-"""matplotlib settings of every figure; text stays text, so that the page's own font shows it."""
+    **dict.fromkeys(("svg.fonttype", "figure.facecolor", "axes.facecolor"), "none"),
+    **dict.fromkeys(("text.parse_math", "axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), PALETTE["muted"]),
+    **dict.fromkeys(("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 10),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size", "xtick.minor.size", "ytick.minor.size"), 0),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.8),
+    **{"grid.color": PALETTE["grid"], "text.color": PALETTE["ink"], "font.family": "DejaVu Sans"},
+    **{"lines.linewidth": 1.8, "lines.solid_capstyle": "round"},
+}
+"""matplotlib settings of every figure; text is not converted to paths, so that the page's own font shows it."""
 
 
 def canvas(xlabel: str, ylabel: str, height: float = 3.1, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """An empty figure, ``width`` x ``height`` inches; the y label stands above the axis, where it reads level."""
+    """An empty figure, ``width`` x ``height`` inches; the y label is horizontal, above the axis."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -48,12 +49,17 @@ def canvas(xlabel: str, ylabel: str, height: float = 3.1, width: float = WIDTH) 
 
 
 def inline(figure: Figure, label: str) -> str:
-    """The figure as an inline SVG; its label also keeps its inner ids apart from other figures'."""
+    """The figure as an inline SVG; its label also makes its inner ids different from other figures'."""
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": label}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the page's fonts show it
         figure.savefig(buffer, format="svg")
     return themed(buffer.getvalue(), label)
+
+
+def write_at(axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], **look: Any) -> None:
+    """Write words next to a point of the axes, ``offset`` points away."""
+    axes.annotate(words, at, offset, textcoords="offset points", **look)
 
 
 def legend(figure: Figure, entries: Sequence[tuple[str, str, str]]) -> None:
@@ -65,14 +71,12 @@ def legend(figure: Figure, entries: Sequence[tuple[str, str, str]]) -> None:
             handles.append(Line2D([], [], color=colour, linewidth=2.4, linestyle=style, label=label))
         else:
             handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", markersize=7, label=label))
-    figure.legend(
-        handles=handles, loc="outside upper left", ncols=min(len(handles), 5),
-        handlelength=1.8, handletextpad=0.5, columnspacing=1.2, borderpad=0.1,
-    )  # fmt: skip
+    spacing = {"handlelength": 1.8, "handletextpad": 0.5, "columnspacing": 1.2, "borderpad": 0.1}
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5), **spacing)
 
 
 def block_legend(figure: Figure, blocks: Iterable[int], word: str = "block") -> None:
-    """A legend of blocks, or what ``word`` calls them; none for a single one or where colours come round again."""
+    """A legend of blocks, or of what ``word`` names; none for a single one or if colours repeat."""
     shown = sorted(set(blocks))
     if 1 < len(shown) <= BLOCK_COLOURS:
         legend(figure, [(f"{word} {block + 1}", block_colour(block), "-") for block in shown])
@@ -82,10 +86,8 @@ def limit_line(axes: Axes, value: float, text: str, *, left: bool = False) -> No
     """A dashed horizontal line with its name at one end; the budget's colour, or grey for a limit on the left."""
     colour = PALETTE["muted" if left else "budget"]
     axes.axhline(value, color=colour, linestyle=(0, (4, 2)), linewidth=1.6)
-    axes.annotate(
-        text, (0 if left else 1, value), (3 if left else 0, 4), xycoords=axes.get_yaxis_transform(),
-        textcoords="offset points", ha="left" if left else "right", color=colour, fontsize=10,
-    )  # fmt: skip
+    at, offset, side = ((0, value), (3, 4), "left") if left else ((1, value), (0, 4), "right")
+    write_at(axes, text, at, offset, xycoords=axes.get_yaxis_transform(), ha=side, color=colour, fontsize=10)
 
 
 def unit_axis(axes: Axes, units: int) -> None:
@@ -98,27 +100,22 @@ def unit_axis(axes: Axes, units: int) -> None:
 
 
 def exit_point(axes: Axes, x: float, y: float, point: ExitRecord, chosen: int | None) -> None:
-    """One exit; the chosen one is large, of its own colour, and named."""
+    """One exit; the chosen one is large, has its own colour, and is named."""
     mine = point.index == chosen
     tip = f"unit {point.index + 1}, {point.unit}: {percent(point.val_accuracy)}, {count(point.parameters)} parameters"
-    axes.plot(
-        x, y, "D" if mine else "o", color=PALETTE["chosen" if mine else "measured"], markersize=9 if mine else 5,
-        zorder=4 if mine else 3, gid=TIP + tip,
-    )  # fmt: skip
+    marker, colour, size, order = ("D", PALETTE["chosen"], 9, 4) if mine else ("o", PALETTE["measured"], 5, 3)
+    axes.plot(x, y, marker, color=colour, markersize=size, zorder=order, gid=TIP + tip)
     if mine:
-        axes.annotate(
-            f"unit {point.index + 1}", (x, y), (0, 9), textcoords="offset points", ha="center",
-            color=PALETTE["chosen"], fontweight="bold",
-        )  # fmt: skip
+        write_at(axes, f"unit {point.index + 1}", (x, y), (0, 9), ha="center", color=colour, fontweight="bold")
 
 
 def label_ends(axes: Axes, lines: Sequence[tuple[float, float, int, str]], x: float) -> None:
-    """Number straight lines where they leave the axes, at the right or at the top, the steepest first.
+    """Number straight lines at their end on the right or upper edge of the axes, the steepest first.
 
     A number that would cover another is left out.
 
     Args:
-        axes: where to; its value axis is already set.
+        axes: to draw on; its value axis is already set.
         lines: value at 0, value at ``x``, number and colour of every line.
         x: right end of the axis.
     """
@@ -129,25 +126,22 @@ def label_ends(axes: Axes, lines: Sequence[tuple[float, float, int, str]], x: fl
         at = (1.0, end / top) if right else ((top - start) / (end - start), 1.0)
         if all(max(abs(at[0] - other[0]) / 0.035, abs(at[1] - other[1]) / 0.055) >= 1 for other in placed):
             placed.append(at)
-            axes.annotate(
-                str(number), (at[0] * x, at[1] * top), (4, 0) if right else (0, 3), textcoords="offset points",
-                va="center_baseline" if right else "bottom", ha="left" if right else "center", color=colour,
-                fontsize=9, annotation_clip=False,
-            )  # fmt: skip
+            offset, va, ha = ((4, 0), "center_baseline", "left") if right else ((0, 3), "bottom", "center")
+            look = {"va": va, "ha": ha, "color": colour, "fontsize": 9, "annotation_clip": False}
+            write_at(axes, str(number), (at[0] * x, at[1] * top), offset, **look)
 
 
 def name_spans(figure: Figure, axes: Axes, drawn: Sequence[Curve], blocks: Mapping[str, int], scale: float) -> None:
-    """Say which block is which: a legend for a few, numbers along the top for many, nothing for one."""
+    """Name the blocks: a legend for a few, numbers along the top for many, nothing for one."""
     if len(drawn) <= BLOCK_COLOURS:
         word = "interval" if all(curve.phase.startswith("interval ") for curve in drawn) else "block"
         block_legend(figure, (blocks[curve.phase] for curve in drawn), word)
         return
     for curve in drawn:
         middle = (curve.seconds[0] + curve.seconds[-1]) / 2 / scale
-        axes.annotate(
-            str(blocks[curve.phase] + 1), (middle, 1), (0, -8), xycoords=axes.get_xaxis_transform(),
-            textcoords="offset points", ha="center", fontsize=9, color=block_colour(blocks[curve.phase]),
-        )  # fmt: skip
+        block = blocks[curve.phase]
+        look = {"ha": "center", "fontsize": 9, "color": block_colour(block)}
+        write_at(axes, str(block + 1), (middle, 1), (0, -8), xycoords=axes.get_xaxis_transform(), **look)
 
 
 def time_scale(longest: float) -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""Progress in the terminal: a subscriber to training events. Draws on stderr, in the training thread, sparingly."""
+"""Progress in the terminal: a subscriber to the events of a run, which draws on stderr in the training thread."""
 
 from __future__ import annotations
 
@@ -79,11 +79,17 @@ class ConsoleProgress:
         self._left: TimeLeft | None = None
         self._pace = 0.0
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
-            RunStarted: self._run_started, PhaseStarted: self._phase_started, StepDone: self._step_done,
-            EpochDone: self._epoch_done, ExitMeasured: self._exit_measured, CacheProgress: self._cache_progress,
-            PhaseDone: self._phase_done, RunDone: self._run_done, ProbeMeasured: self._probe_measured,
-            TensorsSelected: self._tensors_selected,
-        }  # fmt: skip
+            RunStarted: self._run_started,
+            PhaseStarted: self._phase_started,
+            StepDone: self._step_done,
+            EpochDone: self._epoch_done,
+            ExitMeasured: lambda exit_measured: self._print(exit_line(exit_measured)),
+            CacheProgress: self._cache_progress,
+            PhaseDone: self._phase_done,
+            RunDone: self._run_done,
+            ProbeMeasured: self._probe_measured,
+            TensorsSelected: lambda selected: self._print(selection_line(selected)),
+        }
         _warm_up()
 
     def __call__(self, event: Event) -> None:
@@ -102,7 +108,7 @@ class ConsoleProgress:
         self.close()
 
     def close(self) -> None:
-        """Take the live bar away; safe to call at any time and more than once."""
+        """Remove the live bar; safe to call at any time and more than once."""
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
@@ -142,18 +148,11 @@ class ConsoleProgress:
             peak = self._step.peak_bytes if self._step else None
             self._print(epoch_line(event, peak, self._budget, self._time_left()))
 
-    def _tensors_selected(self, event: TensorsSelected) -> None:
-        self._print(selection_line(event))
-
-    def _exit_measured(self, event: ExitMeasured) -> None:
-        self._print(exit_line(event))
-
     def _cache_progress(self, event: CacheProgress) -> None:
         if self._due(self._clock()) or event.done >= event.total:
             share = event.done / max(event.total, 1)
-            self._draw("writing cache", share, f"{event.done}/{event.total} samples", Text(
-                f"{format_bytes(event.bytes_written)} written  left {self._time_left()}"
-            ))  # fmt: skip
+            below = f"{format_bytes(event.bytes_written)} written  left {self._time_left()}"
+            self._draw("writing cache", share, f"{event.done}/{event.total} samples", Text(below))
 
     def _probe_measured(self, event: ProbeMeasured) -> None:
         if event.index == 1 and not self._live_possible:
@@ -200,7 +199,7 @@ class ConsoleProgress:
 
 
 def _warm_up() -> None:
-    """Draw one of everything into nowhere, so that rich has loaded all it needs before memory counts."""
+    """Draw one of everything into a buffer, so that rich has loaded all its parts before memory counts."""
     console = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False, markup=False, emoji=False)
     with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
         live.update(frame("block \N{HORIZONTAL ELLIPSIS}", 0.5, "epoch 1/1", Text("note", "yellow")), refresh=True)

@@ -1,4 +1,4 @@
-"""What the console says: one function per line or table, from events and records to rich's renderables."""
+"""Lines and tables of the console: functions from events and records to rich's renderables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIPE_WIDTH = 120
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """A console on a stream (stderr by default) that shows text as it is: no markup, no emoji, no guessed colours."""
+    """A console on a stream, stderr by default, that shows text as it is: no markup, no emoji, no guessed colours."""
     stream = file or sys.stderr
     width = None if stream.isatty() else PIPE_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
@@ -40,15 +40,14 @@ def against(used: float | None, budget: int | None) -> Text:
 
 
 def start_line(event: RunStarted) -> Text:
-    """What is trained, how, and inside which budget."""
+    """Model, data, strategy, budget and prediction."""
     budget = "no memory budget"
     if event.budget_bytes is not None:
         budget = f"budget {format_bytes(event.budget_bytes)} ({'enforced' if event.enforced else 'not enforced'})"
     predicted = f"predicted {format_bytes(event.predicted.peak_bytes)}, {format_seconds(event.predicted.seconds)}"
     verb = "resuming " if event.resumed else ""
-    return Text.assemble(
-        verb, (f"{event.model} on {event.data}", "bold"), f"  {event.strategy}  {budget}  {predicted}"
-    )  # fmt: skip
+    what = (f"{event.model} on {event.data}", "bold")
+    return Text.assemble(verb, what, f"  {event.strategy}  {budget}  {predicted}")
 
 
 def frame(name: str, share: float, where: str, below: Text | str) -> RenderableType:
@@ -96,18 +95,18 @@ def exit_line(event: ExitMeasured) -> Text:
 
 
 def selection_line(event: TensorsSelected) -> Text:
-    """Which share of the tensors trains from now on, and what a step of it should take."""
+    """Number of tensors that train from now on, and the predicted time of a step."""
     chosen = event.interval
     line = Text.assemble((f"interval {event.index + 1}", "bold"), f"  {len(chosen.tensors)} of {event.count} tensors")
     line.append(f", step predicted {format_seconds(chosen.predicted_seconds)}")
     if chosen.full_seconds > 0:
         ratio = share(chosen.predicted_seconds / chosen.full_seconds)
         line.append(f" = {ratio} of full ({format_seconds(chosen.full_seconds)})")
-    return line.append(", operators measured anew" if chosen.profiled else "")
+    return line.append(", operators measured again" if chosen.profiled else "")
 
 
 def phase_line(event: PhaseDone, predicted_seconds: float | None, budget: int | None) -> Text:
-    """A finished phase: measurement beside prediction."""
+    """A finished phase: measurement and prediction."""
     held = event.measured_peak_bytes <= event.predicted_peak_bytes
     line = Text.assemble(("done  ", "green" if held else "yellow"), (event.name, "bold"), "  peak ")
     line.append(against(event.measured_peak_bytes, budget))
@@ -148,9 +147,9 @@ def _step_row(step: StepTime, budget: float | None) -> tuple[str, str, Text | st
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:
-    accuracy = [f"{name} {percent(record.accuracy[key])}" for name, key in (
-        ("validation", "val"), ("test", "test"), ("test top-5", "test_top5")) if record.accuracy.get(key) is not None
-    ]  # fmt: skip
+    shown = {"validation": "val", "test": "test", "test top-5": "test_top5"}
+    measured = {name: record.accuracy.get(key) for name, key in shown.items()}
+    accuracy = [f"{name} {percent(value)}" for name, value in measured.items() if value is not None]
     full, trained = record.parameters.get("full", 0), record.parameters.get("trained_model", 0)
     smaller = f" of {count(full)} ({full / trained:.1f} times smaller)" if 0 < trained < full else ""
     facts = [(metric_of(record), ", ".join(accuracy) or NONE), ("parameters", count(trained) + smaller)]

@@ -1,4 +1,4 @@
-"""Classes in two dimensions: t-SNE of what a local loss learned of them (LLS section 4.3, Figure 3)."""
+"""Classes in two dimensions: t-SNE of what a local loss learned about them (LLS section 4.3, Figure 3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERPLEXITY = 30.0
 
 
 def project(rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Project rows (K, D) to two dimensions, (K, 2), with scikit-learn's t-SNE; always alike for a seed.
+    """Project rows (K, D) to two dimensions, (K, 2), with scikit-learn's t-SNE; a seed always gives the same.
 
     Raises:
         UsageError: there are too few rows.
@@ -48,7 +48,7 @@ def kinship(rows: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
 
 
 def closest_pair(rows: np.ndarray) -> tuple[int, int]:
-    """The two rows of (K, D) that lie nearest to each other."""
+    """Indices of the two rows of (K, D) that are nearest to each other."""
     others = nearest(rows)
     gaps = ((rows - rows[others]) ** 2).sum(1)
     first = int(gaps.argmin())

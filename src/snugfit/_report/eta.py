@@ -1,4 +1,4 @@
-"""Time left in a run: the plan's predicted seconds, scaled by what was measured so far."""
+"""Time left in a run: the plan's predicted seconds, scaled by the seconds measured so far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TimeLeft:
         self._later = predicted.seconds
 
     def start_phase(self, name: str, index: int, count: int) -> None:
-        """A phase begins: ``index`` of ``count``; phases that were skipped (a resumed run) no longer count."""
+        """Start a phase, ``index`` of ``count``; phases that a resumed run skips do not count."""
         phases = self._predicted.phases
         at = next((i for i, phase in enumerate(phases) if phase.name == name), index)
         if at < len(phases):
@@ -34,13 +34,13 @@ class TimeLeft:
         self._share, self._taken_up = 0.0, 0.0
 
     def progress(self, share: float, *, first: bool = False) -> None:
-        """The present phase is done to ``share`` in [0, 1]; ``first`` when that is where a resumed run took it up."""
+        """Set the finished share of the phase, in [0, 1]; ``first`` if a resumed run starts there."""
         self._share = min(share, 1.0)
         if first:
             self._taken_up = self._share
 
     def end_phase(self) -> None:
-        """The present phase is complete."""
+        """End the phase."""
         self._done += self._current * (1 - self._taken_up)
         self._current = self._share = self._taken_up = 0.0
 

@@ -1,4 +1,4 @@
-"""The report's figures under titles that say what was found. Imported only to draw."""
+"""Sections of a run's page: figures under titles that state the finding. Imported only to draw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from snugfit._core.serial import from_data
 from snugfit._quantities import format_bytes, format_seconds
 from snugfit._report import run_figures
 from snugfit._report.formatting import MB, count, metric_of, percent, phase_label
-from snugfit._report.markup import absent, card, figure, grid, table
+from snugfit._report.markup import html
 from snugfit._report.metrics import Curve, MetricRow, curves
 
 MOST_UNITS_BATCH = 65536
@@ -21,13 +21,15 @@ MOST_UNITS_BATCH = 65536
 def memory(record: Record, rows: Sequence[MetricRow]) -> str:
     """Budget against prediction and measurement, the memory model, and the batch sizes that follow from it."""
     parts = [_peaks(record), _memory_over_time(record, rows), *_memory_model(record)]
-    return grid(filter(None, parts)) or absent("The record holds no phases and no memory model.")
+    return html.grid(filter(None, parts)) or html.absent("The record holds no phases and no memory model.")
 
 
 def exits(record: Record) -> str:
     """Accuracy of every exit, against its depth and its size."""
     if not record.exits:
-        return absent(f"The strategy {record.strategy} trains one whole network: there are no exits to choose from.")
+        return html.absent(
+            f"The strategy {record.strategy} trains one whole network: there are no exits to choose from."
+        )
     chosen = record.exit.get("index") if record.exit else None
     frontier = pareto(record.exits)
     marked = next((i for i, e in enumerate(record.exits) if e.index == chosen), None)
@@ -35,14 +37,15 @@ def exits(record: Record) -> str:
         (e.index + 1, e.unit, percent(e.val_accuracy), f"{e.parameters:,}", "yes" if e in frontier else "")
         for e in record.exits
     ]
-    listing = table(("unit", "name", "validation accuracy", "parameters", "on the frontier"), rows, marked, words=2)
-    return grid(_exit_figures(record, frontier, chosen)) + f"<details><summary>All exits</summary>{listing}</details>"
+    head = ("unit", "name", "validation accuracy", "parameters", "on the frontier")
+    listing = html.table(head, rows, marked, words=2)
+    return html.grid(_exit_figures(record, frontier, chosen)) + html.details("All exits", listing)
 
 
 def over_time(record: Record, rows: Sequence[MetricRow]) -> str:
     """Loss and accuracy over the run's elapsed time."""
     if not rows:
-        return absent("There is no metrics.csv in the run folder, so nothing can be shown over time.")
+        return html.absent("There is no metrics.csv in the run folder, so nothing can be shown over time.")
     blocks = phase_blocks(record, rows)
     parts = []
     if loss := curves(rows, "loss"):
@@ -51,7 +54,7 @@ def over_time(record: Record, rows: Sequence[MetricRow]) -> str:
         title = f"Training loss went from {first:.2f} to {last:.2f}"
         caption = "Each point is a mean over a stretch of steps."
         caption += " Every block has a loss of its own." if len(loss) > 1 and _in_blocks(record) else ""
-        parts.append(figure(title, svg, caption))
+        parts.append(html.figure(title, svg, caption))
     training, validation = _shares(rows, "accuracy"), _shares(rows, "val_accuracy", epochs=True)
     if training or validation:
         metric = metric_of(record)
@@ -60,39 +63,38 @@ def over_time(record: Record, rows: Sequence[MetricRow]) -> str:
             training, f"{metric} (%)", f"{parts_shown} over time", blocks=blocks, points=validation
         )
         title, caption = _accuracy_words(training, validation, metric, blocks=_in_blocks(record))
-        parts.append(figure(title, svg, caption))
-    return grid(parts) if parts else absent("metrics.csv holds no losses or accuracies over time.")
+        parts.append(html.figure(title, svg, caption))
+    return html.grid(parts) if parts else html.absent("metrics.csv holds no losses or accuracies over time.")
 
 
 def classes(record: Record) -> str:
-    """Confusion matrix and the pairs of classes that are mixed up most."""
+    """Confusion matrix and the pairs of classes that are confused most."""
     matrix = record.confusion
     if not matrix or any(len(row) != len(matrix) for row in matrix):
-        return absent("The record holds no confusion matrix.")
+        return html.absent("The record holds no confusion matrix.")
     names = record.class_names if len(record.class_names) == len(matrix) else tuple(map(str, range(len(matrix))))
     pairs = confused_pairs(matrix, names)
     title = "No image was put into a wrong class"
     if pairs:
         title = f"{pairs[0][0]} is mistaken for {pairs[0][1]} most often: {percent(pairs[0][2])} of its images"
     caption = "Rows are true classes, columns predicted ones; figures are per cent of the row, stronger is more."
-    parts = [figure(title, run_figures.confusion(matrix, names, "Confusion matrix"), caption)]
+    parts = [html.figure(title, run_figures.confusion(matrix, names, "Confusion matrix"), caption)]
     if pairs:
         rows = [(true, taken, percent(share), number) for true, taken, share, number in pairs[:10]]
-        parts.append(
-            card("Most frequent mistakes", table(("true", "predicted", "of its class", "images"), rows, words=2))
-        )
-    return grid(parts)
+        listing = html.table(("true", "predicted", "of its class", "images"), rows, words=2)
+        parts.append(html.card("Most frequent mistakes", listing))
+    return html.grid(parts)
 
 
 def caches(record: Record) -> str:
-    """Bytes of activation cache per phase; empty for a run that cached nothing."""
+    """Bytes of activation cache per phase; empty for a run without caches."""
     phases = _training(record)
     if not any(phase.cache_bytes for phase in phases):
         return ""
     largest = max(phases, key=lambda phase: phase.cache_bytes)
     title = f"The largest activation cache is {format_bytes(largest.cache_bytes)}, after {phase_label(largest.name)}"
-    caption = "The next block trains from it. The cache two blocks back is deleted then, so two exist at most."
-    return figure(title, run_figures.caches(phases, "Activation cache written per block"), caption)
+    caption = "The next block trains from it. The cache of two blocks before is deleted then, so at most two exist."
+    return html.figure(title, run_figures.caches(phases, "Activation cache written per block"), caption)
 
 
 def phase_blocks(record: Record, rows: Sequence[MetricRow]) -> dict[str, int]:
@@ -154,7 +156,8 @@ def _peaks(record: Record) -> str:
     caption = f"Peak memory above the baseline, as predicted before training and as measured. Highest: {peak}."
     if missed := [phase_label(phase.name) for phase in record.phases if phase.missed]:
         caption += f" Above their own prediction: {', '.join(missed)}."
-    return figure(title, run_figures.peaks(record.phases, budget, "Peak memory per phase against the budget"), caption)
+    svg = run_figures.peaks(record.phases, budget, "Peak memory per phase against the budget")
+    return html.figure(title, svg, caption)
 
 
 def _memory_over_time(record: Record, rows: Sequence[MetricRow]) -> str:
@@ -166,12 +169,11 @@ def _memory_over_time(record: Record, rows: Sequence[MetricRow]) -> str:
     budget = record.budget.get("memory_bytes")
     top = max(value for curve in drawn for value in curve.values)
     share = f", {100 * top * MB / budget:.0f} % of the budget" if budget else ""
-    svg = run_figures.over_time(
-        drawn, "memory in use after a step (MB)", "Memory in use over time", blocks=phase_blocks(record, rows),
-        limit=budget / MB if budget else None,
-    )  # fmt: skip
+    limit, blocks = budget / MB if budget else None, phase_blocks(record, rows)
+    label = "Memory in use over time"
+    svg = run_figures.over_time(drawn, "memory in use after a step (MB)", label, blocks=blocks, limit=limit)
     caption = "Memory held between steps; the peaks within a step are in the figure by phase."
-    return figure(f"Between steps the run held at most {top:.1f} MB{share}", svg, caption)
+    return html.figure(f"Between steps the run held at most {top:.1f} MB{share}", svg, caption)
 
 
 def _memory_model(record: Record) -> list[str]:
@@ -189,8 +191,9 @@ def _memory_model(record: Record) -> list[str]:
     svg = run_figures.memory_lines(lines, home, available, largest, "Memory of every unit over batch size")
     growth = format_bytes(lines[hungriest].sample_bytes)
     title = f"Memory grows with the batch in straight lines; unit {names.index(hungriest) + 1} grows fastest"
-    caption = f"Points are measured; lines are the upper bounds fitted to them, numbered by unit. {hungriest}: {growth} per sample."  # noqa: E501
-    parts = [figure(title, svg, caption)]
+    caption = "Points are measured; lines are the upper bounds fitted to them, numbered by unit. "
+    caption += f"{hungriest}: {growth} per sample."
+    parts = [html.figure(title, svg, caption)]
     if available is not None and used:
         parts.append(_batches(record, lines, home, available))
     return parts
@@ -208,7 +211,7 @@ def _batches(record: Record, lines: dict[str, ProbeLine], home: dict[str, int], 
     if smallest == largest:
         title = f"Everything trains with batches of {smallest}"
     caption = "Bars: the largest batch with which the unit alone would fit the budget. Lines: what its block used."
-    return figure(title, svg, caption)
+    return html.figure(title, svg, caption)
 
 
 def _exit_figures(record: Record, frontier: list[ExitRecord], chosen: int | None) -> list[str]:
@@ -227,7 +230,7 @@ def _exit_figures(record: Record, frontier: list[ExitRecord], chosen: int | None
             else f"no other exit gains more than {gap:.1f} points"
         )
         title = f"Unit {mine.index + 1} of {of} is the exit: {percent(mine.val_accuracy)}, and {rest}"
-    depth = figure(
+    depth = html.figure(
         title,
         run_figures.exit_accuracy(points, chosen, "Validation accuracy of the exit after every unit"),
         "Every unit has a classifier of its own. The diamond is the exit that was chosen, on validation images alone.",
@@ -237,10 +240,10 @@ def _exit_figures(record: Record, frontier: list[ExitRecord], chosen: int | None
     size = f"{factor:.1f} times smaller than the whole network" if factor > 1.05 else "the whole network"
     return [
         depth,
-        figure(
+        html.figure(
             f"The exit has {count(mine.parameters)} parameters, {size}",
             run_figures.exit_frontier(points, frontier, chosen, "Validation accuracy against parameters"),
-            "Dashed: the frontier, the best accuracy that so many parameters buy. Sizes count the exit's classifier.",
+            "Dashed: the frontier, the best accuracy for a number of parameters. Sizes count the exit's classifier.",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Numbers and names as the report writes them."""
+"""Numbers and names as text of the report and the console."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NONE = "\N{EN DASH}"
 
 
 def count(value: float) -> str:
-    """Print a count as people do: ``count(14_728_266) == "14.7M"``."""
+    """Print a count with a suffix: ``count(14_728_266) == "14.7M"``."""
     for scale, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
             return f"{value / scale:.3g}{unit}"
@@ -29,7 +29,7 @@ def share(value: float) -> str:
 
 
 def metric_of(record: Record) -> str:
-    """What a run's network was judged by: ``accuracy`` or ``mAP50``."""
+    """Name of a run's metric: ``accuracy`` or ``mAP50``."""
     return "mAP50" if "map50" in record.accuracy else "accuracy"
 
 

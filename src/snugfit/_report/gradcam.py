@@ -1,4 +1,4 @@
-"""Grad-CAM: which parts of an image speak for a class (Selvaraju et al., 2017, section 3; LLS, Figure 4)."""
+"""Grad-CAM: which parts of an image are evidence for a class (Selvaraju et al., 2017, section 3; LLS, Figure 4)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def grad_cam(model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor 
 
     Args:
         model: images (B, C, H, W) to logits (B, K), in evaluation mode.
-        images: as the model wants them.
+        images: (B, C, H, W), normalised for the model.
         classes: labels (B,); the predicted ones by default.
 
     Raises:
-        ModelError: no convolution of the model gives a map of more than one pixel, or the logits ignore it.
+        ModelError: no convolution of the model outputs a feature map of more than one pixel, or the logits ignore it.
     """
     seen = _LastMap()
     with seen:
         logits = model(images.detach().requires_grad_().clone())
     chosen = logits.argmax(1) if classes is None else classes
     if seen.features is None:
-        raise ModelError("the model has no convolution whose output is a map, so there is nothing to explain.")
+        raise ModelError("the model has no convolution whose output is a feature map, so there is nothing to explain.")
     score = logits.gather(1, chosen[:, None]).sum()
     (gradient,) = torch.autograd.grad(score, seen.features, allow_unused=True)
     if gradient is None:
@@ -53,12 +53,12 @@ def grad_cam(model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor 
 
 
 class _LastMap(TorchFunctionMode):
-    """Notes the last convolution's map as normalisation, residual sum and activation leave it, up to the next pool.
+    """Keeps the last convolution's feature map after normalisation, residual sum and activation, before the next pool.
 
-    Hooks would see modules only: residual sums and activations are often functions, in traced networks above all.
+    Hooks see modules only, but residual sums and activations are often functions, above all in traced networks.
 
     Attributes:
-        features: the map (B, C, H, W); None until there is one of more than a pixel.
+        features: (B, C, H, W); None until there is one of more than a pixel.
     """
 
     def __init__(self) -> None:

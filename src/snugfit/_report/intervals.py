@@ -1,4 +1,4 @@
-"""What a record says of its intervals: step times against a full step, tensors and parameters. No drawing."""
+"""Intervals of a record: step times relative to a full step, tensors and parameters. No drawing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StepTime:
 
     Attributes:
         predicted: of the selections.
-        measured: of the steps that were run; None where none was timed.
+        measured: of the steps that were run; None if none was timed.
         full: of full training.
     """
 
@@ -28,7 +28,7 @@ class StepTime:
 
 
 def step_time(intervals: Sequence[IntervalRecord]) -> StepTime | None:
-    """Step time over the intervals that trained; None where there are none."""
+    """Step time over the intervals that trained; None if there are none."""
     run = [each for each in intervals if each.epochs and each.full_seconds > 0]
     if not run:
         return None
@@ -57,7 +57,7 @@ class Tensors:
 
     Attributes:
         names: of the parameters.
-        parameters: number of elements by name; empty where the record does not say.
+        parameters: number of elements by name; empty if the record does not say.
         classifier: names of those of the classifier, which always train.
     """
 
@@ -66,12 +66,12 @@ class Tensors:
     classifier: frozenset[str]
 
     def counted(self, chosen: Sequence[str]) -> int | None:
-        """Parameters of a selection; None where the record does not say."""
+        """Parameters of a selection; None if the record does not say."""
         return sum(self.parameters.get(name, 0) for name in chosen) if self.parameters else None
 
 
 def tensors_of(record: Record) -> Tensors:
-    """The tensors of a record with intervals; those that were ever selected where it does not list them all."""
+    """The tensors of a record with intervals; those that were ever selected if it does not list them all."""
     profile = record.profile.get("tensors") or {}
     owned = [operator["tensors"] for operator in profile.get("operators", ()) if operator["tensors"]]
     parameters = {tensor["name"]: int(tensor["parameters"]) for tensors in owned for tensor in tensors}

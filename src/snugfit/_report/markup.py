@@ -1,76 +1,37 @@
-"""Small pieces of HTML: everything that comes from outside is escaped here."""
+"""Pages and their pieces from jinja2's templates in this folder, which escape text. Imported only to draw."""
 
-from __future__ import annotations
-
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from jinja2 import Environment, PackageLoader
 
-def text(value: Any) -> str:
-    """Escape anything for use as text or as an attribute."""
-    return html.escape(str(value))
-
-
-def tile(label: str, value: str, note: str = "", extra: str = "") -> str:
-    """One headline figure; ``extra`` is HTML, the rest text."""
-    small = f"<p class=note>{text(note)}</p>" if note else ""
-    return f"<div class=tile><p class=label>{text(label)}</p><p class=value>{text(value)}</p>{extra}{small}</div>"
+_TEMPLATES = Environment(
+    loader=PackageLoader("snugfit._report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+)
 
 
-def figure(title: str, svg: str, caption: str, *, wide: bool = False) -> str:
-    """A figure under a title that says the finding; ``wide`` takes all columns of a grid."""
-    head = f"<figure{' class=wide' if wide else ''}><figcaption><h3>{text(title)}</h3></figcaption>"
-    return f"{head}{svg}<p class=caption>{text(caption)}</p></figure>"
+class _Pieces:
+    """The macros of ``pieces.html`` as functions, which return HTML."""
+
+    _macros = _TEMPLATES.get_template("pieces.html").module
+
+    def __getattr__(self, name: str) -> Callable[..., str]:
+        macro: Callable[..., str] = getattr(self._macros, name)
+        return macro
 
 
-def card(title: str, body: str) -> str:
-    """A titled card beside figures; ``body`` is HTML."""
-    return f"<div class=card><h3>{text(title)}</h3>{body}</div>"
+html = _Pieces()
 
 
-def grid(parts: Iterable[str]) -> str:
-    """Figures and cards in one or two columns."""
-    return f"<div class=grid>{''.join(parts)}</div>"
-
-
-def absent(message: str) -> str:
-    """A line in place of what is missing."""
-    return f"<p class=absent>{text(message)}</p>"
-
-
-def section(title: str, body: str) -> str:
-    """A section; nothing at all when its body is empty."""
-    return f"<section><h2>{text(title)}</h2>{body}</section>" if body else ""
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], marked: int | None = None, words: int = 1) -> str:
-    """A table that scrolls sideways where it must.
+def page(title: str, kicker: str, heading: str, sections: list[tuple[str, str]], **parts: Any) -> str:
+    """A self-contained page (``page.html``): no scripts, no requests, light and dark, wide and narrow.
 
     Args:
-        head: column titles.
-        rows: cells, escaped here.
-        marked: index of a row to highlight.
-        words: leading columns that hold words; the others are aligned right.
+        title: of the browser's window.
+        kicker: line above the heading.
+        heading: of the page.
+        sections: title and pieces of each section; one without pieces is left out.
+        parts: ``lead`` and ``tiles`` below the heading.
     """
-    kind = ["" if i < words else " class=number" for i in range(len(head))]
-    top = "".join(f"<th{kind[i]} scope=col>{text(cell)}</th>" for i, cell in enumerate(head))
-    lines = []
-    for index, row in enumerate(rows):
-        cells = "".join(f"<td{kind[i]}>{text(cell)}</td>" for i, cell in enumerate(row))
-        lines.append(f"<tr{' class=marked' if index == marked else ''}>{cells}</tr>")
-    return f"<div class=scroll><table><thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-
-
-def pairs(rows: Iterable[tuple[str, Any]]) -> str:
-    """A list of names and values."""
-    return "<dl>" + "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in rows) + "</dl>"
-
-
-def meter(measured: float, predicted: float | None, budget: float) -> str:
-    """A bar that shows measured and predicted use against the budget (its right-hand mark)."""
-    top = max(measured, predicted or 0.0, budget) or 1.0
-    spans = [f'<i class="predicted" style="width:{100 * (predicted or 0) / top:.1f}%"></i>']
-    spans.append(f'<i class="measured" style="width:{100 * measured / top:.1f}%"></i>')
-    spans.append(f'<i class="limit" style="left:{100 * budget / top:.1f}%"></i>')
-    return f'<div class=meter aria-hidden="true">{"".join(spans)}</div>'
+    template = _TEMPLATES.get_template("page.html")
+    return template.render(title=title, kicker=kicker, heading=heading, sections=sections, **parts)

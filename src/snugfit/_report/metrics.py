@@ -9,14 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from snugfit._training.metrics import COLUMNS
 from snugfit.errors import CheckpointError
-
-COLUMNS = (
-    "phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes",
-    "map50",
-)  # fmt: skip
-"""Columns of ``metrics.csv``; ``seconds`` is the time since the run began. Any cell may be empty."""
-
 
 _LONGEST = 10_000
 

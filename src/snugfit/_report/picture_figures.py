@@ -79,13 +79,13 @@ def heat_maps(data: HeatMaps, label: str) -> str:
     panels[1, 0].set_ylabel("predicted class", fontsize=11)
     scale = figure.colorbar(ScalarMappable(cmap=HEAT), ax=panels, shrink=0.7, aspect=30, pad=0.01)
     scale.set_ticks([0, 1], labels=["none", "most"])
-    scale.set_label("speaks for the class")
+    scale.set_label("evidence for the class")
     scale.outline.set_visible(False)
     return inline(figure, label)
 
 
 def overlay(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """An image, uint8 (C, H, W), in grey under its heat map (H, W): (H, W, 3) in [0, 1]; no heat leaves all cold."""
+    """An image, uint8 (C, H, W), in grey under its heat map (H, W): (H, W, 3) in [0, 1]; all cold without heat."""
     grey = image.astype(float).mean(0) / 255
     colours = np.asarray(mpl.colormaps[HEAT](_relative(heat)))[..., :3]
     return np.asarray(0.5 * grey[..., None] + 0.5 * colours)
@@ -97,14 +97,14 @@ def _relative(values: np.ndarray) -> np.ndarray:
 
 
 def _stems(axes: Axes, x: np.ndarray, heights: np.ndarray, colour: str) -> None:
-    """Vertical lines from 0, as one path: a page of half the size that single lines make."""
+    """Vertical lines from 0, as one path, which halves the size of the page."""
     gaps = np.full_like(heights, np.nan)
     ends = np.stack([np.zeros_like(heights), heights, gaps], axis=1).ravel()
     axes.plot(np.repeat(x, 3), ends, color=colour, linewidth=1)
 
 
 def _look(index: int) -> tuple[Any, str]:
-    """Colour and marker of a group: twenty that differ, then again."""
+    """Colour and marker of a group: twenty different ones, then again."""
     return mpl.colormaps["tab10"](index % 10), "o^"[index // 10 % 2]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from snugfit._report.formatting import percent
-from snugfit._report.markup import absent, figure, grid
+from snugfit._report.markup import html
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Projection:
         unit: the unit that M belongs to.
         classes: names of the classes.
         points: (K, 2).
-        closest: the two classes whose rows of M are nearest to each other.
-        groups: super-class of each class; empty where there are none.
-        kinship: share of classes whose nearest is of their own super-class, and the share expected by chance.
-        why_no_groups: why super-classes are not known, where the data set has some.
+        closest: the two classes with the nearest rows of M.
+        groups: super-class of each class; empty if there are none.
+        kinship: share of classes whose nearest class is of their own super-class, and the share expected by chance.
+        why_no_groups: why super-classes are unknown, if the data set has some.
     """
 
     unit: str
@@ -64,7 +64,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class HeatMaps:
-    """Images and what in them speaks for the class predicted (Figure 4).
+    """Images, and heat maps of their evidence for the predicted class (Figure 4).
 
     Attributes:
         images: uint8 (N, C, H, W).
@@ -84,7 +84,7 @@ class HeatMaps:
 
 @dataclass(frozen=True)
 class Pictures:
-    """All pictures that a run allows, and a line for each that it does not, by the names here."""
+    """All pictures that a run allows; ``missing`` has a line for each other one, by field name."""
 
     spectra: Spectra | None = None
     projection: Projection | None = None
@@ -93,15 +93,15 @@ class Pictures:
 
 
 def body(pictures: Pictures) -> str:
-    """The section's HTML: every picture, or why it is not there."""
+    """The section's HTML: every picture, or why it is missing."""
     parts = []
     for name, show in (("spectra", _spectra), ("projection", _projection), ("heat_maps", _heat_maps)):
         data = getattr(pictures, name)
         if data is not None:
             parts.append(show(data))
         elif name in pictures.missing:
-            parts.append(absent(pictures.missing[name]))
-    return grid(parts)
+            parts.append(html.absent(pictures.missing[name]))
+    return html.grid(parts)
 
 
 def _spectra(data: Spectra) -> str:
@@ -116,22 +116,24 @@ def _spectra(data: Spectra) -> str:
         f"to its highest value. Up: mean of {images} {data.split} images of the class. Down: {vectors}. Dotted: where "
         "that is strongest. Typical: the median over all frequencies."
     )
-    return figure(title, picture_figures.spectra(data, "Spectra of class vectors and of mean activations"), caption)
+    svg = picture_figures.spectra(data, "Spectra of class vectors and of mean activations")
+    return html.figure(title, svg, caption)
 
 
 def _projection(data: Projection) -> str:
     from snugfit._report import picture_figures
 
-    title = f"In the learned basis, {data.closest[0]} and {data.closest[1]} are the most alike"
-    caption = f"t-SNE of the rows of M of {data.unit}, one per class; only who is near whom has a meaning."
-    caption += " A point says its class where the pointer rests on it."
+    title = f"In the learned basis, {data.closest[0]} and {data.closest[1]} are the most similar"
+    caption = f"t-SNE of the rows of M of {data.unit}, one per class; only neighbourhoods have a meaning."
+    caption += " A tooltip names the class of a point."
     if data.groups:
         share, chance = data.kinship
-        title = f"For {percent(share, 0)} of the classes the most alike is one of their own super-class"
-        caption += f" Most alike: nearest row of M, before the projection; by chance it would be {percent(chance)}."
+        title = f"For {percent(share, 0)} of the classes, the nearest class is one of their own super-class"
+        caption += f" Nearest: by rows of M, before the projection; by chance it would be {percent(chance)}."
     elif data.why_no_groups:
         caption += f" Super-classes are not shown: {data.why_no_groups}"
-    return figure(title, picture_figures.projection(data, "t-SNE of the learned combinations of the basis"), caption)
+    svg = picture_figures.projection(data, "t-SNE of the learned combinations of the basis")
+    return html.figure(title, svg, caption)
 
 
 def _heat_maps(data: HeatMaps) -> str:
@@ -140,9 +142,9 @@ def _heat_maps(data: HeatMaps) -> str:
     right = sum(true == predicted for true, predicted in zip(data.true, data.predicted, strict=True))
     title = f"What the model looks at: {right} of these {len(data.true)} images are put into their class"
     caption = (
-        "Grad-CAM of the last convolution's map for the class predicted, on the first images of each class in turn "
-        f"({data.split} split). Every map is relative to its own highest value."
+        "Grad-CAM of the last convolution's feature map for the predicted class, on the first images of each class in "
+        f"turn ({data.split} split). Every heat map is relative to its own highest value."
     )
     if not data.maps.any(axis=(1, 2)).all():
-        caption += " An image without warm colours has nothing in that map that speaks for the class."
-    return figure(title, picture_figures.heat_maps(data, "Grad-CAM heat maps over images"), caption, wide=True)
+        caption += " An image without warm colours has no evidence for the class in that feature map."
+    return html.figure(title, picture_figures.heat_maps(data, "Grad-CAM heat maps over images"), caption, wide=True)

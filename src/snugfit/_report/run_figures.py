@@ -23,6 +23,7 @@ from snugfit._report.canvas import (
     name_spans,
     time_scale,
     unit_axis,
+    write_at,
 )
 from snugfit._report.formatting import MB, count, phase_label, shorten
 from snugfit._report.metrics import Curve
@@ -46,11 +47,11 @@ def peaks(phases: Sequence[PhaseRecord], budget: int | None, label: str) -> str:
         if every > 1:
             continue
         inside = measured > 0.15 * right
-        axes.annotate(
-            f"{measured:.1f}", (measured if inside else max(predicted, measured), row), (-4 if inside else 4, 0),
-            textcoords="offset points", ha="right" if inside else "left", va="center_baseline", fontsize=9,
-            color=PALETTE["card" if inside else "ink"],
-        )  # fmt: skip
+        x, offset, side, colour = (
+            (measured, -4, "right", "card") if inside else (max(predicted, measured), 4, "left", "ink")
+        )
+        look = {"ha": side, "va": "center_baseline", "fontsize": 9, "color": PALETTE[colour]}
+        write_at(axes, f"{measured:.1f}", (x, row), (offset, 0), **look)
     shown = range(0, len(phases), every)
     axes.set_yticks(shown, [phase_label(phases[row].name) for row in shown], color=PALETTE["ink"])
     axes.set_ylim(len(phases) - 0.5, -0.5)
@@ -150,11 +151,9 @@ def exit_accuracy(exits: Sequence[ExitRecord], chosen: int | None, label: str) -
 def exit_frontier(exits: Sequence[ExitRecord], frontier: Sequence[ExitRecord], chosen: int | None, label: str) -> str:
     """Validation accuracy against parameters, with the line of exits that nothing smaller beats."""
     figure, axes = canvas("parameters of the exit model", "validation accuracy (%)")
-    axes.step(
-        [e.parameters for e in frontier] + [max(e.parameters for e in exits)],
-        [100 * e.val_accuracy for e in frontier] + [100 * frontier[-1].val_accuracy],
-        where="post", color=PALETTE["muted"], linewidth=1.2, linestyle=(0, (3, 2)),
-    )  # fmt: skip
+    sizes = [e.parameters for e in frontier] + [max(e.parameters for e in exits)]
+    best = [100 * e.val_accuracy for e in (*frontier, frontier[-1])]
+    axes.step(sizes, best, where="post", color=PALETTE["muted"], linewidth=1.2, linestyle=(0, (3, 2)))
     for point in exits:
         exit_point(axes, point.parameters, 100 * point.val_accuracy, point, chosen)
     axes.set_xscale("log")
@@ -182,18 +181,21 @@ def confusion(matrix: Sequence[Sequence[int]], names: Sequence[str], label: str)
     if size <= 12:
         for row, column in np.argwhere(share >= 0.005):
             colour = "#ffffff" if share[row, column] > 0.45 else PALETTE["ink"]
-            axes.text(
-                column, row, f"{100 * share[row, column]:.0f}",
-                ha="center", va="center_baseline", fontsize=9, color=colour,
-            )  # fmt: skip
+            words = f"{100 * share[row, column]:.0f}"
+            axes.text(column, row, words, ha="center", va="center_baseline", fontsize=9, color=colour)
     return inline(figure, label)
 
 
 @mpl.rc_context(STYLE)
 def over_time(
-    drawn: Sequence[Curve], title: str, label: str, *, blocks: Mapping[str, int], points: Sequence[Curve] = (),
+    drawn: Sequence[Curve],
+    title: str,
+    label: str,
+    *,
+    blocks: Mapping[str, int],
+    points: Sequence[Curve] = (),
     limit: float | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Curves over the elapsed time of the run, coloured by phase.
 
     Args:
@@ -209,10 +211,8 @@ def over_time(
     for curve in drawn:
         colour = block_colour(blocks[curve.phase])
         faint = 0.45 if points else 1.0
-        axes.plot(
-            np.array(curve.seconds) / scale, curve.values, color=colour, alpha=faint, linewidth=1.4,
-            gid=TIP + curve.phase,
-        )  # fmt: skip
+        times = np.array(curve.seconds) / scale
+        axes.plot(times, curve.values, color=colour, alpha=faint, linewidth=1.4, gid=TIP + curve.phase)
     for curve in points:
         colour = block_colour(blocks[curve.phase])
         times = np.array(curve.seconds) / scale
@@ -229,14 +229,9 @@ def caches(phases: Sequence[PhaseRecord], label: str) -> str:
     """Bytes of activation cache that every phase wrote."""
     figure, axes = canvas("cache written (MB)", "", height=max(1.4, 0.6 + 0.38 * len(phases)))
     for row, phase in enumerate(phases):
-        size = phase.cache_bytes / MB
-        axes.barh(
-            row, size, 0.6, color=PALETTE["measured"], gid=f"{TIP}{phase.name}: {format_bytes(phase.cache_bytes)}"
-        )
-        axes.annotate(
-            format_bytes(phase.cache_bytes) if phase.cache_bytes else "none", (size, row), (4, 0),
-            textcoords="offset points", va="center_baseline",
-        )  # fmt: skip
+        size, words = phase.cache_bytes / MB, format_bytes(phase.cache_bytes)
+        axes.barh(row, size, 0.6, color=PALETTE["measured"], gid=f"{TIP}{phase.name}: {words}")
+        write_at(axes, words if phase.cache_bytes else "none", (size, row), (4, 0), va="center_baseline")
     axes.set_yticks(range(len(phases)), [phase_label(phase.name) for phase in phases], color=PALETTE["ink"])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

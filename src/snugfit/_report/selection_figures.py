@@ -13,17 +13,17 @@ from matplotlib.ticker import MaxNLocator
 
 from snugfit._core.record import IntervalRecord
 from snugfit._quantities import format_seconds
-from snugfit._report.canvas import STYLE, WIDTH, canvas, inline, legend, limit_line
+from snugfit._report.canvas import STYLE, WIDTH, canvas, inline, legend, limit_line, write_at
 from snugfit._report.formatting import count, share
 from snugfit._report.intervals import Tensors, epoch_words
 from snugfit._report.svg import PALETTE, TIP
 
 LEAST_CELLS = 30
-"""Smallest number of tensors that the figure has space for."""
+"""The figure has space for at least this many tensors."""
 MOST_ROWS = 14
-"""Up to this many intervals have their figures beside their row; of more, every second one, and so on."""
+"""Up to this many intervals have numbers next to their row; of more, every second one, and so on."""
 LEAST_BARS = 4
-"""Smallest number of bars that the figure has space for, so that a few bars are not too wide."""
+"""The figure has space for at least this many bars, so that a few bars are not too wide."""
 _FLOPS = ((1e15, "PFLOPs"), (1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"))
 
 
@@ -52,7 +52,7 @@ def selections(intervals: Sequence[IntervalRecord], tensors: Tensors, label: str
         if row:
             axes.axhline(row - 0.5, color=PALETTE["card"], linewidth=2 if every == 1 else 0.8)
         if row % every == 0:
-            axes.annotate(_sum(interval, mine, tensors), (columns + 0.5, row), (6, 0), **_BESIDE)
+            write_at(axes, _sum(interval, mine, tensors), (columns + 0.5, row), (6, 0), **_AT_END_OF_ROW)
     shown = range(0, rows, every)
     axes.set_yticks(shown, [epoch_words(intervals[row]) for row in shown], color=PALETTE["ink"])
     axes.set(xlim=(0.5, max(columns, LEAST_CELLS) + 0.5), ylim=(rows - 0.5, -0.5))
@@ -64,10 +64,9 @@ def selections(intervals: Sequence[IntervalRecord], tensors: Tensors, label: str
     return inline(figure, label)
 
 
-_BESIDE: dict[str, Any] = {
-    "textcoords": "offset points", "va": "center_baseline", "ha": "left", "fontsize": 9,
-    "color": PALETTE["muted"], "annotation_clip": False,
-}  # fmt: skip
+_AT_END_OF_ROW: dict[str, Any] = dict(
+    va="center_baseline", ha="left", fontsize=9, color=PALETTE["muted"], annotation_clip=False
+)
 
 
 def _tip(column: int, name: str, tensors: Tensors, times: int, rows: int) -> str:
@@ -84,7 +83,7 @@ def _sum(interval: IntervalRecord, chosen: frozenset[str], tensors: Tensors) -> 
 
 
 def _cells(column: int, rows: Sequence[int]) -> Path:
-    """The cells of a column as one path: a page of a fraction of the size that single ones make."""
+    """The cells of a column as one path, which makes the page much smaller than single rectangles."""
     left, right = column - 0.44, column + 0.44
     corners, codes = [], []
     for row in rows:

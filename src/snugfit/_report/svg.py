@@ -1,4 +1,4 @@
-"""From matplotlib's SVG to one that sits inside an HTML page: small, themed by CSS variables, with tooltips."""
+"""Convert matplotlib's SVG into an inline one: small, themed by CSS variables, with tooltips."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ TIP = "tip:"
 """Prefix of an artist's gid whose rest becomes its tooltip."""
 
 BLOCK_COLOURS = 5
-"""After this many blocks colours come round again."""
+"""After this many blocks colours repeat."""
 
 
 def block_colour(index: int) -> str:
-    """Colour of block ``index`` (from 0): five colours that stay apart for colour-blind readers, then again."""
+    """Colour of block ``index`` (from 0): five colours that colour-blind readers can distinguish, then again."""
     return PALETTE[f"block{index % BLOCK_COLOURS + 1}"]
 
 
 def themed(svg: str, label: str) -> str:
     """Turn matplotlib's SVG document into an inline ``<svg>`` element.
 
-    Drops the prolog, metadata, style sheet and ids that nobody refers to, turns palette colours into CSS variables and
+    Drops the prolog, metadata, style sheet and unused ids, and turns palette colours into CSS variables and
     gids that start with ``tip:`` into tooltips.
 
     Args:
         svg: the document, saved with ``svg.fonttype: none``.
-        label: what a screen reader says.
+        label: text for screen readers.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""TensorBoard events in the run folder, where tensorboard is installed (the ``logs`` extra)."""
+"""TensorBoard events in the run folder, if tensorboard is installed (the ``logs`` extra)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from snugfit._training.events import EpochDone, Event, ExitMeasured, RunDone, Ru
 try:  # before the memory baseline: the import alone takes memory
     from torch.utils.tensorboard import SummaryWriter
 except ImportError:
-    SummaryWriter = None  # type: ignore[assignment, misc]
+    INSTALLED = False
+else:
+    INSTALLED = True
 
 
 class TensorBoardEvents:
@@ -44,5 +46,5 @@ class TensorBoardEvents:
 
 
 def tensorboard_subscribers() -> tuple[Subscriber, ...]:
-    """A subscriber where tensorboard is installed, none otherwise."""
-    return () if SummaryWriter is None else (TensorBoardEvents(),)
+    """A subscriber if tensorboard is installed, none otherwise."""
+    return (TensorBoardEvents(),) if INSTALLED else ()

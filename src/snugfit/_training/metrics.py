@@ -13,9 +13,10 @@ from snugfit._training.events import EpochDone, Event, StepDone
 
 METRICS_FILE = "metrics.csv"
 COLUMNS = (
-    "phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds", "current_bytes", "peak_bytes",
-    "map50",
-)  # fmt: skip
+    *("phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds"),
+    *("current_bytes", "peak_bytes", "map50"),
+)
+"""Columns of ``metrics.csv``; ``seconds`` is the time since the run began. Any cell may be empty."""
 
 
 class MetricsWriter:

@@ -117,7 +117,7 @@ def test_a_selection_says_how_many_tensors_train_and_what_a_step_should_take():
     unmeasured = dataclasses.replace(chosen, full_seconds=0.0, profiled=True)
     first, second = selecting(intervals=(chosen, unmeasured))[:2]
     assert first == "interval 1  7 of 158 tensors, step predicted 310ms = 0.50 of full (622ms)"
-    assert second == "interval 2  7 of 158 tensors, step predicted 310ms, operators measured anew"
+    assert second == "interval 2  7 of 158 tensors, step predicted 310ms, operators measured again"
 
 
 def step_row(lines: list[str]) -> str:

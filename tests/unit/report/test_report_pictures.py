@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from html_page import Page
 
-from snugfit._report.page import render
 from snugfit._report.picture_figures import overlay
 from snugfit._report.pictures import HeatMaps, Pictures, Projection, Spectra
+from snugfit._report.run_page import render
 
 RNG = np.random.default_rng(0)
 SPECTRA = Spectra(
@@ -47,14 +47,14 @@ def test_every_picture_is_a_figure_with_named_axes(full):
         "Grad-CAM heat maps over images",
     ]
     for words in ("spatial frequency (cycles per latent)", "magnitude (relative)", "basis vector b", "class $dog",
-                  "t-SNE, first dimension (no unit)", "predicted class", "cat, 90 %", "speaks for"):  # fmt: skip
+                  "t-SNE, first dimension (no unit)", "predicted class", "cat, 90 %", "evidence for"):  # fmt: skip
         assert words in page.text, words
     assert "http" not in html and "<b>" not in html.partition("<h2>Pictures")[2].partition("</section>")[0]
     assert all(source.startswith("data:image/png") for source in re.findall(r'href="([^#][^"]*)"', html))
 
 
 def test_titles_say_the_findings(full):
-    for words in ("8.5 times for cat <b>, 3.0 times for $dog", "a and h are the most alike", "mean of 20 and 18 test",
+    for words in ("8.5 times for cat <b>, 3.0 times for $dog", "a and h are the most similar", "mean of 20 and 18 test",
                   "2 of these 3 images are put into their class", "(val split)"):  # fmt: skip
         assert words in full[1].text, words
 

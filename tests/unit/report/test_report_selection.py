@@ -13,7 +13,7 @@ from html_page import Page
 
 from snugfit._core.record import Record
 from snugfit._report.intervals import StepTime, epoch_words, phase_of, step_time, tensors_of
-from snugfit._report.page import render, verdict
+from snugfit._report.run_page import render, verdict
 from snugfit._report.selection import body
 from snugfit._report.selection_figures import flops, selections, step_times
 from snugfit._report.svg import PALETTE
@@ -117,7 +117,7 @@ def test_a_scheme_that_keeps_its_selection_is_one_row():
     whole = dataclasses.replace(record.intervals[0], tensors=record.tensors)
     record = dataclasses.replace(record, intervals=(whole,), settings={"scheme": "full"}, budget={})
     text = Page(body(record)).text
-    assert "All 20 tensors train" in text and "The scheme full keeps to one selection" in text
+    assert "All 20 tensors train" in text and "The scheme full makes one selection" in text
     assert "rho 0.5" not in text
 
 

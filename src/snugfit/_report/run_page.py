@@ -1,0 +1,175 @@
+"""What a run's page shows: headline figures, and sections of figures, cards and tables. Imported only to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from snugfit._core.record import PhaseRecord, Record
+from snugfit._quantities import format_bytes, format_seconds
+from snugfit._report import figure_sections, selection
+from snugfit._report.formatting import NONE, count, duration, metric_of, percent, share, size
+from snugfit._report.intervals import StepTime, step_time
+from snugfit._report.markup import html, page
+from snugfit._report.metrics import MetricRow
+from snugfit._report.pictures import Pictures
+from snugfit._report.pictures import body as drawn
+
+_PHASE_COLUMNS: dict[str, Callable[[PhaseRecord], Any]] = {
+    "phase": lambda p: p.name,
+    "units": lambda p: len(p.units) or NONE,
+    "batch": lambda p: p.batch_size or NONE,
+    "epochs": lambda p: p.epochs or NONE,
+    "steps": lambda p: p.steps or NONE,
+    "predicted peak": lambda p: format_bytes(p.predicted_peak_bytes),
+    "measured peak": lambda p: format_bytes(p.measured_peak_bytes),
+    "peak of tensors": lambda p: format_bytes(p.tensor_peak_bytes) if p.tensor_peak_bytes else NONE,
+    "predicted time": lambda p: format_seconds(p.predicted_seconds),
+    "time": lambda p: format_seconds(p.seconds),
+    "cache": lambda p: format_bytes(p.cache_bytes) if p.cache_bytes else NONE,
+}
+
+
+def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = None) -> str:
+    """The page as HTML."""
+    sections = [
+        ("Memory", figure_sections.memory(record, rows)),
+        ("Selection of tensors", selection.body(record)),
+        ("Exits", figure_sections.exits(record)),
+        ("Training over time", figure_sections.over_time(record, rows)),
+        ("Classes", figure_sections.classes(record)),
+        ("Pictures", drawn(pictures) if pictures else ""),
+        ("Phases", _phases(record) + html.grid(filter(None, (figure_sections.caches(record), _overhead(record))))),
+        ("What ran, and where", _setting_cards(record)),
+    ]
+    heading = f"{record.model} on {record.data}"
+    title = f"{heading}, {record.strategy}"
+    return page(title, "snugfit run report", heading, sections, lead=_lead(record), tiles=_tiles(record))
+
+
+def verdict(record: Record) -> tuple[str, str]:
+    """``good``, ``bad`` or ``plain``, and the sentence that goes with it."""
+    limits = [
+        (name, record.budget.get(f"{name}_bytes"), record.measured.get(measured))
+        for name, measured in (("memory", "peak_bytes"), ("storage", "storage_bytes"))
+    ]
+    over = [
+        f"{name} by {format_bytes(used - limit)}" for name, limit, used in limits if limit and used and used > limit
+    ]
+    ratio, step = record.budget.get("time_ratio"), step_time(record.intervals)
+    if ratio and step and step.measured and step.over(ratio):
+        over.append(f"step time, {share(step.measured / step.full)} of a full one instead of {ratio:g}")
+    if over:
+        return "bad", f"Over budget: {' and '.join(over)}"
+    if not ratio and not any(limit for _, limit, _ in limits):
+        return "plain", "No budget was set"
+    if limits[0][1] and limits[0][2] is None:
+        return "plain", "Memory could not be measured on this machine"
+    return "good", "Within budget"
+
+
+def _lead(record: Record) -> dict[str, str]:
+    """What stands below the heading: the verdict, strategy, budget and device."""
+    kind, words = verdict(record)
+    limit, storage = (record.budget.get(key) for key in ("memory_bytes", "storage_bytes"))
+    budget = f"Budget: {format_bytes(limit)} of memory" if limit else "Budget: unlimited memory"
+    budget += f", {format_bytes(storage)} of storage" if storage else ""
+    budget += f" ({'enforced' if record.enforced else 'not enforced'})" if limit else ""
+    ratio = record.budget.get("time_ratio")
+    budget += f", rho {ratio:g} of a full step's time" if ratio else ""
+    return {
+        "kind": kind,
+        "verdict": words,
+        "strategy": record.strategy,
+        "budget": budget,
+        "device": record.device,
+    }
+
+
+def _tiles(record: Record) -> list[str]:
+    predicted, measured, accuracy = record.predicted, record.measured, record.accuracy
+    peak, limit = measured.get("peak_bytes"), record.budget.get("memory_bytes")
+    notes = [f"predicted {size(predicted.get('peak_bytes'))}"]
+    notes += [f"budget {format_bytes(limit)}"] if limit else []
+    bar = html.meter(peak, predicted.get("peak_bytes"), limit) if limit and peak is not None else ""
+    test = accuracy.get("test")
+    part, value = ("Test", test) if test is not None else ("Validation", accuracy.get("val"))
+    rest = [f"validation {percent(accuracy.get('val'))}"] if test is not None else ["no test split"]
+    rest += [f"top-5 {percent(accuracy['test_top5'])}"] if accuracy.get("test_top5") is not None else []
+    step = step_time(record.intervals)
+    return [
+        html.tile("Peak memory", size(peak), " · ".join(notes), bar),
+        *([_step_tile(step, record.budget.get("time_ratio"))] if step else []),
+        html.tile(f"{part} {metric_of(record)}", percent(value), " · ".join(rest)),
+        _size_tile(record),
+        html.tile("Time", duration(measured.get("seconds")), f"predicted {duration(predicted.get('seconds'))}"),
+        html.tile("Storage", size(measured.get("storage_bytes")), f"predicted {size(predicted.get('storage_bytes'))}"),
+    ]
+
+
+def _step_tile(step: StepTime, ratio: float | None) -> str:
+    """rho, the share of a full step's time: measured, predicted and allowed."""
+    predicted, used = step.predicted / step.full, None if step.measured is None else step.measured / step.full
+    value = NONE if used is None else share(used)
+    notes = [f"predicted {share(predicted)}"] + ([f"rho {ratio:g}"] if ratio else [])
+    notes.append(f"{duration(step.measured)} instead of {duration(step.full)}")
+    bar = html.meter(used, predicted, ratio) if ratio and used is not None else ""
+    return html.tile("Step time over full step", value, " · ".join(notes), bar)
+
+
+def _size_tile(record: Record) -> str:
+    full, trained = record.parameters.get("full"), record.parameters.get("trained_model")
+    if not full or not trained:
+        return html.tile("Parameters", count(trained or full or 0))
+    note = f"the whole of {record.model}"
+    if trained != full:
+        note = f"of {count(full)}: {full / trained:.1f} times smaller" if trained < full else f"{count(full)} before"
+    if record.exit:
+        note += f" · exit {record.exit.get('index', 0) + 1} of {record.exit.get('of', '?')}"
+    return html.tile("Parameters of the trained model", count(trained), note)
+
+
+def _phases(record: Record) -> str:
+    if not record.phases:
+        return html.absent("The record holds no phases.")
+    return html.table(_PHASE_COLUMNS, [[cell(phase) for cell in _PHASE_COLUMNS.values()] for phase in record.phases])
+
+
+def _overhead(record: Record) -> str:
+    total = record.measured.get("seconds")
+    rows = [
+        (name.replace("_", " "), duration(seconds), percent(seconds / total) if total else NONE)
+        for name, seconds in record.overhead_seconds.items()
+    ]
+    return html.card("Time outside training", html.table(("what", "time", "of the run"), rows)) if rows else ""
+
+
+def _setting_cards(record: Record) -> str:
+    groups = (("Settings", record.settings), ("Workload", record.workload), ("Hardware", record.hardware))
+    cards = [html.card(name, html.pairs(_flat(data))) for name, data in groups if data]
+    measure = [("peak metric", record.measured.get("peak_metric")), ("run folder", record.run_dir)]
+    measure.insert(1, ("peak of tensors", size(record.measured.get("tensor_peak_bytes"))))
+    return html.grid([*cards, html.card("Measurement", html.pairs(measure))])
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows = []
+    for key, value in data.items():
+        name = f"{prefix}{key}".replace("_", " ")
+        if isinstance(value, dict):
+            rows += _flat(value, f"{name} ")
+        elif key.endswith("_bytes") and isinstance(value, (int, float)):
+            rows.append((name.removesuffix(" bytes"), format_bytes(value)))
+        else:
+            rows.append((name, _plain(value)))
+    return rows
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_plain(item) for item in value) if value else NONE
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return NONE if value is None else str(value)
