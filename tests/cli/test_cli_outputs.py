@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snugfit._cli import child_process
-from snugfit._cli.oom_kills import memory_kills
+from snugfit._cli.child_process import memory_kills
 
 WRONG = ["/proc/x", "dangling", "file/x"]
 CALLS = {

@@ -17,12 +17,11 @@ from snugfit._cli.evaluate import evaluate
 from snugfit._cli.export import export
 from snugfit._cli.failures import show_error
 from snugfit._cli.options import OutputOptions
-from snugfit._cli.parent import die_with_agent
 from snugfit._cli.plan import plan
 from snugfit._cli.predict import predict
 from snugfit._cli.profile import profile
 from snugfit._cli.report import report
-from snugfit._cli.startup import ReaderGoneError, ignore_signals, raise_at_signals
+from snugfit._cli.startup import ReaderGoneError, die_with_agent, ignore_signals, raise_at_signals
 from snugfit._cli.train import train
 from snugfit._cli.verify import verify
 from snugfit.errors import SnugfitError, UsageError

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from snugfit._cli.failures import FailedError, unreported
-from snugfit._cli.oom_kills import memory_kills
 from snugfit._cli.options import OutputOptions
 from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, UnusableInputError, WorkerLostError
 
@@ -164,3 +163,34 @@ def _kill_error(what: str, hint: str, of_memory: bool | None) -> SnugfitError:
     unknown = of_memory is None
     why = "by somebody or because memory ran out" if unknown else "by somebody: the kernel did not lack memory"
     return WorkerLostError(f"{what}, {why}.{hint}")
+
+
+def memory_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Out-of-memory kills by the kernel so far: in this process's control group, or else on this machine.
+
+    The group of a killed process also counts kills because the whole machine ran out of memory.
+
+    Args:
+        proc, groups: mount points of the kernel's files on processes and control groups.
+
+    Returns:
+        A count that only grows; None if the kernel has none.
+    """
+    for path, name in [*_counters(proc, groups), (proc / "vmstat", "oom_kill")]:
+        with contextlib.suppress(OSError, ValueError):
+            counts = dict(line.split(maxsplit=1) for line in path.read_text(encoding="ascii").splitlines())
+            if name in counts:
+                return int(counts[name])
+    return None
+
+
+def _counters(proc: Path, groups: Path) -> list[tuple[Path, str]]:
+    """Files with counts, and the names of these, of control groups version 2 and 1."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
+            _, kinds, group = line.split(":", 2)
+            if not kinds or "memory" in kinds.split(","):
+                root, file = (groups, "memory.events") if not kinds else (groups / "memory", "memory.oom_control")
+                found += [(root / group.lstrip("/") / file, "oom_kill"), (root / file, "oom_kill")]
+    return found

@@ -7,8 +7,8 @@ import sys
 
 from snugfit._cli.examine import MARK
 from snugfit._cli.failures import FailedError
-from snugfit._cli.launch import HERE, ClusterOptions, wanted_of
-from snugfit._cli.launch_commands import starts
+from snugfit._cli.launch import HERE
+from snugfit._cli.launch_commands import ClusterOptions, Launching, starts
 from snugfit._cli.launcher import run_all
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import SCHEMA, note, print_json
@@ -44,15 +44,15 @@ def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: Outp
         UsageError: options contradict each other, or an address is public.
         WorkerLostError: a process was lost, or did not come.
     """
-    wanted = wanted_of(where, 0, where.least())
-    commands = starts(wanted, (MODULE,))
+    launching = Launching(where, 0, where.least())
+    commands = starts(launching, (MODULE,))
     if where.dry_run:
         print("\n".join(map(str, commands)))
         return 0
     if out is not None:
         require_file(out)
     found: list[str] = []
-    code = run_all(commands, wanted.terms(), found.append)
+    code = run_all(commands, launching.terms(), found.append)
     lines = [line.removeprefix(MARK) for line in found if line.startswith(MARK)]
     if code or not lines:
         raise _failed(code)

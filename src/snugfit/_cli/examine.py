@@ -6,8 +6,7 @@ import json
 import sys
 
 from snugfit._cli.failures import show_error
-from snugfit._cli.parent import die_with_agent
-from snugfit._cli.startup import prepare_streams
+from snugfit._cli.startup import die_with_agent, prepare_streams
 from snugfit.errors import SnugfitError, UsageError
 
 MARK = "snugfit-cluster "

@@ -104,9 +104,14 @@ class Member:
         command = self.start.after(self._pid)
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="surrogateescape",
-                env={**os.environ, **self.start.environment}, start_new_session=True,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                errors="surrogateescape",
+                env={**os.environ, **self.start.environment},
+                start_new_session=True,
+            )
         except OSError as error:
             raise UsageError(
                 f"cannot run {command[0]}: {error.strerror or error}. Install it; see --dry-run."

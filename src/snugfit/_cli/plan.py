@@ -9,7 +9,7 @@ from snugfit._cli.failures import FailedError, show_error
 from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
 from snugfit._cli.output import note, print_json
 from snugfit._cli.plan_cache import Answer
-from snugfit._cli.retries import settled
+from snugfit._cli.retries import plan_again
 from snugfit._core.outputs import require_places
 from snugfit._core.plan import Plan
 from snugfit._core.request import Request
@@ -71,7 +71,7 @@ def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, A
     def ask(each: Request) -> dict[str, Any]:
         return planned(each, output, steps)
 
-    return settled(request, ask(request), ask, lambda each: planned(each, output, smallest=True))
+    return plan_again(request, ask(request), ask, lambda each: planned(each, output, smallest=True))
 
 
 def planned(request: Request, output: OutputOptions, steps: int = 0, *, smallest: bool = False) -> dict[str, Any]:

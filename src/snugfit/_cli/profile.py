@@ -43,10 +43,8 @@ def profile(
         if Path(more.chart).parent.is_dir():
             require_file(more.chart, CHART)
     request = flags.request()
-    job = make_job(
-        "profile", output, request.machine.threads, request=request.to_json(), learning_signal=more.learning_signal,
-        tensors=more.tensors, activation_memory=more.activation_memory, trained=more.trained,
-    )  # fmt: skip
+    tables = {name: getattr(more, name) for name in ("learning_signal", "tensors", "activation_memory", "trained")}
+    job = make_job("profile", output, request.machine.threads, request=request.to_json(), **tables)
     data = run_job(job)
     print_units(data)
     if "learning_signal" in data:

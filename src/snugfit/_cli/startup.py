@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import io
 import os
 import signal
 import sys
 from typing import Any
+
+_PR_SET_PDEATHSIG = 1
 
 
 class ReaderGoneError(Exception):
@@ -96,3 +99,15 @@ def raise_at_signals() -> None:
     """Raise KeyboardInterrupt at SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent is killed: an orphan must not write to a resumed run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def die_with_agent() -> None:
+    """The same if torchrun started this process: the agent may be started again while this process lives on."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()

@@ -14,7 +14,7 @@ from snugfit._cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
 from snugfit._cli.output import note, print_json
 from snugfit._cli.plan import planned
 from snugfit._cli.report import draw
-from snugfit._cli.retries import settled
+from snugfit._cli.retries import plan_again
 from snugfit._core.documents import read_data
 from snugfit._core.outputs import require_folder, require_places
 from snugfit._core.request import Request
@@ -74,7 +74,7 @@ def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
     def measure(each: Request) -> dict[str, Any]:
         return planned(each, output, smallest=True)
 
-    found = settled(request, ask(request), lambda each: planned(each, output), measure)
+    found = plan_again(request, ask(request), lambda each: planned(each, output), measure)
     if "request" in found and not found["infeasible"]:
         found = ask(Request.from_json(found["request"]))
     if found.get("infeasible"):

@@ -13,8 +13,7 @@ from typing import Any
 
 from snugfit._cli.child_process import FORWARDED
 from snugfit._cli.failures import FailedError, explain
-from snugfit._cli.parent import die_with_parent
-from snugfit._cli.startup import ignore_signals, prepare_streams, redeliver_swallowed_interrupts
+from snugfit._cli.startup import die_with_parent, ignore_signals, prepare_streams, redeliver_swallowed_interrupts
 from snugfit._core.request import Request
 from snugfit._report.console import ConsoleProgress
 from snugfit._training.events import Event, RunStarted

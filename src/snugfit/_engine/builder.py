@@ -58,11 +58,18 @@ class Assembly:
     @property
     def architecture(self) -> Architecture:
         """What is needed to rebuild the model later."""
-        splits = self.splits
+        splits, workload = self.splits, self.workload
         return Architecture(
-            self.workload.model, splits.class_names, splits.image_shape, splits.mean, splits.std, splits.name,
-            splits.border, self.workload.task, self.workload.anchors,
-        )  # fmt: skip
+            model=workload.model,
+            class_names=splits.class_names,
+            input_shape=splits.image_shape,
+            mean=splits.mean,
+            std=splits.std,
+            data=splits.name,
+            border=splits.border,
+            task=workload.task,
+            anchors=workload.anchors,
+        )
 
     def training_data(self) -> TrainingData:
         """The splits as batches."""

@@ -49,8 +49,11 @@ def together(device: str | None = None) -> Iterator[Together | None]:
         return
     where = str(choose_device(device))
     with (
-        join(here, device=where), Heartbeat(here) as heartbeat, naming_lost(heartbeat), Commands(heartbeat) as commands,
-    ):  # fmt: skip
+        join(here, device=where),
+        Heartbeat(here) as heartbeat,
+        naming_lost(heartbeat),
+        Commands(heartbeat) as commands,
+    ):
         _joined[:] = [Together(here, commands)]
         try:
             yield _joined[0]

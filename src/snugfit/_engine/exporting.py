@@ -72,9 +72,16 @@ def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> No
     module(example)  # what a module makes at its first use must not be made while it is traced
     batch = torch.export.Dim("batch", min=1, max=65536)
     torch.onnx.export(
-        module, (example,), path, input_names=["images"], output_names=["logits"],
-        dynamic_shapes=({0: batch},), dynamo=True, external_data=False, verbose=False,
-    )  # fmt: skip
+        module,
+        (example,),
+        path,
+        input_names=["images"],
+        output_names=["logits"],
+        dynamic_shapes=({0: batch},),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
     written = onnx.load(path)
     known = to_data(architecture)
     onnx.helper.set_model_props(written, {key: json.dumps(known[key]) for key in _METADATA})

@@ -102,10 +102,8 @@ def _open(
     options, shape = request.data, architecture.input_shape
     data_dir = data_dir or options.data_dir
     if architecture.task == "classify" and split == "all" and not own and data.startswith("folder:"):
-        return datasets.read_folder(
-            data.removeprefix("folder:"), image_size=shape[-1], channels=shape[0], border=architecture.border,
-            data_dir=data_dir, workers=options.workers,
-        )  # fmt: skip
+        look = {"image_size": shape[-1], "channels": shape[0], "border": architecture.border}
+        return datasets.read_folder(data.removeprefix("folder:"), **look, data_dir=data_dir, workers=options.workers)
     splits = rules_of(architecture.task).load(
         data,
         data_dir=data_dir,

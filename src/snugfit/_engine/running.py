@@ -195,10 +195,10 @@ def _strategy(name: str, settings: dict[str, Any]) -> Strategy:
 
 def _started(run: Run, plan: Plan, strategy: str, *, resumed: bool) -> RunStarted:
     workload = plan.workload
+    budget = plan.budget.memory_bytes
     return RunStarted(
-        str(run.folder), strategy, workload.model, workload.data, plan.budget.memory_bytes, run.enforced,
-        run.predicted, resumed,
-    )  # fmt: skip
+        str(run.folder), strategy, workload.model, workload.data, budget, run.enforced, run.predicted, resumed
+    )
 
 
 def _verify(peak_bytes: int, plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from snugfit import _data as datasets
@@ -44,9 +44,7 @@ def rules_of(task: TaskName) -> TaskRules:
 def default_optimizer(settings: OptimizerSettings, task: TaskName) -> OptimizerSettings:
     """An optimizer's own settings, with the task's learning rate: YOLOv2's loss is a sum over a thousand predictors."""
     lr = _RULES[task].lr
-    return settings if lr is None else OptimizerSettings(
-        settings.name, lr, settings.momentum, settings.weight_decay, settings.schedule
-    )  # fmt: skip
+    return settings if lr is None else replace(settings, lr=lr)
 
 
 def _logits(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:

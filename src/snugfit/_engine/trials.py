@@ -113,10 +113,8 @@ class _Prepared:
         cost = corrected(strategy.estimate(workload, short.profile, plan.hardware), candidate.correction)
         own = replace(plan, workload=workload, candidates=(replace(candidate, predicted=cost),), chosen=0)
         seconds = float(sum(phase.seconds for phase in cost.phases))
-        trial = Trial(
-            candidate.strategy, workload.train_count, workload.epochs, plan.budget.memory_bytes, cost.peak_bytes,
-            seconds,
-        )  # fmt: skip
+        budget, images = plan.budget.memory_bytes, workload.train_count
+        trial = Trial(candidate.strategy, images, workload.epochs, budget, cost.peak_bytes, seconds)
         return cls(replace(short, plan=own), trial, folder)
 
     def run(self) -> Trial:
