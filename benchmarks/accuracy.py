@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import snugfit
 from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run_folder, to_flags, train
 from benchmarks.store import ResultFile, accuracy, finish, markdown, middle, note, number, percent, succeeded
+from snugfit._upstream import to_channels_last
 
 BATCHES = (1, 32, 128)
 STRATEGIES = ("blockwise", "backprop")
@@ -105,7 +106,7 @@ def throughput(networks: dict[str, nn.Module], shape: tuple[int, ...], batch: in
     """
     images = torch.randn(batch, *shape).contiguous(memory_format=torch.channels_last)
     for network in networks.values():
-        network.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        to_channels_last(network.eval())
         network(images)
         network(images)
     seconds: dict[str, list[float]] = {name: [] for name in networks}

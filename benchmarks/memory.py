@@ -19,6 +19,7 @@ from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._engine.process import baseline, choose_device
 from snugfit._training.loop import Trainable
 from snugfit._training.network import NetworkTrainer
+from snugfit._upstream import to_channels_last
 from snugfit.local.assignment import Layout
 from snugfit.memory import make_meter, release_memory
 from snugfit.strategies.blockwise.units import initialise_loss, own_loss
@@ -94,7 +95,7 @@ def make_trainer(method: str, workload: Workload, device: torch.device) -> Train
     """The whole network, by its own loss or with a local loss on every unit."""
     torch.manual_seed(0)
     module = models.build(workload.model, workload.classes, workload.input_shape[-1], workload.input_shape[0])
-    module.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    to_channels_last(module, device)
     if method == BACKPROP:
         return NetworkTrainer(module, module, workload)
     layout = Layout.of(Chain.from_module(module, workload.input_shape), method, workload.classes)

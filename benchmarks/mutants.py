@@ -48,7 +48,7 @@ GROUPS = {
     "tiling": Group(
         ("tiling/geometry.py", "tiling/layers.py"),
         ("tiling/test_geometry.py", "tiling/test_layers.py", "tiling/test_splitting.py", "tiling/test_grouping.py",
-         "tiling/test_tally.py"),
+         "tiling/test_cost_counter.py"),
     ),
     "solver": Group(("selection/solver.py", "selection/quantise.py"), ("selection/test_solver.py",)),
     "choice": Group(("selection/choice.py",), ("selection/test_choice.py",)),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from benchmarks.peer import accuracy
 from snugfit import _models as models
 from snugfit._data import Batches, Splits, Transform
+from snugfit._upstream import to_channels_last
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.memory.kernels import KERNEL_BYTES, KernelAllowance
 
@@ -66,7 +67,7 @@ class Race:
         torch.manual_seed(self.seed)
         shape = self.splits.image_shape
         network = models.build(self.model, len(self.splits.class_names), shape[-1], shape[0])
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network = to_channels_last(network)
         return guard(network, self.limit, self.meter) if guarded else network
 
     def source(self) -> Batches:

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.netns import _bits
 from benchmarks.tiled_rank import network
 from snugfit._core.cluster import Link, Rank, made_up
-from snugfit.tiling.candidates import meeting_points, thinned, ways_on_one_device
-from snugfit.tiling.cost_counter import tally
+from snugfit.tiling.candidates import candidates_on_one_device, group_boundaries, subsample
+from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.distributed import schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.grouping import CostModel
@@ -18,7 +18,7 @@ from snugfit.tiling.pricing import Prediction, prices_of
 from snugfit.tiling.profile import Profile, one_group
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.step_cost import Pass
-from snugfit.tiling.tileable_prefix import stem_of
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 MACS_PER_SECOND = 30e9
 """Of one thread here, about."""
@@ -41,11 +41,11 @@ class LinkWay:
 
 def ways_over_a_link(size: int, batch: int, rate: str) -> dict[str, LinkWay]:
     """One group, a group per layer, and the cheapest groups for two tiles side by side."""
-    stem = stem_of(network(size, frozen=True), (3, size, size))
-    layers, last = stem.layers, stem.layers.maps[-1]
+    prefix = find_tileable_prefix(network(size, frozen=True), (3, size, size))
+    layers, last = prefix.layers, prefix.layers.maps[-1]
     tiling = Tiling.of(layers, balanced(last.height, 1), balanced(last.width, 2))
     cluster = made_up(2, Rank(0, "host", 1, MACS_PER_SECOND, 0), Link(0, 1, _bits(rate) / 8, SYNC_SECONDS))
-    model, cuts = CostModel(tiling, prices_of(cluster, (0, 1)), batch, owners=(0, 1)), meeting_points(layers)
+    model, cuts = CostModel(tiling, prices_of(cluster, (0, 1)), batch, owners=(0, 1)), group_boundaries(layers)
     profiles = {
         "one group": (one_group(cuts), one_group(cuts)),
         "a group per layer": (Profile(cuts), Profile(cuts)),
@@ -53,8 +53,8 @@ def ways_over_a_link(size: int, batch: int, rate: str) -> dict[str, LinkWay]:
     }
 
     def seconds(forward: Profile, backward: Profile | None, part: Pass) -> float:
-        schedule = schedule_of(stem, tiling, forward, backward)
-        return Prediction(tally(schedule, cells_of(tiling.tiles, 1, 2), batch, weights=0), cluster).part(part)
+        schedule = schedule_of(prefix, tiling, forward, backward)
+        return Prediction(count_step_cost(schedule, cells_of(tiling.tiles, 1, 2), batch, weights=0), cluster).part(part)
 
     return {
         name: LinkWay(
@@ -66,15 +66,15 @@ def ways_over_a_link(size: int, batch: int, rate: str) -> dict[str, LinkWay]:
 
 def sequential_ways(size: int, *, frozen: bool) -> list[dict[str, Any]]:
     """Grids and groups to run tile after tile, from the fastest to the leanest."""
-    layers = stem_of(network(size, frozen=frozen), (3, size, size)).layers
-    ways = thinned(ways_on_one_device(layers, GRIDS))
+    layers = find_tileable_prefix(network(size, frozen=frozen), (3, size, size)).layers
+    ways = subsample(candidates_on_one_device(layers, GRIDS))
     lean = [{"grid": grid, "forward": LEAN} for grid in LEAN_GRIDS]
     return [*lean, *({"grid": way.grid, "forward": str(way.profile)} for way in ways)]
 
 
 def scratch_ways(size: int, grid: tuple[int, int]) -> list[dict[str, Any]]:
     """Whole maps in memory and in files; groups that meet at norms alone, and wherever that may gain."""
-    layers = stem_of(network(size, frozen=False), (3, size, size)).layers
-    norms, points = str(one_group(layers.cuts)), str(Profile(meeting_points(layers)))
+    layers = find_tileable_prefix(network(size, frozen=False), (3, size, size)).layers
+    norms, points = str(one_group(layers.cuts)), str(Profile(group_boundaries(layers)))
     ways = ((False, norms), (True, norms), (True, points))
     return [{"grid": grid, "forward": profile, "scratch": scratch} for scratch, profile in ways]

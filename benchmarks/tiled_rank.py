@@ -32,8 +32,8 @@ from snugfit.tiling.layers import Tiling
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import TiledForward
-from snugfit.tiling.tileable_prefix import stem_of
-from snugfit.tiling.transport import Processes
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
+from snugfit.tiling.transport import ProcessTransport
 
 MODEL, LAYERS = "yolov2_16", 16
 Job = dict[str, Any]
@@ -108,14 +108,14 @@ def _told(
 def net_of(job: Job) -> TiledNetwork:
     """The tiled part of the network on this process: all of it, for it is convolutions to the end."""
     size = job["size"]
-    stem = stem_of(network(size, frozen=job.get("frozen", False)), (3, size, size))
-    last, cuts = stem.layers.maps[-1], stem.layers.cuts
-    tiling = Tiling.of(stem.layers, balanced(last.height, job["grid"][0]), balanced(last.width, job["grid"][1]))
+    prefix = find_tileable_prefix(network(size, frozen=job.get("frozen", False)), (3, size, size))
+    last, cuts = prefix.layers.maps[-1], prefix.layers.cuts
+    tiling = Tiling.of(prefix.layers, balanced(last.height, job["grid"][0]), balanced(last.width, job["grid"][1]))
     forward = named_profile(job["forward"], cuts)
     backward = named_profile(job["backward"], cuts) if job["backward"] else None
-    schedule = schedule_of(stem, tiling, forward, backward, recompute=job["recompute"])
+    schedule = schedule_of(prefix, tiling, forward, backward, recompute=job["recompute"])
     cells = cells_of(tiling.tiles, 1, dist.get_world_size())
-    return TiledNetwork(stem, schedule, cells, Processes(), split=job.get("split", ()))
+    return TiledNetwork(prefix, schedule, cells, ProcessTransport(), split=job.get("split", ()))
 
 
 def measure_tiled(job: Job) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def measure_memory(job: Job) -> dict[str, Any]:
     net = net_of(job)
     step = tiled_step(net, images(size, batch) if dist.get_rank() == 0 else None, batch)
     step()
-    held = nn.ModuleList([each.module for each in net.stem.operators if each.module is not None])
+    held = nn.ModuleList([each.module for each in net.prefix.operators if each.module is not None])
     weights = sum(each.numel() * each.element_size() for each in (*held.parameters(), *held.buffers()))
     gradients = sum(each.numel() * each.element_size() for each in net.parameters())
     peak = tensor_peak_bytes(step, [held])
@@ -168,7 +168,7 @@ def measure_alone(job: Job) -> dict[str, Any]:
     forward: Any = module
     scratch = MappedScratch(Path(tempfile.gettempdir())) if job.get("scratch") else None
     if "grid" in job:
-        cuts = stem_of(module, (3, size, size)).layers.cuts
+        cuts = find_tileable_prefix(module, (3, size, size)).layers.cuts
         profile = named_profile(job["forward"], cuts)
         forward = TiledForward(module, (3, size, size), tuple(job["grid"]), profile, scratch)
 

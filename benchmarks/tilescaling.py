@@ -15,15 +15,15 @@ from benchmarks.store import ResultFile, finish, markdown
 from benchmarks.yolo_tiles import layers, schedule
 from snugfit._core.cluster import Cluster, Link, Rank, made_up
 from snugfit._core.request import WeightUpdate
-from snugfit.tiling.candidates import squarest
-from snugfit.tiling.cost_counter import tally
+from snugfit.tiling.candidates import most_square_grid
+from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.grouping import CostModel
 from snugfit.tiling.layers import Layers
 from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.step_cost import Tally
+from snugfit.tiling.step_cost import StepCost
 
 STEP_MACS = 38.68e9
 """Of a training step of one image on one tile: forward, gradients of maps but the image's, gradients of weights."""
@@ -97,7 +97,7 @@ def main(*, counts: tuple[int, ...] = DEVICES, options: Options = DEFAULTS) -> N
 def simulate(network: Layers, device: Device, count: int) -> Cell:
     """A cluster at every batch: the quickest groups, and seconds by what they are spent on."""
     last, cluster = network.maps[-1], device.cluster(count)
-    grid = squarest(device.cores * count, last.height, last.width)
+    grid = most_square_grid(device.cores * count, last.height, last.width)
     tiling = tiling_of(network, grid)
     owners = [cell.rank for cell in cells_of(tiling.tiles, 1, count)]
     model = CostModel(tiling, prices_of(cluster, owners))
@@ -132,10 +132,10 @@ def _at(
 def _step(
     network: Layers, grid: tuple[int, int], cluster: Cluster, batch: int, pair: tuple[Profile, Profile],
     update: WeightUpdate,
-) -> Tally:  # fmt: skip
+) -> StepCost:  # fmt: skip
     plan = schedule(network, grid, *pair)
     cells = cells_of(plan.tiling.tiles, 1, cluster.size)
-    return tally(plan, cells, batch, processes=cluster.size, update=update)
+    return count_step_cost(plan, cells, batch, processes=cluster.size, update=update)
 
 
 def render(cells: list[Cell]) -> str:

@@ -7,7 +7,7 @@ from snugfit.tiling.geometry import Window
 from snugfit.tiling.layers import Layer, Layers, MapSize
 from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.profile import Profile
-from snugfit.tiling.schedule import Backward, Schedule
+from snugfit.tiling.schedule import BackwardRules, Schedule
 
 SIDE = 608
 _POOL = Window(2, 2)
@@ -32,4 +32,4 @@ def schedule(network: Layers, grid: tuple[int, int], forward: Profile, backward:
     """A training step that keeps the maps that weights and pools read."""
     convolutions = [each.macs > 0 for each in network.layers]
     reads = ["core" if each else "input" for each in convolutions]
-    return Schedule(tiling_of(network, grid), forward, backward, Backward.of(network, convolutions, reads))  # type: ignore[arg-type]
+    return Schedule(tiling_of(network, grid), forward, backward, BackwardRules.of(network, convolutions, reads))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from snugfit.memory import tensor_peak_bytes
-from snugfit.tiling import TiledForward, one_group, stem_of
+from snugfit.tiling import TiledForward, find_tileable_prefix, one_group
 
 IMAGE, CLASSES = (3, 144, 144), 10
 
@@ -26,7 +26,7 @@ def main() -> None:
     whole = make_network().double()  # in which sums in another order show least
     tiled = fx.symbolic_trace(copy.deepcopy(whole))
     # Maps inside a group of layers are never kept whole: one group keeps least, and computes most edges of tiles twice.
-    groups = one_group(stem_of(tiled, IMAGE).layers.cuts)
+    groups = one_group(find_tileable_prefix(tiled, IMAGE).layers.cuts)
     forward = TiledForward(tiled, IMAGE, grid=(3, 3), profile=groups)  # stands where the network would be called
 
     optimizers = [torch.optim.SGD(network.parameters(), lr=0.01) for network in (whole, tiled)]

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 GROUP_NORM_MENDED = "2.14"
 """The first torch whose GroupNorm does not crash; 2.11.0, 2.12.1 and 2.13.0 do."""
@@ -33,10 +33,10 @@ def mend_group_norm() -> None:
             return tuple(stock.call_boxed(keys, *args))
         return None, *stock.call_boxed(keys, *given, [True, *wanted[1:]])[1:]
 
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-        library.impl(_GROUP_NORM_BACKWARD.default, mended, "CPU", with_keyset=True)  # type: ignore[no-untyped-call]
+        library.impl(_GROUP_NORM_BACKWARD.default, mended, "CPU", with_keyset=True)
     _libraries.append(library)
 
 
@@ -63,3 +63,12 @@ def hidden_bytes(operator: Any, args: Sequence[Any]) -> int:
         return 0
     inputs, wanted = args[1], args[-1]
     return inputs.nbytes if inputs.device.type == "cpu" and crashes(inputs, wanted) else 0
+
+
+def to_channels_last(module: nn.Module, device: torch.device | str | None = None) -> nn.Module:
+    """Move a module to a device and its 4-dimensional weights to channels_last, in place.
+
+    The type stubs of ``Module.to`` do not know ``memory_format``.
+    """
+    moved: nn.Module = module.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return moved

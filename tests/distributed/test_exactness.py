@@ -16,8 +16,8 @@ from snugfit.tiling.layers import Tiling
 from snugfit.tiling.profile import Profile, every_cut
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import rest_of
-from snugfit.tiling.tileable_prefix import stem_of
-from snugfit.tiling.transport import Processes
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
+from snugfit.tiling.transport import ProcessTransport
 
 FEW = settings(
     phases=[Phase.explicit, Phase.generate],
@@ -32,13 +32,13 @@ def tiled(
 ):
     """On every process: what who computes the rest has, and the buffers of this process."""
     module = network(plans).train(training)
-    stem = stem_of(module, (3, *size))
-    last = stem.layers.maps[-1]
-    tiling = Tiling.of(stem.layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
+    prefix = find_tileable_prefix(module, (3, *size))
+    last = prefix.layers.maps[-1]
+    tiling = Tiling.of(prefix.layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
     forward, backward = (Profile(cuts) for cuts in profiles)
-    schedule = schedule_of(stem, tiling, forward, backward, recompute=recompute, image=True)
+    schedule = schedule_of(prefix, tiling, forward, backward, recompute=recompute, image=True)
     cells = cells_of(tiling.tiles, replicas, processes)
-    net = TiledNetwork(stem, schedule, cells, Processes(group), rest, range(split))
+    net = TiledNetwork(prefix, schedule, cells, ProcessTransport(group), rest, range(split))
     given_images = images(*size, batch) if rank == 0 else None
     made = net.forward(given_images, batch)
     upper = None
@@ -71,7 +71,7 @@ def test_any_grid_any_groups_any_processes(
 ):
     module = network(plans).train(training)
     try:
-        stem = stem_of(module, (3, height, width))
+        prefix = find_tileable_prefix(module, (3, height, width))
     except Exception:  # maps that become too small for a layer
         return
     whole = untiled(module)
@@ -79,9 +79,9 @@ def test_any_grid_any_groups_any_processes(
         want = gradients(whole, whole, images(height, width, 3))
     except (ValueError, RuntimeError):  # one value per channel, or nothing left
         return
-    if len(stem.operators) < sum(1 for node in module.graph.nodes if node.op == "call_module") or want[0].dim() != 4:
+    if len(prefix.operators) < sum(1 for node in module.graph.nodes if node.op == "call_module") or want[0].dim() != 4:
         return
-    profiles = subset(data.draw, stem.layers.cuts), subset(data.draw, stem.layers.cuts)
+    profiles = subset(data.draw, prefix.layers.cuts), subset(data.draw, prefix.layers.cuts)
     count = min(count, down * across * replicas)
     found = processes.run(
         tiled, plans, (height, width), 3, training, (down, across), profiles, recompute, replicas, rest, count,
@@ -103,14 +103,14 @@ def test_any_grid_any_groups_any_processes(
 def stepped(group, rank, name, size, rate, grid, processes, steps):
     """Some steps of training of a model by name, whose leading layers are tiled; the rest is on the gateway."""
     module = named(name, size)
-    stem = stem_of(module, (3, size, size))
-    last = stem.layers.maps[-1]
-    tiling = Tiling.of(stem.layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
-    profile = every_cut(stem.layers.cuts)
-    schedule = schedule_of(stem, tiling, profile, profile)
+    prefix = find_tileable_prefix(module, (3, size, size))
+    last = prefix.layers.maps[-1]
+    tiling = Tiling.of(prefix.layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
+    profile = every_cut(prefix.layers.cuts)
+    schedule = schedule_of(prefix, tiling, profile, profile)
     net, rest = (
-        TiledNetwork(stem, schedule, cells_of(tiling.tiles, 1, processes), Processes(group)),
-        rest_of(module, stem),
+        TiledNetwork(prefix, schedule, cells_of(tiling.tiles, 1, processes), ProcessTransport(group)),
+        rest_of(module, prefix),
     )
     optimizer = torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9)
     for step in range(steps):
@@ -124,12 +124,12 @@ def stepped(group, rank, name, size, rate, grid, processes, steps):
         net.backward(upper, sums=step % 2 == 0)
         net.sum_gradients()
         optimizer.step()
-    own = module if rank == 0 else stem_module(stem)
+    own = module if rank == 0 else prefix_module(prefix)
     return {name: each.detach().numpy() for name, each in own.state_dict().items()}
 
 
-def stem_module(stem):
-    return nn.ModuleDict({each.layer.name.replace(".", "/"): each.module for each in stem.operators if each.module})
+def prefix_module(prefix):
+    return nn.ModuleDict({each.layer.name.replace(".", "/"): each.module for each in prefix.operators if each.module})
 
 
 def named(name, size):

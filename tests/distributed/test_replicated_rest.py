@@ -13,26 +13,26 @@ from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit.strategies.tiled.runner import follow
 from snugfit.strategies.tiled.trainer import GatewayTrainer
-from snugfit.tiling.coordinator import drawing_from
-from snugfit.tiling.cost_counter import tally
+from snugfit.tiling.coordinator import seeded_rng
+from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.messages import receive_tensors, send_tensors
 from snugfit.tiling.plan import TilePlan, Tiles
-from snugfit.tiling.transport import GATEWAY, Processes
+from snugfit.tiling.transport import GATEWAY, ProcessTransport
 
 STEPS, BATCH, SIZE = 4, 5, 12
 WORKLOAD = Workload("small", "digits", (3, SIZE, SIZE), 4, 64, 16, 0, optimizer=OptimizerSettings("sgd", lr=0.02))
 
 
 class Orders:
-    """A line over a process group."""
+    """A channel over a process group."""
 
     def __init__(self, group):
         self.group = group
 
-    def give(self, command):
+    def send(self, command):
         dist.broadcast_object_list([command], group_src=GATEWAY, group=self.group)
 
-    def take(self):
+    def receive(self):
         found = [None]
         dist.broadcast_object_list(found, group_src=GATEWAY, group=self.group)
         return found[0]
@@ -78,7 +78,7 @@ class Nothing:
 def same_draws(number):
     """What the rest draws in a micro-batch, for a network that draws nothing else."""
     random.seed(number)
-    return drawing_from(random.getrandbits(62), torch.device("cpu"))
+    return seeded_rng(random.getrandbits(62), torch.device("cpu"))
 
 
 def untiled(micro_batches):
@@ -91,13 +91,13 @@ def untiled(micro_batches):
 
 def replicated(group, rank, plan, micro_batches, stops):
     """Weights, buffers and the generator's state on every process; the gateway begins anew before some steps."""
-    transport, line, found = Processes(group), Orders(group), chain("cpu" if rank == GATEWAY else "meta")
+    transport, channel, found = ProcessTransport(group), Orders(group), chain("cpu" if rank == GATEWAY else "meta")
     torch.manual_seed(rank)
     before = torch.get_rng_state()
     if rank == GATEWAY:
         module, saved = found.to_module(), {}
         for start, stop in zip([0, *stops], [*stops, STEPS], strict=True):
-            trainer = GatewayTrainer(found, module, WORKLOAD, micro_batches, plan, transport, line)
+            trainer = GatewayTrainer(found, module, WORKLOAD, micro_batches, plan, transport, channel)
             if saved:
                 trainer.load_state(saved.__getitem__)
             train(trainer, range(start, stop), micro_batches, lambda number: Nothing())
@@ -106,9 +106,9 @@ def replicated(group, rank, plan, micro_batches, stops):
                 trainer.evaluating()(batch(0)[0])
             saved = {name: {k: v.clone() for k, v in group.items()} for name, group in trainer.state().items()}
             trainer.optimizers.release()
-        line.give('{"kind": "stop"}')
+        channel.send('{"kind": "stop"}')
     else:
-        follow(found, WORKLOAD, plan, transport, line, torch.device("cpu"), lambda: None)
+        follow(found, WORKLOAD, plan, transport, channel, torch.device("cpu"), lambda: None)
     state = {name: each.numpy() for name, each in found.to_module().state_dict().items()}
     return state, torch.equal(before, torch.get_rng_state())
 
@@ -124,7 +124,7 @@ KINDS = {
 
 
 def told(group, rank):
-    transport = Processes(group)
+    transport = ProcessTransport(group)
     if rank == GATEWAY:
         send_tensors(KINDS, transport)
         return {}
@@ -138,7 +138,7 @@ def test_tensors_of_any_kind_travel(processes):
             assert kind == str(KINDS[name].dtype) and torch.equal(torch.from_numpy(values), KINDS[name])
 
 
-class Weighed(Processes):
+class Weighed(ProcessTransport):
     """Notes the values that leave this process."""
 
     def swap(self, outgoing, incoming):
@@ -156,7 +156,7 @@ def sent(group, rank, plan, shape):
     net = tiles.training
     made = net.forward(images(SIZE, SIZE, BATCH) if rank == GATEWAY else None, BATCH)
     net.backward(None if made is None else torch.ones_like(made))
-    counted = tally(net.schedule, net.cells, BATCH, processes=dist.get_world_size(group), rest=plan.rest)
+    counted = count_step_cost(net.schedule, net.cells, BATCH, processes=dist.get_world_size(group), rest=plan.rest)
     return sum(SENT), counted.sent(rank) - counted.sent(rank, "weights")
 
 

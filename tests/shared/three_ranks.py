@@ -31,9 +31,9 @@ try:
                     print("ready", flush=True)
                     time.sleep(600 if here.is_gateway else 0)
                 if here.is_gateway:
-                    commands.give(f"step {step}")
+                    commands.send(f"step {step}")
                 else:
-                    assert commands.take() == f"step {step}"
+                    assert commands.receive() == f"step {step}"
             if what == "fault" and step == 5 and here.rank == 1:
                 raise ValueError("a fault of rank 1's own")
             total = torch.ones(1000)

@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose a node as YAML does, within the limits."""
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()
         anchor, before = event.anchor, self._nodes
         if isinstance(event, yaml.AliasEvent):
             self._nodes += self._sizes.get(anchor, MOST_NODES)  # an alias of what it stands in has no size yet

@@ -90,7 +90,7 @@ def serve(others: Together, threads: int | None = None, model: nn.Module | None 
         ``rank`` and ``peak_bytes`` of this process, above its baseline.
     """
     from snugfit.strategies.tiled.runner import follow, peaks_of_all, told
-    from snugfit.tiling.transport import Processes
+    from snugfit.tiling.transport import ProcessTransport
 
     resting, device = baseline(threads), choose_device(None)
     said = told(others.commands)
@@ -106,8 +106,8 @@ def serve(others: Together, threads: int | None = None, model: nn.Module | None 
             peaks[0] = max(peaks[0], meter.mark())
             limit.refresh()
 
-        follow(_chain(workload, model), workload, plan, Processes(), others.commands, device, tick)
-    peaks_of_all(float(peaks[0]), Processes())
+        follow(_chain(workload, model), workload, plan, ProcessTransport(), others.commands, device, tick)
+    peaks_of_all(float(peaks[0]), ProcessTransport())
     return {"rank": others.here.rank, "peak_bytes": peaks[0]}
 
 

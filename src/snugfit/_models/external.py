@@ -104,10 +104,10 @@ def _package(module: str, package: str) -> Any:
 @cache
 def _declare_detection() -> torch.library.Library:
     """Declare torchvision's operators, with nothing that computes them, for as long as what is returned lives."""
-    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("torchvision", "FRAGMENT")
     for name in _DETECTION:
         signature = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        library.define(signature)  # type: ignore[no-untyped-call]
+        library.define(signature)
     return library
 
 

@@ -65,7 +65,7 @@ class NetworkTrainer:
         self.optimizers.train()
         loss, outputs = loss_of(self.task, self.forward, inputs, labels, bfloat16=self._bfloat16)
         del inputs
-        (loss * share).backward()  # type: ignore[no-untyped-call]
+        (loss * share).backward()
         if update and self.micro_batches > 1:
             self.optimizers.step()
         return StepResult.of_task(self.task, loss, outputs, labels)

@@ -95,9 +95,7 @@ class ParameterOptimizers:
         if not self._handles:
             own = weakref.ref(self)
             for name, parameter in self.parameters.items():
-                hook = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    lambda _, name=name: _apply_through(own, name)
-                )
+                hook = parameter.register_post_accumulate_grad_hook(lambda _, name=name: _apply_through(own, name))
                 self._handles.append(hook)
         return self._handles
 

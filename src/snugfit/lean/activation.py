@@ -62,9 +62,7 @@ def _activate(layer: nn.Module, inputs: Tensor, forward: Forward, tests: Tests, 
     in_place = bool(layer.inplace) or (leave.input and not inputs._is_view() and memory_order(inputs) is not None)
     if not needs_gradient(inputs) or (in_place and memory_order(inputs) is None):
         return forward(inputs, in_place)
-    output: Tensor = _Activation.apply(  # type: ignore[no-untyped-call]
-        inputs, forward, in_place, leave.gradient, tests, slope
-    )
+    output: Tensor = _Activation.apply(inputs, forward, in_place, leave.gradient, tests, slope)
     return output
 
 

@@ -77,7 +77,7 @@ def _scaled(gradient: Tensor, scale: Tensor, overwrite: bool) -> Tensor:
 class _Lean(nn.modules.batchnorm._BatchNorm):
     def extra_repr(self) -> str:
         """As torch's, and what may be overwritten."""
-        return told(self, super().extra_repr())  # type: ignore[no-untyped-call]
+        return told(self, super().extra_repr())
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (B, C, ...) to (B, C, ...); torch's own in training mode and where gamma trains."""
@@ -91,9 +91,9 @@ class _Lean(nn.modules.batchnorm._BatchNorm):
         lean = needs_gradient(input, self.bias)
         if not lean and not leave.input:
             return super().forward(input)
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        self._check_input_dim(input)
         given = (input, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
-        output: Tensor = _FrozenBatchNorm.apply(*given, leave) if lean else _normalise(*given)  # type: ignore[no-untyped-call]
+        output: Tensor = _FrozenBatchNorm.apply(*given, leave) if lean else _normalise(*given)
         return output
 
 

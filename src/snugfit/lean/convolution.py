@@ -144,9 +144,7 @@ class LeanConv2d(nn.Conv2d):
         if any(frame):
             images = pad(images, frame, mode)
         geometry = Geometry(self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
-        output: Tensor = _LeanConvolution.apply(  # type: ignore[no-untyped-call]
-            images, weight, bias, geometry, tapped, dtype
-        )
+        output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, tapped, dtype)
         return output.squeeze(0) if input.dim() == 3 else output
 
     def _frame(self) -> tuple[Frame, str, Pair]:

@@ -85,7 +85,7 @@ class NormActivation(nn.Module):
             return stock
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
-        output: Tensor = _NormActivation.apply(  # type: ignore[no-untyped-call]
+        output: Tensor = _NormActivation.apply(
             inputs, norm.weight, norm.bias, (norm.running_mean, norm.running_var), norm.momentum, norm.eps, self.slope
         )
         return output

@@ -171,7 +171,7 @@ class PooledEnding(nn.Module):
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
         running = (norm.running_mean, norm.running_var)
-        found: tuple[Tensor, Tensor] = _PooledEnding.apply(  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor] = _PooledEnding.apply(
             maps, norm.weight, norm.bias, running, norm.momentum, norm.eps, self.layers.slope, self.side, self.tail
         )
         return found

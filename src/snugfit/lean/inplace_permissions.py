@@ -40,7 +40,7 @@ def leave_of(layer: nn.Module) -> Leave:
     if torch.compiler.is_compiling():
         return _NONE
     leave: Leave = layer.__dict__.get(_NAME, _NONE)
-    if any(leave.hooks) or _has_any_global_hook():  # type: ignore[no-untyped-call]
+    if any(leave.hooks) or _has_any_global_hook():
         return _NONE
     return leave
 

@@ -194,7 +194,7 @@ class StoredConv2d(_Stored, LeanConv2d):  # type: ignore[override]
         if any(frame):
             images = pad(images, frame, mode)
         geometry = Geometry(self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
-        output: Tensor = _StoredConvolution.apply(  # type: ignore[no-untyped-call]
+        output: Tensor = _StoredConvolution.apply(
             images, self.weight_int8, self.weight_scale, self.bias, geometry, dtype
         )
         return output.squeeze(0) if input.dim() == 3 else output
@@ -233,7 +233,7 @@ class StoredLinear(_Stored, nn.Linear):  # type: ignore[override]
         if not needs_gradient(input, self.bias):
             return F.linear(input, self.weight, self.bias)
         dtype = autocast_dtype(input)
-        found: Tensor = _StoredProduct.apply(  # type: ignore[no-untyped-call]
+        found: Tensor = _StoredProduct.apply(
             input if dtype is None else input.to(dtype), self.weight_int8, self.weight_scale, self.bias, dtype
         )
         return found

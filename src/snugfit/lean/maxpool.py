@@ -129,7 +129,7 @@ class LeanMaxPool2d(nn.MaxPool2d):
         kernel, stride, padding, dilation = map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation))
         window = _Window(kernel, stride, padding, dilation, self.ceil_mode)
         images = input if input.dim() == 4 else input.unsqueeze(0)
-        pooled = _LeanMaxPool.apply(images, window)  # type: ignore[no-untyped-call]
+        pooled = _LeanMaxPool.apply(images, window)
         return pooled if input.dim() == 4 else pooled.squeeze(0)
 
 

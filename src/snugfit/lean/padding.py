@@ -50,5 +50,5 @@ def pad(inputs: Tensor, frame: Frame, mode: str) -> Tensor:
     """
     if mode == "constant":  # torch's own keeps nothing either
         return F.pad(inputs, frame)
-    padded: Tensor = _Padded.apply(inputs, frame, mode)  # type: ignore[no-untyped-call]
+    padded: Tensor = _Padded.apply(inputs, frame, mode)
     return padded

@@ -103,7 +103,7 @@ class BySample(nn.Module):
             whole: Tensor = body(inputs if self.reads_only else inputs.clone())
             return whole
         if torch.is_grad_enabled() and inputs.requires_grad:
-            found: Tensor = _Through.apply(inputs, body, prepare)  # type: ignore[no-untyped-call]
+            found: Tensor = _Through.apply(inputs, body, prepare)
             return found
         with torch.no_grad():
             return _collected(inputs, lambda sample: body(prepare(sample)))
@@ -134,7 +134,7 @@ class _Through(torch.autograd.Function):
 
         def run(sample: Tensor) -> Tensor:
             with torch.enable_grad():
-                entry = _Entry.apply(token, sample, prepare)  # type: ignore[no-untyped-call]
+                entry = _Entry.apply(token, sample, prepare)
                 start = get_gradient_edge(entry)  # before the block may overwrite what it is given
                 output = body(entry)
                 ctx.ends.append((start, get_gradient_edge(output)))

@@ -47,7 +47,7 @@ def average_pool(features: Tensor, side: int) -> Tensor:
     height, width = features.shape[-2:]
     if height % side or width % side:
         return F.adaptive_avg_pool2d(features, side)
-    pooled: Tensor = _EvenPool.apply(features, (height // side, width // side))  # type: ignore[no-untyped-call]
+    pooled: Tensor = _EvenPool.apply(features, (height // side, width // side))
     return pooled
 
 
@@ -84,7 +84,7 @@ class LeanAvgPool2d(nn.AvgPool2d):
             found: Tensor = torch.ops.aten.avg_pool2d_backward(gradient, inputs, *sizes, *options)
             return found
 
-        pooled: Tensor = _ShapeOnly.apply(input, super().forward, spread)  # type: ignore[no-untyped-call]
+        pooled: Tensor = _ShapeOnly.apply(input, super().forward, spread)
         return pooled
 
 
@@ -111,8 +111,8 @@ class LeanAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
         if not needs_gradient(input):
             return super().forward(input)
         if self.output_size in (1, (1, 1)):
-            single: Tensor = _SinglePixel.apply(input, super().forward)  # type: ignore[no-untyped-call]
+            single: Tensor = _SinglePixel.apply(input, super().forward)
             return single
         spread = torch.ops.aten._adaptive_avg_pool2d_backward
-        pooled: Tensor = _ShapeOnly.apply(input, super().forward, spread)  # type: ignore[no-untyped-call]
+        pooled: Tensor = _ShapeOnly.apply(input, super().forward, spread)
         return pooled

@@ -66,5 +66,5 @@ class StandardisedConv2d(nn.Conv2d):
         dtype = autocast_dtype(input)
         geometry = Geometry(self.stride, self.padding, self.dilation, self.groups)  # type: ignore[arg-type]
         images = input if dtype is None else input.to(dtype)
-        found: Tensor = _StandardisedConvolution.apply(images, weight, geometry, dtype)  # type: ignore[no-untyped-call]
+        found: Tensor = _StandardisedConvolution.apply(images, weight, geometry, dtype)
         return found

@@ -48,7 +48,7 @@ def input_gradient_macs(module: nn.Module, input_shape: Sequence[int], *, reach_
         output: Tensor = functional_call(module, _on_meta(module, trains=False), inputs.clone())
     if not output.requires_grad:
         return 0
-    return _count(lambda: output.sum().backward())  # type: ignore[no-untyped-call]
+    return _count(lambda: output.sum().backward())
 
 
 def loss_macs(loss: nn.Module, features_shape: Sequence[int]) -> int:

@@ -34,7 +34,7 @@ def autocast(device: str, dtype: torch.dtype = torch.bfloat16) -> AbstractContex
 
 def autocast_again() -> AbstractContextManager[object]:
     """What a recomputation of the present computation must run in, beside torch's autocast, which torch restores."""
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    modes = _get_current_function_mode_stack()
     active = [mode for mode in modes if isinstance(mode, _MetaAutocast)]
     return _MetaAutocast(active[-1].dtype) if active else nullcontext()
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from snugfit._core.options import Workers, checked
+from snugfit._upstream import to_channels_last
 from snugfit.memory.status import read_status
 from snugfit.memory.trim import release_memory, tighten_allocator
 
@@ -63,14 +64,14 @@ def _warm_up() -> None:
     network: nn.Module = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 4)
     )
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    to_channels_last(network)
     for make in (_sgd, _adamw):
         optimizer = make(network)
         for precision in (torch.float32, torch.bfloat16):
             images = torch.randn(8, 3, 8, 8).contiguous(memory_format=torch.channels_last)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision is torch.bfloat16):
                 loss = nn.functional.cross_entropy(network(images), torch.zeros(8, dtype=torch.int64))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
     torch.set_rng_state(state)

@@ -26,7 +26,7 @@ _OUTPUTS: dict[Any, int] = {}
 """Bytes of an operator's outputs, by the shapes of its arguments: finding them takes a millisecond."""
 
 
-class KernelAllowance(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KernelAllowance(TorchDispatchMode):
     """Lets operators generate kernels for shapes that are new to the process, although the memory limit is exact.
 
     A kernel reserves 0.25-1.5 MB of address space, of which some 20 kB are touched, and RLIMIT_DATA counts all of it.
@@ -36,7 +36,7 @@ class KernelAllowance(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, limit: MemoryLimit) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.limit = limit
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -107,4 +107,4 @@ class MappedScratch:
 
 def _nowhere(size: int) -> torch.UntypedStorage:
     """A storage on the meta device."""
-    return torch.UntypedStorage(size, device="meta")  # type: ignore[no-untyped-call]
+    return torch.UntypedStorage(size, device="meta")

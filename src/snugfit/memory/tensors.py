@@ -28,7 +28,7 @@ def leave_out(storage: torch.UntypedStorage) -> None:
     _left_out[key] = weakref.ref(storage, lambda _: _left_out.pop(key, None))
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(TorchDispatchMode):
     """Counts the bytes of every storage from the operator that makes it until it is freed; not those of mapped files.
 
     Attributes:
@@ -37,7 +37,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.live = self.peak = 0
         self._seen: dict[int, weakref.ref[Any]] = {}
 

@@ -46,7 +46,7 @@ def release_memory() -> None:
     backward pass, and through its traceback parameters and gradients, until another pass succeeds: so one is run.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        torch.zeros(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+        torch.zeros(1, requires_grad=True).sum().backward()
     gc.collect()
     trim_heap()
 

@@ -264,7 +264,7 @@ def _counter() -> FlopCounterMode:
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+    return int(sdpa_flop_count(query, key, value))
 
 
 _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}

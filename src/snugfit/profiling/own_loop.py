@@ -87,7 +87,7 @@ def _whole_steps(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> 
             parameter.requires_grad_(everything or name in head)
 
     def step() -> None:
-        nn.functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(module(images), labels).backward()
         updates.step()
         updates.zero_grad()
 

@@ -176,7 +176,7 @@ class _UnitBackward:
         if index == len(self.units) - 1:
             logits = output.to(torch.promote_types(output.dtype, torch.float32))
             loss = F.cross_entropy(logits, self.labels[rows], reduction="sum") / len(self.labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         else:
             torch.autograd.backward(output, self.gradients[index].read(rows).to(output.device))
         if part.grad is not None:

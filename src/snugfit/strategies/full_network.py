@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from snugfit._chain import Chain, load_into, release
@@ -27,6 +26,7 @@ from snugfit._training.network import Forward, NetworkTrainer
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
 from snugfit._training.task import measure, task_of
+from snugfit._upstream import to_channels_last
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_facts
 from snugfit.strategies.memory_estimates import (
@@ -246,7 +246,7 @@ def load_network(chain: Chain, run: Run) -> nn.Module:
         release(unit)
         load_into(unit, run.weights.load(index))
     module = chain.to_module()
-    module.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    to_channels_last(module, run.device)
     return module
 
 

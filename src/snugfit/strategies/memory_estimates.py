@@ -16,6 +16,7 @@ from snugfit._storage.row_format import RowFormat
 from snugfit._training.judged_weights import images_for
 from snugfit._training.loop import Trainable
 from snugfit._training.task import Classification, Task
+from snugfit._upstream import to_channels_last
 from snugfit.memory.tensors import tensor_peak_bytes
 
 SAFETY = 0.02
@@ -127,7 +128,7 @@ def place_made_up(module: nn.Module, device: str) -> None:
     floors of networks with wide convolutions on small maps had a gradient twice: VGG-11 at 32 px 132.8 MB for 123.4.
     """
     if device == "meta":
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        to_channels_last(module)
     else:
         fill_made_up(module.to_empty(device=device))
 
@@ -144,7 +145,7 @@ def fill_made_up(module: nn.Module) -> None:
             nn.init.ones_(parameter)
     for name, buffer in module.named_buffers():
         buffer.fill_(1 if name.endswith("var") else 0)
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    to_channels_last(module)
 
 
 def _fill_normal(weight: Tensor) -> None:
@@ -154,5 +155,5 @@ def _fill_normal(weight: Tensor) -> None:
         weight.normal_(std=0.02)
         return
     drawn = torch.randn(DRAWN_WEIGHTS, device=weight.device) * 0.02
-    for part in weight.as_strided((weight.numel(),), (1,), weight.storage_offset()).split(DRAWN_WEIGHTS):  # type: ignore[no-untyped-call]
+    for part in weight.as_strided((weight.numel(),), (1,), weight.storage_offset()).split(DRAWN_WEIGHTS):
         part.copy_(drawn[: len(part)])

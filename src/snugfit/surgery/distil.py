@@ -224,7 +224,7 @@ def _train(pair: Pair, block: int, batches: Batches, recipe: Recipe, steps: int)
                     theirs, own = pair.inputs(images, block)
                     target = pair.target(theirs, block)
                     loss = F.mse_loss(part(own), target) * (len(images) / len(batch))
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()

@@ -107,7 +107,7 @@ class JointDistillation:
         with evaluating(self.pair.modules[0]), evaluating(self.student), training(self.student, self.weights.values()):
             for micro in torch.split(images, self.micro_batch):
                 error = self._error(micro) * (len(micro) / len(images))
-                error.backward()  # type: ignore[no-untyped-call]
+                error.backward()
                 total += float(error.detach())
             self.optimizer.step()
         if not math.isfinite(total):

@@ -13,7 +13,7 @@ True
 """
 
 from snugfit._core.cluster import Cluster
-from snugfit.tiling.cost_counter import tally
+from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import Interval, Window, balanced, weighted
 from snugfit.tiling.grouping import CostModel, Prices, Work, cheapest, group_work
@@ -24,8 +24,8 @@ from snugfit.tiling.routes import Cell, cells_of
 from snugfit.tiling.schedule import Schedule
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.splitting import groups_to_split
-from snugfit.tiling.tileable_prefix import stem_of
-from snugfit.tiling.transport import Processes, Transport
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
+from snugfit.tiling.transport import ProcessTransport, Transport
 
 __all__ = [
     "Cell",
@@ -37,7 +37,7 @@ __all__ = [
     "MapSize",
     "Prediction",
     "Prices",
-    "Processes",
+    "ProcessTransport",
     "Profile",
     "Region",
     "Schedule",
@@ -50,12 +50,12 @@ __all__ = [
     "balanced",
     "cells_of",
     "cheapest",
+    "count_step_cost",
     "every_cut",
+    "find_tileable_prefix",
     "group_work",
     "groups_to_split",
     "one_group",
     "schedule_of",
-    "stem_of",
-    "tally",
     "weighted",
 ]

@@ -21,7 +21,7 @@ _BACKWARD = torch.ops.aten.convolution_backward
 
 
 @dataclass(frozen=True)
-class Held:
+class RegionTensor:
     """A part of a map.
 
     Attributes:
@@ -32,13 +32,13 @@ class Held:
 
     values: Tensor
     region: Region
-    spare: bool = False
+    reusable: bool = False
 
     def part(self, region: Region) -> Tensor:
         """A view of a region that lies in it."""
         return self.values[..., region.rows.within(self.region.rows), region.columns.within(self.region.columns)]
 
-    def framed(self, region: Region, size: MapSize, fill: float = 0.0) -> Tensor:
+    def padded(self, region: Region, size: MapSize, fill: float = 0.0) -> Tensor:
         """A region that may reach beyond the map, where it is filled; a view if it does not."""
         inside = region & size.whole
         if not inside.area:
@@ -46,12 +46,14 @@ class Held:
             return self.values.new_full(shape, fill)
         part = self.part(inside)
         frame = (
-            inside.columns.start - region.columns.start, region.columns.stop - inside.columns.stop,
-            inside.rows.start - region.rows.start, region.rows.stop - inside.rows.stop,
-        )  # fmt: skip
+            inside.columns.start - region.columns.start,
+            region.columns.stop - inside.columns.stop,
+            inside.rows.start - region.rows.start,
+            region.rows.stop - inside.rows.stop,
+        )
         return nn.functional.pad(part, frame, value=fill) if any(frame) else part
 
-    def spread(self, region: Region) -> Tensor:
+    def zero_extended(self, region: Region) -> Tensor:
         """A region of any place, zero where nothing is held; a view where all of it is."""
         if region in self.region:
             return self.part(region)
@@ -59,12 +61,12 @@ class Held:
         found = self.values.new_zeros(*self.values.shape[:2], height, width)
         common = region & self.region
         if common.area:
-            Held(found, region).part(common).copy_(self.part(common))
+            RegionTensor(found, region).part(common).copy_(self.part(common))
         return found
 
 
 @dataclass(frozen=True)
-class Part:
+class BackwardInput:
     """What the backward pass of an operator on one tile is given.
 
     Attributes:
@@ -79,10 +81,10 @@ class Part:
 
     layer: Layer
     sizes: Sequence[MapSize]
-    gradient: Held
+    gradient: RegionTensor
     core: Region
-    inputs: Sequence[Held | None]
-    output: Held | None
+    inputs: Sequence[RegionTensor | None]
+    output: RegionTensor | None
     wanted: Sequence[Region | None]
     moments: tuple[Tensor, Tensor] | None = None
 
@@ -101,36 +103,36 @@ class Adjoint:
     """
 
     reads: Reads = "input"
-    fresh = False
+    owns_memory = False
     """Whether the gradient that it gives is in memory of its own, or in memory that was spare."""
 
     def __init__(self, call: Callable[..., Tensor], fill: float = 0.0) -> None:
         self.call, self.fill = call, fill
 
-    def trains(self) -> bool:
+    def has_trainable_weights(self) -> bool:
         """Whether there are weights that have gradients."""
         return False
 
-    def back(self, part: Part) -> list[Tensor | None]:
+    def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
         """Gradients of what it reads, on the parts that are wanted."""
         held = part.inputs[0]
         assert held is not None
-        entry = held.framed(part.needs, part.sizes[0], self.fill).detach().requires_grad_(True)
+        entry = held.padded(part.needs, part.sizes[0], self.fill).detach().requires_grad_(True)
         with torch.enable_grad():
             made = self.call(entry)
         (found,) = torch.autograd.grad(made, entry, part.gradient.values)
-        return spread(found, part)
+        return wanted_gradients(found, part)
 
-    def train(self, part: Part) -> None:
+    def add_weight_gradients(self, part: BackwardInput) -> None:
         """Add to the gradients of its weights what the tile's own pixels contribute."""
 
 
-class Linear(Adjoint):
+class LinearAdjoint(Adjoint):
     """Of an operator whose backward pass reads nothing: average pools, pixels left out, channels of zeros added."""
 
     reads: Reads = "nothing"
 
-    def back(self, part: Part) -> list[Tensor | None]:
+    def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
         """Gradients of what it reads."""
         size, needs = part.sizes[0], part.needs
         shape = (len(part.gradient.values), size.channels, len(needs.rows), len(needs.columns))
@@ -138,27 +140,27 @@ class Linear(Adjoint):
         with torch.enable_grad():
             made = self.call(entry)
         (found,) = torch.autograd.grad(made, entry, part.gradient.values)
-        return spread(found, part)
+        return wanted_gradients(found, part)
 
 
-class Addition(Linear):
+class AddAdjoint(LinearAdjoint):
     """Of a sum of maps: everything that it reads has the gradient of what it makes."""
 
-    def back(self, part: Part) -> list[Tensor | None]:
+    def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
         """The same gradient for all."""
-        return spread(part.gradient.values, part)
+        return wanted_gradients(part.gradient.values, part)
 
 
-class Pool(Adjoint):
+class MaxPoolAdjoint(Adjoint):
     """Of a max pool, padded with minus infinity."""
 
-    fresh = True
+    owns_memory = True
 
     def __init__(self, call: Callable[..., Tensor]) -> None:
         super().__init__(call, -torch.inf)
 
 
-class FromOutput(Adjoint):
+class OutputAdjoint(Adjoint):
     """Of an activation whose slope follows from what it makes.
 
     Args:
@@ -166,23 +168,23 @@ class FromOutput(Adjoint):
     """
 
     reads: Reads = "output"
-    fresh = True
+    owns_memory = True
 
     def __init__(self, slope: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         self.slope = slope
 
-    def back(self, part: Part) -> list[Tensor | None]:
+    def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
         """Gradients of what it reads; in the memory of that of its output, where that is spare."""
         assert part.output is not None
         upper = part.gradient.values
-        into = upper if part.gradient.spare else torch.empty_like(upper)
-        return spread(self.slope(upper, part.output.part(part.gradient.region), into), part)
+        into = upper if part.gradient.reusable else torch.empty_like(upper)
+        return wanted_gradients(self.slope(upper, part.output.part(part.gradient.region), into), part)
 
 
-class Convolution(Adjoint):
+class ConvAdjoint(Adjoint):
     """Of a convolution; its weights read the input, where they train."""
 
-    fresh = True
+    owns_memory = True
 
     def __init__(self, layer: nn.Conv2d) -> None:
         self.layer = layer
@@ -192,11 +194,11 @@ class Convolution(Adjoint):
         """Its input on the tile, for the weights."""
         return "core" if self.layer.weight.requires_grad else "nothing"
 
-    def trains(self) -> bool:
+    def has_trainable_weights(self) -> bool:
         """Whether weights or biases train."""
         return _trains(self.layer)
 
-    def back(self, part: Part) -> list[Tensor | None]:
+    def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
         """The gradient of what it reads (section 4.1); what is wanted at neither end is left out, as padding."""
         layer, needs, wanted = part.layer, part.needs, part.wanted[0]
         assert wanted is not None
@@ -207,9 +209,9 @@ class Convolution(Adjoint):
         like = part.gradient.values.new_empty(1).expand(shape)
         found = self._gradients(part.gradient.values, like, (True, False, False), (down, across))[0]
         assert found is not None
-        return [Held(found, region).spread(wanted)]
+        return [RegionTensor(found, region).zero_extended(wanted)]
 
-    def train(self, part: Part) -> None:
+    def add_weight_gradients(self, part: BackwardInput) -> None:
         """Add what the tile's own pixels contribute (section 4.1): the input's halo is half a kernel wide."""
         weight, bias = self.layer.weight, self.layer.bias
         own = part.gradient.part(part.core)
@@ -217,7 +219,7 @@ class Convolution(Adjoint):
             accumulate(bias, own.sum((0, 2, 3)))
         if weight.requires_grad:
             assert part.inputs[0] is not None
-            entry = part.inputs[0].framed(part.layer.needs(part.core), part.sizes[0])
+            entry = part.inputs[0].padded(part.layer.needs(part.core), part.sizes[0])
             accumulate(weight, self._gradients(own, entry, (False, True, False))[1])
 
     def _gradients(
@@ -230,10 +232,10 @@ class Convolution(Adjoint):
         return found
 
 
-class Norm(Adjoint):
+class BatchNormAdjoint(Adjoint):
     """Of BatchNorm, by running statistics or by those of the batch, as its layer is set."""
 
-    fresh = True
+    owns_memory = True
 
     def __init__(self, layer: nn.BatchNorm2d) -> None:
         self.layer = layer
@@ -250,11 +252,11 @@ class Norm(Adjoint):
         """Whether it normalises by the statistics of its batch now."""
         return self.layer.training or self.layer.running_mean is None
 
-    def trains(self) -> bool:
+    def has_trainable_weights(self) -> bool:
         """Whether scale or shift train."""
         return _trains(self.layer)
 
-    def sums(self, part: Part) -> tuple[Tensor, Tensor]:
+    def sums(self, part: BackwardInput) -> tuple[Tensor, Tensor]:
         """Over the tile's own pixels, per channel: the gradient, and the gradient times the normalised input."""
         assert part.inputs[0] is not None
         mean, variance = self._moments(part)
@@ -267,11 +269,13 @@ class Norm(Adjoint):
         )
         return plain, products
 
-    def back(self, part: Part) -> list[Tensor | None]:
+    def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
         """The gradient of what it reads, with frozen statistics; in the memory of that of its output, if spare."""
-        return spread(self._scaled(part), part)
+        return wanted_gradients(self._scaled(part), part)
 
-    def back_by_batch(self, part: Part, plain: Tensor, products: Tensor, pixels: int) -> list[Tensor | None]:
+    def input_gradients_by_batch(
+        self, part: BackwardInput, plain: Tensor, products: Tensor, pixels: int
+    ) -> list[Tensor | None]:
         """The gradient of what it reads, from sums over the whole map.
 
         Args:
@@ -286,9 +290,9 @@ class Norm(Adjoint):
         shift = -scale * plain / pixels - slope * mean
         entry = part.inputs[0].part(part.gradient.region)
         found = self._scaled(part).add_(shift[:, None, None]).addcmul_(entry, slope[:, None, None])
-        return spread(found, part)
+        return wanted_gradients(found, part)
 
-    def train(self, part: Part) -> None:
+    def add_weight_gradients(self, part: BackwardInput) -> None:
         """Add what the tile's own pixels contribute to scale and shift."""
         weight, bias = self.layer.weight, self.layer.bias
         if weight is not None and weight.requires_grad:
@@ -302,28 +306,28 @@ class Norm(Adjoint):
             if parameter is not None and parameter.requires_grad:
                 accumulate(parameter, found)
 
-    def _moments(self, part: Part) -> tuple[Tensor, Tensor]:
+    def _moments(self, part: BackwardInput) -> tuple[Tensor, Tensor]:
         if part.moments is not None:
             return part.moments
         assert self.layer.running_mean is not None and self.layer.running_var is not None
         return self.layer.running_mean, self.layer.running_var
 
-    def _scaled(self, part: Part) -> Tensor:
+    def _scaled(self, part: BackwardInput) -> Tensor:
         upper, scale = part.gradient.values, self._scale(part)[:, None, None]
-        return upper.mul_(scale) if part.gradient.spare else upper * scale
+        return upper.mul_(scale) if part.gradient.reusable else upper * scale
 
-    def _scale(self, part: Part) -> Tensor:
+    def _scale(self, part: BackwardInput) -> Tensor:
         inverse = torch.rsqrt(self._moments(part)[1] + self.layer.eps)
         return inverse if self.layer.weight is None else inverse * self.layer.weight
 
 
-def spread(found: Tensor, part: Part) -> list[Tensor | None]:
+def wanted_gradients(found: Tensor, part: BackwardInput) -> list[Tensor | None]:
     """A gradient of all that an operator reads, on the parts that are wanted."""
-    held = Held(found, part.needs)
-    return [None if region is None else held.spread(region) for region in part.wanted]
+    held = RegionTensor(found, part.needs)
+    return [None if region is None else held.zero_extended(region) for region in part.wanted]
 
 
-def zeros(part: Part) -> list[Tensor | None]:
+def zero_gradients(part: BackwardInput) -> list[Tensor | None]:
     """Gradients of what an operator reads where the tile has nothing of what it makes."""
     upper, batch = part.gradient.values, len(part.gradient.values)
     return [
@@ -344,29 +348,29 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
 def activation(layer: nn.Module) -> Adjoint | None:
     """The adjoint of an activation whose slope follows from its output; None for others."""
     if isinstance(layer, nn.LeakyReLU) and layer.negative_slope > 0:
-        return leaky(layer.negative_slope)
+        return leaky_relu(layer.negative_slope)
     return next((found() for kind, found in _ACTIVATIONS.items() if isinstance(layer, kind)), None)
 
 
-def leaky(slope: float) -> Adjoint:
+def leaky_relu(slope: float) -> Adjoint:
     """Of a ReLU with a slope above 0 on the left."""
     back = torch.ops.aten.leaky_relu_backward
-    return FromOutput(lambda upper, made, into: back(upper, made, slope, True, grad_input=into))
+    return OutputAdjoint(lambda upper, made, into: back(upper, made, slope, True, grad_input=into))
 
 
-def rectified() -> Adjoint:
+def relu() -> Adjoint:
     """Of a ReLU."""
     back = torch.ops.aten.threshold_backward
-    return FromOutput(lambda upper, made, into: back(upper, made, 0, grad_input=into))
+    return OutputAdjoint(lambda upper, made, into: back(upper, made, 0, grad_input=into))
 
 
-def clipped() -> Adjoint:
+def relu6() -> Adjoint:
     """Of a ReLU6."""
     back = torch.ops.aten.hardtanh_backward
-    return FromOutput(lambda upper, made, into: back(upper, made, 0.0, 6.0, grad_input=into))
+    return OutputAdjoint(lambda upper, made, into: back(upper, made, 0.0, 6.0, grad_input=into))
 
 
-_ACTIVATIONS: Mapping[type[nn.Module], Callable[[], Adjoint]] = {nn.ReLU: rectified, nn.ReLU6: clipped}
+_ACTIVATIONS: Mapping[type[nn.Module], Callable[[], Adjoint]] = {nn.ReLU: relu, nn.ReLU6: relu6}
 
 
 def _trains(layer: nn.Module) -> bool:

@@ -20,7 +20,7 @@ FLOAT = 4
 
 
 @dataclass(frozen=True)
-class Way:
+class Candidate:
     """A grid and groups on one device.
 
     Attributes:
@@ -36,7 +36,7 @@ class Way:
     work: float
 
 
-def meeting_points(layers: Layers, direction: Direction = "forward", *, apart: bool = False) -> tuple[int, ...]:
+def group_boundaries(layers: Layers, direction: Direction = "forward", *, apart: bool = False) -> tuple[int, ...]:
     """Cuts at which groups may gain by meeting: elsewhere nothing is gained by a halo or a map of its own.
 
     They are in front of convolutions and pools; and at norms by their batch, which wait for sums there anyway: in front
@@ -57,7 +57,7 @@ def meeting_points(layers: Layers, direction: Direction = "forward", *, apart: b
     return tuple(cut for cut in layers.cuts if cut in found)
 
 
-def squarest(tiles: int, height: int, width: int) -> tuple[int, int]:
+def most_square_grid(tiles: int, height: int, width: int) -> tuple[int, int]:
     """The grid of that many tiles whose tiles of a map are nearest to squares; as many as fit, if fewer do.
 
     Args:
@@ -72,11 +72,11 @@ def squarest(tiles: int, height: int, width: int) -> tuple[int, int]:
     return 1, 1
 
 
-def ways_on_one_device(layers: Layers, grids: Iterable[tuple[int, int]]) -> list[Way]:
+def candidates_on_one_device(layers: Layers, grids: Iterable[tuple[int, int]]) -> list[Candidate]:
     """All that no other way beats in both bytes and work, the least work first."""
-    found = [way for grid in grids for way in _ways_of_grid(layers, grid)]
+    found = [way for grid in grids for way in _candidates_of_grid(layers, grid)]
     found.sort(key=lambda way: (way.work, way.bytes))
-    unbeaten: list[Way] = []
+    unbeaten: list[Candidate] = []
     for way in found:
         if not unbeaten or way.bytes < unbeaten[-1].bytes:
             unbeaten.append(way)
@@ -116,9 +116,9 @@ def scratch_bytes(layers: Layers, profile: Profile) -> int:
     return FLOAT * sum(size * number for size, number in most.items())
 
 
-def thinned(ways: Sequence[Way], step: float = 0.93, most: int = 7) -> list[Way]:
+def subsample(ways: Sequence[Candidate], step: float = 0.93, most: int = 7) -> list[Candidate]:
     """Ways in order of work, each of which takes at most a share of the bytes of the one before, and the leanest."""
-    kept: list[Way] = []
+    kept: list[Candidate] = []
     for way in ways:
         if not kept or way.bytes <= step * kept[-1].bytes:
             kept.append(way)
@@ -127,12 +127,12 @@ def thinned(ways: Sequence[Way], step: float = 0.93, most: int = 7) -> list[Way]
     return [*kept[: most - 1], kept[-1]] if len(kept) > most else kept
 
 
-def _ways_of_grid(layers: Layers, grid: tuple[int, int]) -> list[Way]:
+def _candidates_of_grid(layers: Layers, grid: tuple[int, int]) -> list[Candidate]:
     last = layers.maps[-1]
     if grid[0] > last.height or grid[1] > last.width:
         return []
     tiling = Tiling.of(layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
-    cuts = meeting_points(layers)
+    cuts = group_boundaries(layers)
     groups = {(start, stop): _Group.of(tiling, start, stop) for i, start in enumerate(cuts) for stop in cuts[i + 1 :]}
     areas = [size.height * size.width for size in layers.maps[1:]]
     plain = sum(each.macs * area for each, area in zip(layers.layers, areas, strict=True))
@@ -144,20 +144,16 @@ def _ways_of_grid(layers: Layers, grid: tuple[int, int]) -> list[Way]:
         kept = sum(layers.maps[cut].elements for cut in profile.cuts[1:])
         most = max(groups[each].peak for each in profile.groups)
         work = sum(groups[each].macs for each in profile.groups)
-        found.append(Way(grid, profile, FLOAT * (kept + most), (4 * work) / (3 * plain) if plain else 4 / 3))
+        found.append(Candidate(grid, profile, FLOAT * (kept + most), (4 * work) / (3 * plain) if plain else 4 / 3))
     return found
 
 
-def _cheapest_within(
-    cuts: Sequence[int], groups: dict[tuple[int, int], _Group], limit: int
-) -> Profile | None:  # fmt: skip
+def _cheapest_within(cuts: Sequence[int], groups: dict[tuple[int, int], _Group], limit: int) -> Profile | None:
     """Least whole maps kept, of groups none of which holds more than a limit on a tile; then least work."""
     held = {each for each, group in groups.items() if group.held <= limit}
     if not all(any((start, stop) in held for stop in cuts) for start in cuts[:-1]):
         return None
-    profile = cheapest(
-        cuts, lambda start, stop: groups[start, stop].kept if (start, stop) in held else float("inf")
-    )  # fmt: skip
+    profile = cheapest(cuts, lambda start, stop: groups[start, stop].kept if (start, stop) in held else float("inf"))
     return profile if all(each in held for each in profile.groups) else None
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from snugfit.tiling.messages import Line, receive_tensor, receive_tensors, send_tensor, send_tensors
+from snugfit.tiling.messages import CommandChannel, receive_tensor, receive_tensors, send_tensor, send_tensors
 from snugfit.tiling.plan import Tiles
 from snugfit.tiling.sequential import rest_of
 from snugfit.tiling.transport import GATEWAY
@@ -27,7 +27,7 @@ NOTHING, STATISTICS, WEIGHTS, ALL = range(4)
 
 
 @dataclass(frozen=True)
-class TargetForm:
+class TargetSpec:
     """Type and shape of the targets of a batch, for those who are sent them."""
 
     dtype: str
@@ -35,7 +35,7 @@ class TargetForm:
 
 
 @dataclass(frozen=True)
-class Order:
+class Command:
     """What the gateway wants the others to do.
 
     Attributes:
@@ -52,23 +52,23 @@ class Order:
     kind: Literal["stop", "step", "evaluate", "track"]
     images: int = 0
     update: bool = True
-    fresh: int = NOTHING
+    sync: int = NOTHING
     lr_factor: float = 1.0
     micro_batches: int = 1
     share: float = 1.0
     seed: int = 0
-    targets: TargetForm | None = None
+    targets: TargetSpec | None = None
 
     def __str__(self) -> str:
         """As JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> Order:
+    def parse(cls, text: str) -> Command:
         """Read an order as it prints; one that says nothing means the end."""
         said = json.loads(text) or {"kind": "stop"}
         form = said.get("targets")
-        return cls(**{**said, "targets": form and TargetForm(form["dtype"], tuple(form["shape"]))})
+        return cls(**{**said, "targets": form and TargetSpec(form["dtype"], tuple(form["shape"]))})
 
 
 class OverTiles:
@@ -85,20 +85,20 @@ class OverTiles:
     """
 
     def __init__(self, tiles: Tiles) -> None:
-        self.tiles, self.rest = tiles, rest_of(tiles.module, tiles.stem)
+        self.tiles, self.rest = tiles, rest_of(tiles.module, tiles.prefix)
         self.update, self.seed = True, None if tiles.plan.rest == "gateway" else 0
-        self._partial: list[Tensor | None] = []
+        self._accumulated: list[Tensor | None] = []
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images to the network's output; images (B, 0), without pixels, on all processes but the gateway."""
         parameters = self.tiles.training.parameters()
-        return self.behind(_OverTiles.apply(self, images, *parameters))  # type: ignore[no-untyped-call]
+        return self.apply_rest(_OverTiles.apply(self, images, *parameters))
 
-    def behind(self, value: Tensor) -> Tensor:
+    def apply_rest(self, value: Tensor) -> Tensor:
         """The last map to the network's output."""
         if self.rest is None:
             return value
-        with drawing_from(self.seed, value.device):
+        with seeded_rng(self.seed, value.device):
             output: Tensor = self.rest(value)
         return output
 
@@ -113,7 +113,7 @@ class OverTiles:
         """The backward pass of a step; gradients of the parameters, where it is the last one before an update here."""
         parameters = self.tiles.training.parameters()
         before = [parameter.grad for parameter in parameters]
-        for parameter, grad in zip(parameters, self._partial or [None] * len(parameters), strict=True):
+        for parameter, grad in zip(parameters, self._accumulated or [None] * len(parameters), strict=True):
             parameter.grad = grad
         self.tiles.training.backward(gradient, sums=self.update and self.tiles.plan.update == "all-reduce")
         if self.update:
@@ -121,7 +121,7 @@ class OverTiles:
         found = [parameter.grad for parameter in parameters]
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
-        self._partial = [] if self.update else found
+        self._accumulated = [] if self.update else found
         return found if self.update and self.tiles.updates else [None] * len(parameters)
 
 
@@ -141,55 +141,59 @@ class GatewayForward(OverTiles):
     """
 
     def __init__(
-        self, tiles: Tiles, line: Line, state: Callable[[], dict[str, Tensor]] = dict, micro_batches: int = 1
+        self,
+        tiles: Tiles,
+        channel: CommandChannel,
+        state: Callable[[], dict[str, Tensor]] = dict,
+        micro_batches: int = 1,
     ) -> None:
         super().__init__(tiles)
-        self._line, self._state, self._micro_batches = line, state, micro_batches
+        self._channel, self._state, self._micro_batches = channel, state, micro_batches
         self.lr_factor, self.share, self.targets = 1.0, 1.0, torch.empty(0)
-        self._fresh, self._renewed = ALL, False
+        self._pending_sync, self._statistics_changed = ALL, False
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images to the network's output."""
         if torch.is_grad_enabled():
             return super().__call__(images)
-        value = self._tracking(images) if self._tracks() else self._evaluating(images)
+        value = self._track_statistics(images) if self._tracks_statistics() else self._evaluate(images)
         assert value is not None
-        return self.behind(value)
+        return self.apply_rest(value)
 
-    def _tracks(self) -> bool:
+    def _tracks_statistics(self) -> bool:
         """Whether norms in tiles track statistics now."""
-        return any(norm.training for norm in self.tiles.stem.norms())
+        return any(norm.training for norm in self.tiles.prefix.norms())
 
-    def _tracking(self, images: Tensor) -> Tensor | None:
+    def _track_statistics(self, images: Tensor) -> Tensor | None:
         """A forward pass in training mode; whoever calls it may then change the statistics here."""
-        self._order(Order("track", len(images)))
-        self._renewed = True
+        self._send_command(Command("track", len(images)))
+        self._statistics_changed = True
         return self.tiles.training.track(images, len(images))
 
-    def _evaluating(self, images: Tensor) -> Tensor | None:
-        if self._renewed:
-            self._fresh, self._renewed = max(self._fresh, STATISTICS), False
-        self._order(Order("evaluate", len(images)))
+    def _evaluate(self, images: Tensor) -> Tensor | None:
+        if self._statistics_changed:
+            self._pending_sync, self._statistics_changed = max(self._pending_sync, STATISTICS), False
+        self._send_command(Command("evaluate", len(images)))
         return self.tiles.evaluation.forward(images, len(images))
 
-    def _order(self, order: Order) -> None:
+    def _send_command(self, command: Command) -> None:
         tiles = self.tiles
-        self._line.give(str(replace(order, fresh=self._fresh, micro_batches=self._micro_batches)))
-        _share(tiles, self._fresh)
-        if self._fresh == ALL:
+        self._channel.send(str(replace(command, sync=self._pending_sync, micro_batches=self._micro_batches)))
+        _synchronise(tiles, self._pending_sync)
+        if self._pending_sync == ALL:
             send_tensors(self._state(), tiles.transport)
-        changed = tiles.plan.update == "gateway" and order.kind == "step" and order.update
-        self._fresh = WEIGHTS if changed else NOTHING
+        changed = tiles.plan.update == "gateway" and command.kind == "step" and command.update
+        self._pending_sync = WEIGHTS if changed else NOTHING
 
     def begin(self, images: Tensor) -> Tensor:
         """The forward pass of a step; the last map."""
-        order = Order("step", len(images), self.update, lr_factor=self.lr_factor)
+        command = Command("step", len(images), self.update, lr_factor=self.lr_factor)
         if self.tiles.plan.rest == "gateway":
-            self._order(order)
+            self._send_command(command)
         else:
             self.seed = random.getrandbits(62)
-            form = TargetForm(str(self.targets.dtype).removeprefix("torch."), tuple(self.targets.shape))
-            self._order(replace(order, share=self.share, seed=self.seed, targets=form))
+            form = TargetSpec(str(self.targets.dtype).removeprefix("torch."), tuple(self.targets.shape))
+            self._send_command(replace(command, share=self.share, seed=self.seed, targets=form))
             send_tensor(self.targets, self.tiles.transport)
         return super().begin(images)
 
@@ -208,16 +212,16 @@ class _OverTiles(torch.autograd.Function):
         return None, None, *ctx.passes.end(gradient)
 
 
-def _share(tiles: Tiles, fresh: int) -> None:
+def _synchronise(tiles: Tiles, sync: int) -> None:
     """Give all processes what the gateway has and they have not; called by all of them."""
-    if fresh == STATISTICS:
+    if sync == STATISTICS:
         tiles.share(tiles.statistics())
-    elif fresh != NOTHING:
-        tiles.share_weights(everything=fresh == ALL)
+    elif sync != NOTHING:
+        tiles.share_weights(everything=sync == ALL)
 
 
 @contextmanager
-def drawing_from(seed: int | None, device: torch.device) -> Iterator[None]:
+def seeded_rng(seed: int | None, device: torch.device) -> Iterator[None]:
     """Draw what is random from a seed, and leave torch's generators as they were; as ever, if it is None."""
     if seed is None or device.type == "meta":
         yield
@@ -228,7 +232,7 @@ def drawing_from(seed: int | None, device: torch.device) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Follower:
+class Worker:
     """What a process does at the gateway's orders.
 
     Attributes:
@@ -237,12 +241,12 @@ class Follower:
         tick: called after every order.
     """
 
-    step: Callable[[Order], None]
-    load: Callable[[Order, dict[str, Tensor]], None]
+    step: Callable[[Command], None]
+    load: Callable[[Command, dict[str, Tensor]], None]
     tick: Callable[[], None]
 
 
-def serve(tiles: Tiles, line: Line, follower: Follower) -> None:
+def serve(tiles: Tiles, channel: CommandChannel, worker: Worker) -> None:
     """Follow the gateway's orders until it tells to end.
 
     Args:
@@ -250,22 +254,22 @@ def serve(tiles: Tiles, line: Line, follower: Follower) -> None:
         line: from the gateway.
         follower: what is done with its weights.
     """
-    while (order := Order.parse(line.take())).kind != "stop":
-        _share(tiles, order.fresh)
-        if order.fresh == ALL:
-            follower.load(order, receive_tensors(tiles.transport))
-        if order.kind == "evaluate":
+    while (command := Command.parse(channel.receive())).kind != "stop":
+        _synchronise(tiles, command.sync)
+        if command.sync == ALL:
+            worker.load(command, receive_tensors(tiles.transport))
+        if command.kind == "evaluate":
             tiles.module.eval()
-            tiles.evaluation.forward(None, order.images)
-        elif order.kind == "track":
+            tiles.evaluation.forward(None, command.images)
+        elif command.kind == "track":
             tiles.module.train()
-            tiles.training.track(None, order.images)
+            tiles.training.track(None, command.images)
         else:
-            follower.step(order)
-        follower.tick()
+            worker.step(command)
+        worker.tick()
 
 
-def follow_step(tiles: Tiles, order: Order, update: Callable[[float], None]) -> None:
+def worker_step(tiles: Tiles, command: Command, update: Callable[[float], None]) -> None:
     """A step of a process that has tiles only.
 
     Args:
@@ -274,20 +278,20 @@ def follow_step(tiles: Tiles, order: Order, update: Callable[[float], None]) -> 
         update: updates weights from their gradients, at a share of the peak learning rate.
     """
     tiles.module.train()
-    tiles.training.forward(None, order.images)
-    tiles.training.backward(None, sums=order.update and tiles.plan.update == "all-reduce")
-    if not order.update:
+    tiles.training.forward(None, command.images)
+    tiles.training.backward(None, sums=command.update and tiles.plan.update == "all-reduce")
+    if not command.update:
         return
     tiles.sum_gradients()
     if tiles.updates:
-        update(order.lr_factor)
+        update(command.lr_factor)
     for parameter in tiles.training.parameters():
         parameter.grad = None
 
 
-def follow_whole_step(
-    forward: OverTiles, order: Order, step: Callable[[Tensor, Tensor, float, bool], object]
-) -> None:  # fmt: skip
+def replicated_step(
+    forward: OverTiles, command: Command, step: Callable[[Tensor, Tensor, float, bool], object]
+) -> None:
     """A step of a process that computes the rest too, which is the gateway's own, without images.
 
     Args:
@@ -295,8 +299,8 @@ def follow_whole_step(
         order: what the gateway wants.
         step: forward and backward of images (B, 0), targets, the share of a step that they are, and whether to update.
     """
-    assert order.targets is not None
-    form, transport = order.targets, forward.tiles.transport
+    assert command.targets is not None
+    form, transport = command.targets, forward.tiles.transport
     targets = receive_tensor(form.shape, getattr(torch, form.dtype), transport).to(forward.tiles.training.like.device)
-    forward.update, forward.seed = order.update, order.seed
-    step(torch.empty(order.images, 0), targets, order.share, order.update)
+    forward.update, forward.seed = command.update, command.seed
+    step(torch.empty(command.images, 0), targets, command.share, command.update)

@@ -21,10 +21,10 @@ from snugfit.tiling.step_cost import (
     Messages,
     Pass,
     Stage,
-    Tally,
+    StepCost,
     all_gathered,
     all_reduced,
-    all_told,
+    all_to_all,
 )
 
 if TYPE_CHECKING:
@@ -33,10 +33,17 @@ if TYPE_CHECKING:
 GATEWAY = 0
 
 
-def tally(
-    schedule: Schedule, cells: Sequence[Cell], images: int, *, processes: int | None = None,
-    weights: int | None = None, update: WeightUpdate = "all-reduce", rest: Rest = "gateway", macs_behind: int = 0,
-) -> Tally:  # fmt: skip
+def count_step_cost(
+    schedule: Schedule,
+    cells: Sequence[Cell],
+    images: int,
+    *,
+    processes: int | None = None,
+    weights: int | None = None,
+    update: WeightUpdate = "all-reduce",
+    rest: Rest = "gateway",
+    rest_macs: int = 0,
+) -> StepCost:
     """Count a training step; orders and labels, some bytes per image, are not.
 
     Args:
@@ -47,14 +54,14 @@ def tally(
         weights: parameters that train, norms' too; those of :class:`Layer` by default.
         update: where weights are updated.
         rest: who computes the layers behind the tiled ones.
-        macs_behind: of these layers, multiply-accumulates of an image's forward pass.
+        rest_macs: of these layers, multiply-accumulates of an image's forward pass.
     """
     count = processes or 1 + max(cell.rank for cell in cells)
     counter = _Counter(schedule, tuple(cells), images, count, rest)
-    stages = [*counter.forward(), *counter.behind(macs_behind), *counter.backward()]
+    stages = [*counter.forward(), *counter.apply_rest(rest_macs), *counter.backward()]
     stages += _of_weights(counter.weights if weights is None else weights, count, update)
     tiles = Counter(cell.rank for cell in cells)
-    return Tally(tuple(stages), counter.kept(), tuple(tiles[rank] for rank in range(count)))
+    return StepCost(tuple(stages), counter.kept(), tuple(tiles[rank] for rank in range(count)))
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class _Counter:
         targets = range(self.processes) if self.rest == "replicated" else (GATEWAY,)
         return [*stages, self._idle("last map", "forward", self._gathered(self.schedule.forward.cuts[-1], targets))]
 
-    def behind(self, macs: int) -> list[Stage]:
+    def apply_rest(self, macs: int) -> list[Stage]:
         """The layers behind the tiled ones: of gradients of maps and of weights as much again as forward, each."""
         busy = self.processes if self.rest == "replicated" else GATEWAY + 1
         work = [self.images * macs if rank < busy else 0 for rank in range(self.processes)]
@@ -108,9 +115,9 @@ class _Counter:
         for index, (start, stop) in enumerate(spans):
             groups = {tile: found[index] for tile, found in self.schedule.backward_groups.items()}
             wanted = {tile: group.gradients[stop] for tile, group in groups.items()}
-            messages = self._given(stop, wanted) if index == 0 else self._halos(stop, wanted)
+            messages = self._gradients_from_gateway(stop, wanted) if index == 0 else self._halos(stop, wanted)
             stage = self._idle("gradient" if index == 0 else "backward halo", "backward", messages)
-            anew = [self._anew(start, stop, groups)] if any(group.entries for group in groups.values()) else []
+            anew = [self._recomputation(start, stop, groups)] if any(group.entries for group in groups.values()) else []
             macs = self._per_process({tile: self._back(tile, group) for tile, group in groups.items()})
             stages += [
                 *anew,
@@ -160,7 +167,7 @@ class _Counter:
             macs += self._core(number + 1, tile).area * layer.macs if network.reads[number] == "core" else 0
         return macs
 
-    def _anew(self, start: int, stop: int, groups: Mapping[tuple[int, int], BackwardGroup]) -> Stage:
+    def _recomputation(self, start: int, stop: int, groups: Mapping[tuple[int, int], BackwardGroup]) -> Stage:
         """A group's maps computed anew, from a halo of its first one."""
         layers = self.schedule.tiling.layers
         wanted = {tile: group.entries[start] for tile, group in groups.items() if start in group.entries}
@@ -178,7 +185,7 @@ class _Counter:
         if part == "backward":
             numbers = [each for each in reversed(numbers) if network is None or network.flows[each + 1]]
         beside = (start if part == "forward" else stop - 1) if halo else None
-        told = all_told if self.processes <= DIRECT else all_gathered
+        told = all_to_all if self.processes <= DIRECT else all_gathered
         rounds = 1 if self.processes <= DIRECT else self.processes - 1
         return [
             replace(
@@ -198,7 +205,7 @@ class _Counter:
                 found[GATEWAY, cell.rank] += self._values(number, wanted[cell.tile].area) * images
         return found
 
-    def _given(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:
+    def _gradients_from_gateway(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:
         """Parts of a gradient from the gateway; nothing where everyone has all of it."""
         return {} if self.rest == "replicated" else self._scattered(number, wanted)
 

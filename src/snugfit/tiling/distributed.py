@@ -20,23 +20,28 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._core.request import Rest
-from snugfit.tiling.adjoint import Adjoint, Held, Norm, Part, zeros
+from snugfit.tiling.adjoint import Adjoint, BackwardInput, BatchNormAdjoint, RegionTensor, zero_gradients
 from snugfit.tiling.exchange import Pending
 from snugfit.tiling.layers import Region, Tiling
-from snugfit.tiling.operators import Stem
+from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.profile import Profile
-from snugfit.tiling.reductions import RunningSums, all_moments, all_sum
+from snugfit.tiling.reductions import OverlappedAllReduce, all_moments, all_reduce
 from snugfit.tiling.routes import Cell, Routes, Source, Wanted
-from snugfit.tiling.schedule import Backward, BackwardGroup, Schedule
+from snugfit.tiling.schedule import BackwardGroup, BackwardRules, Schedule
 from snugfit.tiling.splitting import Split, can_split
-from snugfit.tiling.statistics import track
-from snugfit.tiling.transport import Gathering, Transport
+from snugfit.tiling.statistics import update_running_statistics
+from snugfit.tiling.transport import GatherHandle, Transport
 
 
 def schedule_of(
-    stem: Stem, tiling: Tiling, forward: Profile, backward: Profile | None, *, recompute: bool = False,
+    prefix: TileablePrefix,
+    tiling: Tiling,
+    forward: Profile,
+    backward: Profile | None,
+    *,
+    recompute: bool = False,
     image: bool = False,
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """What tiles do in a step.
 
     Args:
@@ -47,12 +52,15 @@ def schedule_of(
         image: whether the gradient of the images is wanted.
     """
     if backward is None:
-        return Schedule(tiling, forward, forward, None).joined()
-    adjoints = [each.adjoint for each in stem.operators]
-    network = Backward.of(
-        stem.layers, [each.trains() for each in adjoints], [each.reads for each in adjoints], image=image
+        return Schedule(tiling, forward, forward, None).merged()
+    adjoints = [each.adjoint for each in prefix.operators]
+    network = BackwardRules.of(
+        prefix.layers,
+        [each.has_trainable_weights() for each in adjoints],
+        [each.reads for each in adjoints],
+        image=image,
     )
-    return Schedule(tiling, forward, backward, network, recompute).joined()
+    return Schedule(tiling, forward, backward, network, recompute).merged()
 
 
 @dataclass
@@ -67,9 +75,9 @@ class _State:
     """
 
     images: int
-    maps: dict[int, dict[int, Held]] = field(default_factory=dict)
+    maps: dict[int, dict[int, RegionTensor]] = field(default_factory=dict)
     moments: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    sums: dict[int, Gathering] = field(default_factory=dict)
+    sums: dict[int, GatherHandle] = field(default_factory=dict)
 
 
 class TiledNetwork:
@@ -90,30 +98,35 @@ class TiledNetwork:
     """
 
     def __init__(
-        self, stem: Stem, schedule: Schedule, cells: Sequence[Cell], transport: Transport, rest: Rest = "gateway",
+        self,
+        prefix: TileablePrefix,
+        schedule: Schedule,
+        cells: Sequence[Cell],
+        transport: Transport,
+        rest: Rest = "gateway",
         split: Container[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.split = frozenset(
             index for index in range(len(schedule.forward.groups)) if index in split and can_split(schedule, index)
         )
-        self.stem, self.schedule, self.cells, self.transport = stem, schedule, tuple(cells), transport
+        self.prefix, self.schedule, self.cells, self.transport = prefix, schedule, tuple(cells), transport
         self.routes, self.replicated = Routes(schedule, self.cells, transport.size), rest == "replicated"
         self.mine = [number for number, cell in enumerate(self.cells) if cell.rank == transport.rank]
         self._state = _State(0)
-        self._later: tuple[Adjoint, tuple[Part, ...]] | None = None
-        self._running: RunningSums | None = None
+        self._later: tuple[Adjoint, tuple[BackwardInput, ...]] | None = None
+        self._running: OverlappedAllReduce | None = None
         self.waited: dict[str, float] = defaultdict(float)
 
     @cached_property
     def like(self) -> Tensor:
         """A tensor with the type and device of weights and maps."""
-        parameter = next(iter(self.stem.parameters(0, len(self.stem.operators))), None)
+        parameter = next(iter(self.prefix.parameters(0, len(self.prefix.operators))), None)
         return torch.empty(0) if parameter is None else parameter.detach()
 
     @cached_property
     def by_batch(self) -> tuple[int, ...]:
         """Numbers of the layers that normalise by their batch, as they did when the stem was made."""
-        return tuple(number for number, layer in enumerate(self.stem.layers.layers) if layer.sums)
+        return tuple(number for number, layer in enumerate(self.prefix.layers.layers) if layer.sums)
 
     @torch.no_grad()
     def forward(self, images: Tensor | None, count: int) -> Tensor | None:
@@ -169,8 +182,8 @@ class TiledNetwork:
         count = max((len(each) for each in self.schedule.backward_groups.values()), default=0)
         values = {self.transport.rank: gradient} if gradient is not None else {}
         first: Source = "everyone" if self.replicated else "gateway"
-        self._running = RunningSums(self.transport) if sums and self.transport.size > 1 else None
-        above = len(self.stem.operators)
+        self._running = OverlappedAllReduce(self.transport) if sums and self.transport.size > 1 else None
+        above = len(self.prefix.operators)
         for index in range(count):
             here = {cell: groups[cell][index] for cell in self.mine}
             start, stop = self._span(index)
@@ -191,14 +204,14 @@ class TiledNetwork:
         """Add up the gradients of weights over processes, in place; all have the sums then."""
         with self._waiting("sums"):
             if self._running is None:
-                all_sum(self.gradients(), self.transport)
+                all_reduce(self.gradients(), self.transport)
             else:
                 self._running.wait()
         self._running = None
 
     def parameters(self) -> list[nn.Parameter]:
         """Of the layers, those that train."""
-        layers = self.stem.parameters(0, len(self.stem.operators))
+        layers = self.prefix.parameters(0, len(self.prefix.operators))
         return [parameter for parameter in layers if parameter.requires_grad]
 
     def gradients(self) -> list[Tensor]:
@@ -208,9 +221,9 @@ class TiledNetwork:
     @cached_property
     def _first_read(self) -> list[list[nn.Parameter]]:
         """Of every layer, the parameters that no layer before it has: their gradients are complete behind it."""
-        before = [{*self.stem.parameters(0, number)} for number in range(len(self.stem.operators))]
+        before = [{*self.prefix.parameters(0, number)} for number in range(len(self.prefix.operators))]
         return [
-            [each for each in self.stem.parameters(number, number + 1) if each not in known]
+            [each for each in self.prefix.parameters(number, number + 1) if each not in known]
             for number, known in enumerate(before)
         ]
 
@@ -228,9 +241,14 @@ class TiledNetwork:
     # Running layers forward
 
     def _run(
-        self, start: int, stop: int, regions: Mapping[int, Mapping[int, Region]],
-        entries: dict[int, dict[int, Held]], *, keep: bool,
-    ) -> dict[int, dict[int, Held]]:  # fmt: skip
+        self,
+        start: int,
+        stop: int,
+        regions: Mapping[int, Mapping[int, Region]],
+        entries: dict[int, dict[int, RegionTensor]],
+        *,
+        keep: bool,
+    ) -> dict[int, dict[int, RegionTensor]]:
         """Run layers on this process's cells; all of them together up to each norm that normalises by its batch.
 
         Args:
@@ -246,7 +264,7 @@ class TiledNetwork:
             moments = {}
             if first in self.by_batch and first < end:  # nothing is left of a split group of one layer
                 if first not in state.moments:
-                    read = self.stem.layers.layers[first].reads[0]
+                    read = self.prefix.layers.layers[first].reads[0]
                     cores = {cell: held[cell][read].part(self._core(read, cell)) for cell in self.mine}
                     state.moments[first] = self._moments(first, cores)
                 moments = {first: state.moments[first]}
@@ -258,41 +276,50 @@ class TiledNetwork:
         self, start: int, regions: Mapping[int, Mapping[int, Region]], values: Mapping[int, Tensor]
     ) -> dict[int, tuple[Split, Tensor]]:
         """Of every cell, what a group's first layer makes without a halo, and what is left."""
-        layers, found = self.stem.layers, dict[int, tuple[Split, Tensor]]()
+        layers, found = self.prefix.layers, dict[int, tuple[Split, Tensor]]()
         for cell in self.mine:
-            own = Held(values[cell], self._core(start, cell))
+            own = RegionTensor(values[cell], self._core(start, cell))
             parts = Split.of(layers.layers[start], regions[cell][start + 1], own.region, layers.maps[start])
-            found[cell] = parts, self.stem.part(start, parts.inner, own)
+            found[cell] = parts, self.prefix.part(start, parts.inner, own)
         return found
 
-    def _outer(self, start: int, made: Region, parts: Split, inner: Tensor, held: Held) -> Held:
+    def _outer(self, start: int, made: Region, parts: Split, inner: Tensor, held: RegionTensor) -> RegionTensor:
         """All of what a group's first layer makes: the inner part, and strips around it."""
         if parts.inner == made:
-            return Held(inner, made)
+            return RegionTensor(inner, made)
         shape = (len(inner), inner.shape[1], len(made.rows), len(made.columns))
         last = held.values.stride(1) == 1 and inner.shape[1] > 1
         found = torch.empty(
-            shape, dtype=inner.dtype, device=inner.device,
+            shape,
+            dtype=inner.dtype,
+            device=inner.device,
             memory_format=torch.channels_last if last else torch.contiguous_format,
-        )  # fmt: skip
-        whole = Held(found, made)
+        )
+        whole = RegionTensor(found, made)
         whole.part(parts.inner).copy_(inner)
         for strip in parts.strips:
-            whole.part(strip).copy_(self.stem.part(start, strip, held))
+            whole.part(strip).copy_(self.prefix.part(start, strip, held))
         return whole
 
     def _run_cell(
-        self, cell: int, start: int, stop: int, regions: Mapping[int, Region], entries: dict[int, Held],
-        moments: Mapping[int, tuple[Tensor, Tensor]], *, keep: bool,
-    ) -> dict[int, Held]:  # fmt: skip
+        self,
+        cell: int,
+        start: int,
+        stop: int,
+        regions: Mapping[int, Region],
+        entries: dict[int, RegionTensor],
+        moments: Mapping[int, tuple[Tensor, Tensor]],
+        *,
+        keep: bool,
+    ) -> dict[int, RegionTensor]:
         kept = self._kept(cell) if keep else regions
         tensors = {number: each.values for number, each in entries.items()}
-        made = self.stem.run(start, stop, dict(regions), tensors, moments, keep=kept)
-        found = entries | {number: Held(values, regions[number]) for number, values in made.items()}
+        made = self.prefix.run(start, stop, dict(regions), tensors, moments, keep=kept)
+        found = entries | {number: RegionTensor(values, regions[number]) for number, values in made.items()}
         if keep:
             own = self._state.maps[cell]
             own |= {number: each for number, each in found.items() if number in kept}
-            alive = self.stem.layers.alive(stop)
+            alive = self.prefix.layers.alive(stop)
             return {number: each for number, each in found.items() if number in alive}
         return found
 
@@ -301,9 +328,9 @@ class TiledNetwork:
 
     def _moments(self, number: int, cores: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and variance of the map that a norm reads, over all cells, and its running statistics renewed."""
-        norm = self.stem.operators[number].module
+        norm = self.prefix.operators[number].module
         assert isinstance(norm, nn.BatchNorm2d)
-        read = self.stem.layers.layers[number].reads[0]
+        read = self.prefix.layers.layers[number].reads[0]
         parts = [cores[cell] for cell in self.mine]
         counts = self.routes.pixels(read, self._state.images, self.transport.size)
         like = self.like.new_empty(norm.num_features)
@@ -312,7 +339,7 @@ class TiledNetwork:
         pixels = self._pixels(read)
         if pixels < 2:
             raise ValueError(f"Expected more than 1 value per channel when training, got {pixels}")
-        track(norm, mean, variance, pixels)
+        update_running_statistics(norm, mean, variance, pixels)
         return mean, variance
 
     # Running layers backward
@@ -328,15 +355,13 @@ class TiledNetwork:
         held = self._held(self._begin(start, "cores", cores, Wanted("anew", index)))
         for cell in self.mine:
             self._state.maps[cell][start] = held[cell]
-        regions = {
-            cell: self.stem.layers.needed(start, stop, groups[cell].saved) for cell in self.mine
-        }  # fmt: skip
+        regions = {cell: self.prefix.layers.needed(start, stop, groups[cell].saved) for cell in self.mine}
         made = self._run(start, stop, regions, {cell: {start: held[cell]} for cell in self.mine}, keep=False)
         for cell in self.mine:
             self._state.maps[cell] |= made[cell]
 
     def _back(
-        self, start: int, stop: int, groups: Mapping[int, BackwardGroup], upper: Mapping[int, Held]
+        self, start: int, stop: int, groups: Mapping[int, BackwardGroup], upper: Mapping[int, RegionTensor]
     ) -> dict[int, Tensor]:
         """Gradients of a group's last map to those of its first one, on cores; maps that it read are let go."""
         network = self.schedule.network
@@ -353,24 +378,24 @@ class TiledNetwork:
         }
 
     def _back_layer(
-        self, number: int, groups: Mapping[int, BackwardGroup], gradients: dict[int, dict[int, Held]]
+        self, number: int, groups: Mapping[int, BackwardGroup], gradients: dict[int, dict[int, RegionTensor]]
     ) -> None:
-        operator = self.stem.operators[number]
+        operator = self.prefix.operators[number]
         parts = {cell: self._part(number, cell, groups[cell], gradients[cell]) for cell in self.mine}
-        back: Callable[[Part], Sequence[Tensor | None]] = operator.adjoint.back
-        if isinstance(operator.adjoint, Norm) and number in self.by_batch:
+        back: Callable[[BackwardInput], Sequence[Tensor | None]] = operator.adjoint.input_gradients
+        if isinstance(operator.adjoint, BatchNormAdjoint) and number in self.by_batch:
             back = self._norm_back(operator.adjoint, number, parts)
-        elif operator.adjoint.trains():
+        elif operator.adjoint.has_trainable_weights():
             self._train_later()
             self._later = (operator.adjoint, tuple(parts.values()))
-            if isinstance(operator.adjoint, Norm):  # it may overwrite what its weights read
+            if isinstance(operator.adjoint, BatchNormAdjoint):  # it may overwrite what its weights read
                 self._train_later()
         for cell, part in parts.items():
             if any(part.wanted):
-                passed = back(part) if part.gradient.values.numel() else zeros(part)
+                passed = back(part) if part.gradient.values.numel() else zero_gradients(part)
                 for read, region, found in zip(operator.layer.reads, part.wanted, passed, strict=True):
                     if found is not None and region is not None:
-                        _add(gradients[cell], read, Held(found, region, operator.adjoint.fresh))
+                        _add(gradients[cell], read, RegionTensor(found, region, operator.adjoint.owns_memory))
 
     def _train_later(self) -> None:
         """Gradients of the weights of the layer before: the last ones of a group while its halo is on its way."""
@@ -379,11 +404,11 @@ class TiledNetwork:
             self._later = None
             for part in parts:
                 if part.core.area and len(part.gradient.values):
-                    adjoint.train(part)
+                    adjoint.add_weight_gradients(part)
 
     def _norm_back(
-        self, norm: Norm, number: int, parts: Mapping[int, Part]
-    ) -> Callable[[Part], Sequence[Tensor | None]]:  # fmt: skip
+        self, norm: BatchNormAdjoint, number: int, parts: Mapping[int, BackwardInput]
+    ) -> Callable[[BackwardInput], Sequence[Tensor | None]]:
         """How a norm by its batch passes gradients back: by sums over all cells."""
         gathering = self._state.sums.pop(number, None)
         if gathering is None:
@@ -391,10 +416,10 @@ class TiledNetwork:
             self._train_later()
         with self._waiting("sums"):
             sums = torch.stack(gathering.wait()).sum(0)
-        pixels = self._pixels(self.stem.layers.layers[number].reads[0])
-        return lambda part: norm.back_by_batch(part, sums[0], sums[1], pixels)
+        pixels = self._pixels(self.prefix.layers.layers[number].reads[0])
+        return lambda part: norm.input_gradients_by_batch(part, sums[0], sums[1], pixels)
 
-    def _sums(self, norm: Norm, parts: Mapping[int, Part]) -> Gathering:
+    def _sums(self, norm: BatchNormAdjoint, parts: Mapping[int, BackwardInput]) -> GatherHandle:
         """What a norm by its batch needs to pass gradients back, (2, C); its weights get their share of that.
 
         Returns:
@@ -409,23 +434,29 @@ class TiledNetwork:
 
     def _sums_of_cores(
         self, stop: int, groups: Mapping[int, BackwardGroup], values: Mapping[int, Tensor]
-    ) -> Gathering:  # fmt: skip
+    ) -> GatherHandle:
         """The same of the norm that ends a group, of whose output's gradient no more than cores is there yet."""
-        norm = self.stem.operators[stop - 1].adjoint
-        assert isinstance(norm, Norm)
-        held = {cell: {stop: Held(values[cell], self._core(stop, cell))} for cell in self.mine}
+        norm = self.prefix.operators[stop - 1].adjoint
+        assert isinstance(norm, BatchNormAdjoint)
+        held = {cell: {stop: RegionTensor(values[cell], self._core(stop, cell))} for cell in self.mine}
         return self._sums(norm, {cell: self._part(stop - 1, cell, groups[cell], held[cell]) for cell in self.mine})
 
-    def _part(self, number: int, cell: int, group: BackwardGroup, gradients: Mapping[int, Held]) -> Part:
-        layer, maps, layers = self.stem.layers.layers[number], self._state.maps[cell], self.stem.layers
+    def _part(
+        self, number: int, cell: int, group: BackwardGroup, gradients: Mapping[int, RegionTensor]
+    ) -> BackwardInput:
+        layer, maps, layers = self.prefix.layers.layers[number], self._state.maps[cell], self.prefix.layers
         assert self.schedule.network is not None
         flows = self.schedule.network.flows
-        return Part(
-            layer, [layers.maps[read] for read in layer.reads], gradients[number + 1], self._core(number + 1, cell),
-            [maps.get(read) for read in layer.reads], maps.get(number + 1),
+        return BackwardInput(
+            layer,
+            [layers.maps[read] for read in layer.reads],
+            gradients[number + 1],
+            self._core(number + 1, cell),
+            [maps.get(read) for read in layer.reads],
+            maps.get(number + 1),
             [group.gradients[read] if flows[read] else None for read in layer.reads],
             self._state.moments.get(number),
-        )  # fmt: skip
+        )
 
     # Parts of maps
 
@@ -433,18 +464,21 @@ class TiledNetwork:
         return self.routes.core(number, cell)
 
     def _pixels(self, number: int) -> int:
-        return self._state.images * self.stem.layers.maps[number].whole.area
+        return self._state.images * self.prefix.layers.maps[number].whole.area
 
     def _begin(self, number: int, source: Source, values: Mapping[int, Tensor], wanted: Wanted) -> Pending:
         exchange = self.routes.exchange(number, source, wanted, self._state.images)
         return exchange.start(values, self.transport, self.like)
 
-    def _held(self, pending: Pending, what: str = "halos") -> dict[int, Held]:
+    def _held(self, pending: Pending, what: str = "halos") -> dict[int, RegionTensor]:
         """What each of this process's cells wanted."""
         wanted, given = pending.exchange.wanted, {_memory(values) for values in pending.values.values()}
         with self._waiting(what):
             found = pending.wait()
-        return {cell: Held(values, wanted[cell].region, _memory(values) not in given) for cell, values in found.items()}
+        return {
+            cell: RegionTensor(values, wanted[cell].region, _memory(values) not in given)
+            for cell, values in found.items()
+        }
 
     def _gather(self, number: int, values: Mapping[int, Tensor], *, everywhere: bool = False) -> Tensor | None:
         """The whole map from cores, on the gateway; or everywhere, and then in one order of memory.
@@ -463,10 +497,10 @@ class TiledNetwork:
         self.waited[what] += time.perf_counter() - started
 
 
-def _add(gradients: dict[int, Held], number: int, found: Held) -> None:
+def _add(gradients: dict[int, RegionTensor], number: int, found: RegionTensor) -> None:
     """Add a gradient to that which other readers of the map have passed back; both are of the same region."""
     before = gradients.get(number)
-    gradients[number] = found if before is None else Held(before.values + found.values, found.region, True)
+    gradients[number] = found if before is None else RegionTensor(before.values + found.values, found.region, True)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

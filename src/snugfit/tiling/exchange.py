@@ -16,11 +16,11 @@ from torch import Tensor
 
 from snugfit.tiling.geometry import Interval
 from snugfit.tiling.layers import Region
-from snugfit.tiling.transport import Transport, Waiting
+from snugfit.tiling.transport import Handle, Transport
 
 
 @dataclass(frozen=True)
-class Place:
+class Shard:
     """A part of a map at a process.
 
     Attributes:
@@ -33,28 +33,28 @@ class Place:
     images: Interval
     region: Region
 
-    def common(self, other: Place) -> Place:
+    def common(self, other: Shard) -> Shard:
         """What of it lies in another one too."""
-        return Place(self.rank, self.images & other.images, self.region & other.region)
+        return Shard(self.rank, self.images & other.images, self.region & other.region)
 
     @property
     def pixels(self) -> int:
         """Of all its images."""
         return len(self.images) * self.region.area
 
-    def of(self, values: Tensor, held: Place) -> Tensor:
+    def of(self, values: Tensor, held: Shard) -> Tensor:
         """A view of it in the values (B, C, h, w) of a place that holds it."""
         rows, columns = self.region.rows.within(held.region.rows), self.region.columns.within(held.region.columns)
         return values[self.images.within(held.images), :, rows, columns]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Transfer:
     """What one place gives another: numbers of both, and the part."""
 
     source: int
     target: int
-    part: Place
+    part: Shard
 
 
 @dataclass(frozen=True)
@@ -67,46 +67,46 @@ class Exchange:
         channels: of the map.
     """
 
-    held: tuple[Place, ...]
-    wanted: tuple[Place, ...]
+    held: tuple[Shard, ...]
+    wanted: tuple[Shard, ...]
     channels: int
 
     @cached_property
-    def pieces(self) -> list[Piece]:
+    def transfers(self) -> list[Transfer]:
         """All that has to be copied or sent, in one order on all processes; nothing is sent to who holds it all."""
         found = []
         for target, want in enumerate(self.wanted):
-            pieces = [Piece(source, target, have.common(want)) for source, have in enumerate(self.held)]
-            own = [each for each in pieces if each.part.rank == want.rank and each.part.pixels == want.pixels]
-            found += [each for each in own or pieces if each.part.pixels]
+            transfers = [Transfer(source, target, have.common(want)) for source, have in enumerate(self.held)]
+            own = [each for each in transfers if each.part.rank == want.rank and each.part.pixels == want.pixels]
+            found += [each for each in own or transfers if each.part.pixels]
         return found
 
-    def between(self, sender: int, receiver: int) -> list[Piece]:
+    def transfers_between(self, sender: int, receiver: int) -> list[Transfer]:
         """What one process sends another."""
         return self._by_pair.get((sender, receiver), [])
 
     @cached_property
-    def _by_pair(self) -> dict[tuple[int, int], list[Piece]]:
-        found: dict[tuple[int, int], list[Piece]] = {}
-        for piece in self.pieces:
-            pair = (self.held[piece.source].rank, self.wanted[piece.target].rank)
-            found.setdefault(pair, []).append(piece)
+    def _by_pair(self) -> dict[tuple[int, int], list[Transfer]]:
+        found: dict[tuple[int, int], list[Transfer]] = {}
+        for transfer in self.transfers:
+            pair = (self.held[transfer.source].rank, self.wanted[transfer.target].rank)
+            found.setdefault(pair, []).append(transfer)
         return found
 
     def sent(self, rank: int) -> int:
         """Values that a process sends others."""
         return self.channels * sum(
-            piece.part.pixels
-            for piece in self.pieces
-            if self.held[piece.source].rank == rank != self.wanted[piece.target].rank
+            transfer.part.pixels
+            for transfer in self.transfers
+            if self.held[transfer.source].rank == rank != self.wanted[transfer.target].rank
         )
 
     def received(self, rank: int) -> int:
         """Values that a process is sent by others."""
         return self.channels * sum(
-            piece.part.pixels
-            for piece in self.pieces
-            if self.wanted[piece.target].rank == rank != self.held[piece.source].rank
+            transfer.part.pixels
+            for transfer in self.transfers
+            if self.wanted[transfer.target].rank == rank != self.held[transfer.source].rank
         )
 
     def start(self, values: Mapping[int, Tensor], transport: Transport, like: Tensor) -> Pending:
@@ -119,16 +119,18 @@ class Exchange:
         """
         rank = transport.rank
         outgoing, incoming = dict[int, Tensor](), dict[int, Tensor]()
-        packed: dict[tuple[Place, ...], Tensor] = {}  # what several are sent alike is in memory once
+        packed: dict[tuple[Shard, ...], Tensor] = {}  # what several are sent alike is in memory once
         for peer in sorted({place.rank for place in (*self.held, *self.wanted)} - {rank}):
-            pieces = self.between(rank, peer)
-            if pieces:
-                alike = tuple(piece.part for piece in pieces)
+            transfers = self.transfers_between(rank, peer)
+            if transfers:
+                alike = tuple(transfer.part for transfer in transfers)
                 if alike not in packed:
-                    parts = [piece.part.of(values[piece.source], self.held[piece.source]) for piece in pieces]
+                    parts = [
+                        transfer.part.of(values[transfer.source], self.held[transfer.source]) for transfer in transfers
+                    ]
                     packed[alike] = torch.cat([part.reshape(-1) for part in parts])
                 outgoing[peer] = packed[alike]
-            size = self.channels * sum(piece.part.pixels for piece in self.between(peer, rank))
+            size = self.channels * sum(transfer.part.pixels for transfer in self.transfers_between(peer, rank))
             if size:
                 incoming[peer] = like.new_empty(size)
         works = transport.swap(outgoing, incoming)
@@ -143,7 +145,7 @@ class Pending:
     values: Mapping[int, Tensor]
     rank: int
     like: Tensor
-    works: Sequence[Waiting]
+    works: Sequence[Handle]
     outgoing: Sequence[Tensor]
     incoming: Mapping[int, Tensor]
 
@@ -157,8 +159,8 @@ class Pending:
             work.wait()
         for peer, flat in self.incoming.items():
             start = 0
-            for piece in self.exchange.between(peer, self.rank):
-                part = piece.part.of(found[piece.target], self.exchange.wanted[piece.target])
+            for transfer in self.exchange.transfers_between(peer, self.rank):
+                part = transfer.part.of(found[transfer.target], self.exchange.wanted[transfer.target])
                 part.copy_(flat[start : start + part.numel()].view(part.shape))
                 start += part.numel()
         return found
@@ -167,19 +169,21 @@ class Pending:
         """A wanted part with all that this process holds of it."""
         want = self.exchange.wanted[number]
         own = [
-            piece
-            for piece in self.exchange.pieces
-            if piece.target == number and self.exchange.held[piece.source].rank == self.rank
+            transfer
+            for transfer in self.exchange.transfers
+            if transfer.target == number and self.exchange.held[transfer.source].rank == self.rank
         ]
         if len(own) == 1 and own[0].part.pixels == want.pixels:
             return own[0].part.of(self.values[own[0].source], self.exchange.held[own[0].source])
         shape = (len(want.images), self.exchange.channels, len(want.region.rows), len(want.region.columns))
-        last = any(self.values[piece.source].stride(1) == 1 for piece in own) and shape[1] > 1
+        last = any(self.values[transfer.source].stride(1) == 1 for transfer in own) and shape[1] > 1
         found = torch.empty(
-            shape, dtype=self.like.dtype, device=self.like.device,
+            shape,
+            dtype=self.like.dtype,
+            device=self.like.device,
             memory_format=torch.channels_last if last else torch.contiguous_format,
-        )  # fmt: skip
-        for piece in own:
-            part = piece.part.of(found, want)
-            part.copy_(piece.part.of(self.values[piece.source], self.exchange.held[piece.source]))
+        )
+        for transfer in own:
+            part = transfer.part.of(found, want)
+            part.copy_(transfer.part.of(self.values[transfer.source], self.exchange.held[transfer.source]))
         return found

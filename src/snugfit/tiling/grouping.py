@@ -54,9 +54,15 @@ class Prices:
 
 
 def group_work(
-    layers: Layers, start: int, stop: int, core: Region, direction: Direction, *, own: Region,
+    layers: Layers,
+    start: int,
+    stop: int,
+    core: Region,
+    direction: Direction,
+    *,
+    own: Region,
     clip: bool = True,
-) -> Work:  # fmt: skip
+) -> Work:
     """What a tile does between two cuts.
 
     Args:
@@ -111,11 +117,9 @@ class CostModel:
         made, exchanged = (stop, start) if direction == "forward" else (start, stop)
         core = self.tiling.core
         return [
-            group_work(
-                self.tiling.layers, start, stop, core(made, tile), direction, own=core(exchanged, tile)
-            )
+            group_work(self.tiling.layers, start, stop, core(made, tile), direction, own=core(exchanged, tile))
             for tile in self.tiling.tiles
-        ]  # fmt: skip
+        ]
 
     def group(self, start: int, stop: int, direction: Direction) -> float:
         """Cost of a group for a batch."""
@@ -163,9 +167,11 @@ class CostModel:
 
 
 def cheapest(
-    cuts: Sequence[int], cost: Callable[[int, int], float], size: Callable[[int, int], float] | None = None,
+    cuts: Sequence[int],
+    cost: Callable[[int, int], float],
+    size: Callable[[int, int], float] | None = None,
     headroom: float = float("inf"),
-) -> Profile:  # fmt: skip
+) -> Profile:
     """The shortest path over cuts, group by group (Algorithm 2), within a bound on another sum.
 
     The graph has no cycles, so that one pass over its vertices finds what Dijkstra's algorithm finds. Where sizes are
@@ -183,26 +189,26 @@ def cheapest(
     Raises:
         ValueError: no profile fits; its message names the smallest sum that would fit.
     """
-    ways: dict[int, list[_Way]] = {cuts[0]: [(0.0, 0.0, 0, (cuts[0],))]}
+    ways: dict[int, list[_Path]] = {cuts[0]: [(0.0, 0.0, 0, (cuts[0],))]}
     for index, stop in enumerate(cuts[1:], 1):
         found = []
         for start in cuts[:index]:
             price, bulk = cost(start, stop), size(start, stop) if size else 0.0
             found += [(spent + price, held + bulk, n + 1, (*path, stop)) for spent, held, n, path in ways[start]]
-        ways[stop] = _unbeaten(found)
+        ways[stop] = _pareto(found)
     fitting = [way for way in ways[cuts[-1]] if way[1] <= headroom]
     if not fitting:
         raise ValueError(f"no grouping fits; the smallest needs {min(way[1] for way in ways[cuts[-1]]):g}.")
     return Profile(min(fitting)[-1])
 
 
-_Way = tuple[float, float, int, tuple[int, ...]]
+_Path = tuple[float, float, int, tuple[int, ...]]
 """Cost, size, groups and cuts."""
 
 
-def _unbeaten(ways: list[_Way]) -> list[_Way]:
+def _pareto(ways: list[_Path]) -> list[_Path]:
     """Those that no other one beats or equals in both cost and size; of equals the one with the fewest groups."""
-    kept: list[_Way] = []
+    kept: list[_Path] = []
     for way in sorted(ways):
         if not kept or way[1] < kept[-1][1]:
             kept.append(way)

@@ -43,7 +43,7 @@ class Region:
         return not other.area or (other.rows in self.rows and other.columns in self.columns)
 
 
-NOWHERE = Region(EMPTY, EMPTY)
+EMPTY_REGION = Region(EMPTY, EMPTY)
 
 
 @dataclass(frozen=True)

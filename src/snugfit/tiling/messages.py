@@ -12,23 +12,23 @@ from torch import Tensor
 from snugfit.tiling.transport import Transport
 
 
-class Line(Protocol):
+class CommandChannel(Protocol):
     """Text from the gateway to all others, who may have to wait long for it."""
 
-    def give(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Tell all others."""
 
-    def take(self) -> str:
+    def receive(self) -> str:
         """Wait for what the gateway tells next."""
 
 
-class Silence:
+class NullChannel:
     """Nobody listens: what is said by one who only behaves as if there were others."""
 
-    def give(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Say nothing."""
 
-    def take(self) -> str:
+    def receive(self) -> str:
         """Nothing is ever said.
 
         Raises:
@@ -42,8 +42,8 @@ def send_tensors(tensors: dict[str, Tensor], transport: Transport) -> None:
     if transport.size > 1 and not any(tensor.is_meta for tensor in tensors.values()):
         forms = [(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()]
         content = torch.frombuffer(bytearray(json.dumps(forms).encode()), dtype=torch.uint8)
-        transport.from_gateway(torch.tensor([len(content)], dtype=torch.int64))
-        transport.from_gateway(content)
+        transport.broadcast(torch.tensor([len(content)], dtype=torch.int64))
+        transport.broadcast(content)
         for each in tensors.values():
             send_tensor(each, transport)
 
@@ -51,9 +51,9 @@ def send_tensors(tensors: dict[str, Tensor], transport: Transport) -> None:
 def receive_tensors(transport: Transport) -> dict[str, Tensor]:
     """Wait for the gateway's tensors."""
     size = torch.zeros(1, dtype=torch.int64)
-    transport.from_gateway(size)
+    transport.broadcast(size)
     content = torch.empty(int(size), dtype=torch.uint8)
-    transport.from_gateway(content)
+    transport.broadcast(content)
     forms = json.loads(bytes(content.numpy()))
     return {name: receive_tensor(shape, getattr(torch, dtype), transport) for name, dtype, shape in forms}
 
@@ -61,14 +61,14 @@ def receive_tensors(transport: Transport) -> dict[str, Tensor]:
 def send_tensor(tensor: Tensor, transport: Transport) -> None:
     """Send a tensor to all others, who know its type and shape."""
     if tensor.numel() and transport.size > 1 and not tensor.is_meta:
-        transport.from_gateway(_bytes(tensor.detach().cpu().contiguous()))
+        transport.broadcast(_bytes(tensor.detach().cpu().contiguous()))
 
 
 def receive_tensor(shape: Sequence[int], dtype: torch.dtype, transport: Transport) -> Tensor:
     """Wait for a tensor of the gateway; on the CPU."""
     found = torch.empty(tuple(shape), dtype=dtype)
     if found.numel():
-        transport.from_gateway(_bytes(found))
+        transport.broadcast(_bytes(found))
     return found
 
 

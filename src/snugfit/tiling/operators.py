@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from snugfit.tiling.adjoint import Addition, Adjoint, Convolution, Held, Norm
+from snugfit.tiling.adjoint import AddAdjoint, Adjoint, BatchNormAdjoint, ConvAdjoint, RegionTensor
 from snugfit.tiling.layers import Layer, Layers, Region
 from snugfit.tiling.statistics import Normalised
 
@@ -40,7 +40,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Stem:
+class TileablePrefix:
     """The leading part of a network that can be tiled.
 
     Attributes:
@@ -63,15 +63,20 @@ class Stem:
         maps, norms = self.layers.maps, [each for each in self.operators if isinstance(each.module, nn.BatchNorm2d)]
         return {each.module: maps[each.layer.reads[0]].whole.area for each in norms if each.module is not None}
 
-    def cropped(self, count: int) -> Stem:
+    def cropped(self, count: int) -> TileablePrefix:
         """Its first operators, up to a cut."""
         layers = Layers(self.layers.maps[: count + 1], self.layers.layers[:count])
-        return Stem(layers, self.operators[:count], self.nodes[:count])
+        return TileablePrefix(layers, self.operators[:count], self.nodes[:count])
 
     def run(
-        self, start: int, stop: int, regions: Mapping[int, Region], entries: Mapping[int, Tensor],
-        statistics: Statistics | None = None, keep: Container[int] = (),
-    ) -> dict[int, Tensor]:  # fmt: skip
+        self,
+        start: int,
+        stop: int,
+        regions: Mapping[int, Region],
+        entries: Mapping[int, Tensor],
+        statistics: Statistics | None = None,
+        keep: Container[int] = (),
+    ) -> dict[int, Tensor]:
         """Run layers on parts of maps.
 
         After every layer what lies outside the image is padding anew.
@@ -93,10 +98,10 @@ class Stem:
             if number + 1 not in regions:
                 continue
             each, made = self.operators[number], regions[number + 1]
-            inputs = [Held(values[read], regions[read]) for read in each.layer.reads]
+            inputs = [RegionTensor(values[read], regions[read]) for read in each.layer.reads]
             moments = statistics.get(number) if statistics else None
-            spare = self._is_spare(number, start, kept)
-            values[number + 1] = self._made(number, made, inputs, moments, spare=spare)
+            reusable = self._is_reusable(number, start, kept)
+            values[number + 1] = self._made(number, made, inputs, moments, reusable=reusable)
             del inputs
             for read in each.layer.reads:
                 if last[read] == number and read not in kept:
@@ -104,30 +109,36 @@ class Stem:
         wanted = [number for number in values if number > start and (number in alive or number in keep)]
         return {number: values[number] for number in wanted}
 
-    def part(self, number: int, made: Region, held: Held) -> Tensor:
+    def part(self, number: int, made: Region, held: RegionTensor) -> Tensor:
         """A part of what a layer makes, (B, C, h, w), of a part of the one map that it reads."""
-        return self._made(number, made, [held], None, spare=False)
+        return self._made(number, made, [held], None, reusable=False)
 
-    def _is_spare(self, number: int, start: int, kept: Container[int]) -> bool:
+    def _is_reusable(self, number: int, start: int, kept: Container[int]) -> bool:
         """Whether an operator may overwrite what it reads: made here in memory of its own, and for it alone."""
         reads = self.operators[number].layer.reads
         if self.operators[number].overwrite is None or reads[0] <= start or reads[0] in kept:
             return False
         alone = self.layers.readers[reads[0]] == 1
-        return alone and isinstance(self.operators[reads[0] - 1].adjoint, (Addition, Convolution, Norm))
+        return alone and isinstance(self.operators[reads[0] - 1].adjoint, (AddAdjoint, ConvAdjoint, BatchNormAdjoint))
 
     def _made(
-        self, number: int, made: Region, inputs: Sequence[Held], moments: tuple[Tensor, Tensor] | None, *, spare: bool
-    ) -> Tensor:  # fmt: skip
+        self,
+        number: int,
+        made: Region,
+        inputs: Sequence[RegionTensor],
+        moments: tuple[Tensor, Tensor] | None,
+        *,
+        reusable: bool,
+    ) -> Tensor:
         """What an operator makes of parts of maps."""
         each, batch = self.operators[number], len(inputs[0].values)
         if not made.area or not batch:
             shape = (batch, self.layers.maps[number + 1].channels, len(made.rows), len(made.columns))
             return inputs[0].values.new_empty(shape)
-        if spare and each.overwrite is not None and inputs[0].region == made:
+        if reusable and each.overwrite is not None and inputs[0].region == made:
             return each.overwrite(inputs[0].values)
         needs, sizes = each.layer.needs(made), [self.layers.maps[read] for read in each.layer.reads]
-        framed = [held.framed(needs, size, each.fill) for held, size in zip(inputs, sizes, strict=True)]
+        framed = [held.padded(needs, size, each.fill) for held, size in zip(inputs, sizes, strict=True)]
         return each.call(*framed) if moments is None else normalised(each.module, framed[0], *moments)
 
 
@@ -139,5 +150,5 @@ def normalises_by_batch(layer: nn.Module | None) -> bool:
 def normalised(norm: nn.Module | None, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """What BatchNorm makes of a part of a map, (B, C, h, w), by mean and variance of the whole one, both (C,)."""
     assert isinstance(norm, nn.BatchNorm2d)
-    made: Tensor = Normalised.apply(x, mean, variance, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+    made: Tensor = Normalised.apply(x, mean, variance, norm.weight, norm.bias, norm.eps)
     return made

@@ -13,11 +13,11 @@ from snugfit.errors import ModelError
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import weighted
 from snugfit.tiling.layers import Layers, Tiling
-from snugfit.tiling.operators import Stem
+from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.profile import named_profile
-from snugfit.tiling.reductions import buckets, in_one
+from snugfit.tiling.reductions import buckets, flattened
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.tileable_prefix import stem_of
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import GATEWAY, Transport
 
 Shares = tuple[tuple[float, ...], tuple[float, ...]]
@@ -74,19 +74,19 @@ class Tiles:
         self, module: fx.GraphModule, input_shape: tuple[int, ...], plan: TilePlan, transport: Transport
     ) -> None:
         self.module, self.plan, self.transport = module, plan, transport
-        self.training = self._network(stem_of(module.train(), input_shape), backward=True)
-        self.evaluation = self._network(stem_of(module.eval(), input_shape), backward=False)
-        self.stem = self.training.stem
+        self.training = self._network(find_tileable_prefix(module.train(), input_shape), backward=True)
+        self.evaluation = self._network(find_tileable_prefix(module.eval(), input_shape), backward=False)
+        self.prefix = self.training.prefix
 
-    def _network(self, stem: Stem, *, backward: bool) -> TiledNetwork:
-        plan, last, cuts = self.plan, stem.layers.maps[-1], stem.layers.cuts
+    def _network(self, prefix: TileablePrefix, *, backward: bool) -> TiledNetwork:
+        plan, last, cuts = self.plan, prefix.layers.maps[-1], prefix.layers.cuts
         require_grid(plan.grid, last.height, last.width)
-        tiling = tiling_of(stem.layers, plan.grid, plan.shares)
+        tiling = tiling_of(prefix.layers, plan.grid, plan.shares)
         back = named_profile(plan.backward, cuts) if backward else None
-        schedule = schedule_of(stem, tiling, named_profile(plan.forward, cuts), back, recompute=plan.recompute)
+        schedule = schedule_of(prefix, tiling, named_profile(plan.forward, cuts), back, recompute=plan.recompute)
         busy = min(self.transport.size, plan.cells)
         cells, rest = cells_of(tiling.tiles, plan.replicas, busy), plan.rest if backward else "gateway"
-        return TiledNetwork(stem, schedule, cells, self.transport, rest)
+        return TiledNetwork(prefix, schedule, cells, self.transport, rest)
 
     @property
     def updates(self) -> bool:
@@ -101,7 +101,7 @@ class Tiles:
 
     def tensors(self, *, everything: bool = False) -> list[Tensor]:
         """Weights and buffers of the tiled layers; everything that other processes have too, if asked for."""
-        layers: list[nn.Module] = [each.module for each in self.stem.operators if each.module is not None]
+        layers: list[nn.Module] = [each.module for each in self.prefix.operators if each.module is not None]
         if everything and self.plan.rest == "replicated":
             layers = [self.module]
         found = [tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers())]
@@ -117,7 +117,7 @@ class Tiles:
     def statistics(self) -> list[Tensor]:
         """Running means and variances, and counts of batches, of norms that other processes have too."""
         norms = [each for each in self.module.modules() if isinstance(each, _BatchNorm)]
-        shared = norms if self.plan.rest == "replicated" else self.stem.norms()
+        shared = norms if self.plan.rest == "replicated" else self.prefix.norms()
         return [tensor for norm in shared for tensor in norm.buffers()]
 
     def share(self, tensors: Sequence[Tensor]) -> None:
@@ -125,8 +125,8 @@ class Tiles:
         found = [each.detach() for each in tensors]
         whole = [each for each in found if not each.is_floating_point()]
         for some in [*buckets([each for each in found if each.is_floating_point()]), *buckets(whole)]:
-            with in_one(some) as flat:
-                self.transport.from_gateway(flat)
+            with flattened(some) as flat:
+                self.transport.broadcast(flat)
 
     def sum_gradients(self) -> None:
         """Add up gradients over processes; where weights are updated by all, all have the sums."""
@@ -134,8 +134,8 @@ class Tiles:
             self.training.sum_gradients()
             return
         for some in buckets(self.training.gradients()):
-            with in_one(some) as flat:
-                self.transport.sum_at_gateway(flat)
+            with flattened(some) as flat:
+                self.transport.reduce_at_gateway(flat)
 
 
 def tiling_of(layers: Layers, grid: tuple[int, int], shares: Shares | None = None) -> Tiling:

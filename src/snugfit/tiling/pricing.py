@@ -9,7 +9,7 @@ from functools import cached_property
 
 from snugfit._core.cluster import Cluster, Link
 from snugfit.tiling.grouping import Prices
-from snugfit.tiling.step_cost import FLOAT, Kind, Pass, Stage, Tally
+from snugfit.tiling.step_cost import FLOAT, Kind, Pass, Stage, StepCost
 
 
 def prices_of(cluster: Cluster, owners: Sequence[int]) -> list[Prices]:
@@ -42,9 +42,7 @@ def _sharing(cluster: Cluster, link: Link, tiles: Counter[int]) -> int:
     return sum(cluster.ranks[rank].host == host for rank in tiles)
 
 
-def shares_by_speed(
-    grid: tuple[int, int], speeds: Sequence[float]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:  # fmt: skip
+def shares_by_speed(grid: tuple[int, int], speeds: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Weights of a grid's rows and of its columns, so that tiles are in proportion to the speeds of their devices.
 
     That is as near as rows and columns can come: a device alone in its row and column gets its share.
@@ -83,7 +81,7 @@ class Prediction:
         cluster: the processes.
     """
 
-    tally: Tally
+    cost: StepCost
     cluster: Cluster
     _links: dict[tuple[int, int], Link] = field(default_factory=dict, compare=False, repr=False)
 
@@ -97,7 +95,7 @@ class Prediction:
         Raises:
             UsageError: a link was not measured.
         """
-        return tuple(Span(stage, self._sending(stage), self._computing(stage)) for stage in self.tally.stages)
+        return tuple(Span(stage, self._sending(stage), self._computing(stage)) for stage in self.cost.stages)
 
     @property
     def seconds(self) -> float:

@@ -8,20 +8,20 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from snugfit.tiling.transport import Transport, Waiting
+from snugfit.tiling.transport import Handle, Transport
 
 BUCKET_BYTES = 2_000_000
 
 
-def all_sum(tensors: Sequence[Tensor], transport: Transport) -> None:
+def all_reduce(tensors: Sequence[Tensor], transport: Transport) -> None:
     """Add up tensors over processes, in place, in few messages."""
     if transport.size > 1:
         for some in buckets(tensors):
-            with in_one(some) as flat:
-                transport.all_sum(flat)
+            with flattened(some) as flat:
+                transport.all_reduce(flat)
 
 
-class RunningSums:
+class OverlappedAllReduce:
     """Sums over processes of tensors that become ready one after another, while other work is done.
 
     Args:
@@ -31,7 +31,7 @@ class RunningSums:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._ready: list[Tensor] = []
-        self._under_way: list[tuple[AbstractContextManager[Tensor], Waiting]] = []
+        self._under_way: list[tuple[AbstractContextManager[Tensor], Handle]] = []
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Take tensors that do not change any more; they travel as soon as they make a message of some megabytes."""
@@ -50,8 +50,8 @@ class RunningSums:
     def _send(self) -> None:
         if len(self._under_way) > 1:  # so that copies stay few
             self._end_first()
-        message = in_one(self._ready)
-        self._under_way.append((message, self._transport.begin_sum(message.__enter__())))
+        message = flattened(self._ready)
+        self._under_way.append((message, self._transport.begin_all_reduce(message.__enter__())))
         self._ready = []
 
     def _end_first(self) -> None:
@@ -75,7 +75,7 @@ def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 @contextmanager
-def in_one(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+def flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Tensors of one or several types as one flat one, to travel as one message; they are given what it then holds."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].view(-1)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from snugfit.tiling.exchange import Exchange, Place
+from snugfit.tiling.exchange import Exchange, Shard
 from snugfit.tiling.geometry import Interval, balanced
-from snugfit.tiling.layers import NOWHERE, Region
+from snugfit.tiling.layers import EMPTY_REGION, Region
 from snugfit.tiling.schedule import Schedule
 from snugfit.tiling.transport import GATEWAY
 
@@ -88,20 +88,20 @@ class Routes:
     def _exchange(self, number: int, source: Source, wanted: Wanted, images: int) -> Exchange:
         """Who sends what of a map, for a batch of images."""
         size = self.schedule.tiling.layers.maps[number]
-        everyone = tuple(Place(rank, Interval.whole(images), size.whole) for rank in range(self.processes))
+        everyone = tuple(Shard(rank, Interval.whole(images), size.whole) for rank in range(self.processes))
         whole = {"gateway": everyone[: GATEWAY + 1], "everyone": everyone}
         held = whole.get(source) or self._places(lambda cell: self.core(number, cell), images)
         places = whole.get(wanted.what) or self._places(lambda cell: self._region(wanted, number, cell), images)
         return Exchange(held, places, size.channels)
 
-    def _places(self, region: Callable[[int], Region], images: int) -> tuple[Place, ...]:
+    def _places(self, region: Callable[[int], Region], images: int) -> tuple[Shard, ...]:
         """Of all cells, in order."""
         shares = balanced(images, self.replicas)
-        return tuple(Place(cell.rank, shares[cell.replica], region(number)) for number, cell in enumerate(self.cells))
+        return tuple(Shard(cell.rank, shares[cell.replica], region(number)) for number, cell in enumerate(self.cells))
 
     def _region(self, wanted: Wanted, number: int, cell: int) -> Region:
         tile = self.cells[cell].tile
         if wanted.what == "forward":
             return self.schedule.forward_groups[tile][wanted.group][number]
         group = self.schedule.backward_groups[tile][wanted.group]
-        return (group.entries if wanted.what == "anew" else group.gradients).get(number, NOWHERE)
+        return (group.entries if wanted.what == "anew" else group.gradients).get(number, EMPTY_REGION)

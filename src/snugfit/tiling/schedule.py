@@ -23,7 +23,7 @@ Reads = Literal["nothing", "input", "core", "output"]
 
 
 @dataclass(frozen=True)
-class Backward:
+class BackwardRules:
     """How a network's backward pass looks at its layers.
 
     Attributes:
@@ -39,7 +39,7 @@ class Backward:
     @classmethod
     def of(
         cls, layers: Layers, trains: Sequence[bool], reads: Sequence[Reads], *, image: bool = False
-    ) -> Backward:  # fmt: skip
+    ) -> BackwardRules:
         """A gradient is needed behind the first weights that train, or everywhere if that of the image is wanted."""
         flows = [image]
         for layer, own in zip(layers.layers, trains, strict=True):
@@ -79,7 +79,7 @@ class Schedule:
     tiling: Tiling
     forward: Profile
     backward: Profile
-    network: Backward | None
+    network: BackwardRules | None
     recompute: bool = False
 
     @cached_property
@@ -126,7 +126,7 @@ class Schedule:
             found[tile] = held
         return found
 
-    def joined(self) -> Schedule:
+    def merged(self) -> Schedule:
         """The same work in fewer groups: none meet where no tile fetches anything.
 
         Backward groups that compute maps anew stay, since they are what bounds how many of these are held.
@@ -206,10 +206,11 @@ def _meeting(profile: Profile, inner: Iterable[int]) -> Profile:
 def _hulls(first: Mapping[int, Region], second: Mapping[int, Region]) -> Regions:
     """Of every map, what holds both."""
     return {
-        number: first[number].hull(second[number]) if number in first and number in second
+        number: first[number].hull(second[number])
+        if number in first and number in second
         else first.get(number) or second[number]
         for number in _numbers(first, second)
-    }  # fmt: skip
+    }
 
 
 def _numbers(*regions: Mapping[int, Region]) -> Iterable[int]:

@@ -22,8 +22,8 @@ from snugfit.memory.autocast import META_AS, autocast
 from snugfit.memory.mapped import MappedScratch
 from snugfit.tiling.geometry import EMPTY
 from snugfit.tiling.layers import Region, Tiling
-from snugfit.tiling.operators import Stem
-from snugfit.tiling.statistics import pass_back
+from snugfit.tiling.operators import TileablePrefix
+from snugfit.tiling.statistics import add_statistics_gradient
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Segment:
         scratch: where whole maps lie between segments; in memory by default.
     """
 
-    stem: Stem
+    prefix: TileablePrefix
     tiling: Tiling
     start: int
     stop: int
@@ -47,17 +47,17 @@ class Segment:
     @cached_property
     def entries(self) -> list[int]:
         """Numbers of the maps that are read."""
-        return self.stem.layers.entries(self.start, self.stop)
+        return self.prefix.layers.entries(self.start, self.stop)
 
     @cached_property
     def outputs(self) -> list[int]:
         """Numbers of the maps that are made for others."""
-        return self.stem.layers.outputs(self.start, self.stop)
+        return self.prefix.layers.outputs(self.start, self.stop)
 
     @property
     def normed(self) -> int:
         """Number of the map that the first layer reads."""
-        return self.stem.layers.layers[self.start].reads[0]
+        return self.prefix.layers.layers[self.start].reads[0]
 
     @cached_property
     def tiles(self) -> list[tuple[dict[int, Region], dict[int, Region]]]:
@@ -67,7 +67,7 @@ class Segment:
             cores = {number: self.tiling.core(number, tile) for number in self.outputs}
             cores = {number: core for number, core in cores.items() if core.area}
             if cores:
-                found.append((cores, self.stem.layers.needed(self.start, self.stop, cores)))
+                found.append((cores, self.prefix.layers.needed(self.start, self.stop, cores)))
         return found
 
     def __call__(self, maps: dict[int, Tensor], moments: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -80,11 +80,11 @@ class Segment:
         Returns:
             Its outputs, and those of its entries that are handed on.
         """
-        alive = self.stem.layers.alive(self.stop)
+        alive = self.prefix.layers.alive(self.stop)
         passed = [number for number in self.entries if number in alive and maps[number].requires_grad]
-        parameters = self.stem.parameters(self.start, self.stop)
+        parameters = self.prefix.parameters(self.start, self.stop)
         entries = [maps[number] for number in self.entries]
-        made = _Tiled.apply(self, passed, *entries, *moments, *parameters)  # type: ignore[no-untyped-call]
+        made = _Tiled.apply(self, passed, *entries, *moments, *parameters)
         return dict(zip([*self.outputs, *passed], made, strict=True))
 
     def run(
@@ -93,7 +93,7 @@ class Segment:
         """Run a tile on parts of its entries."""
         read = {number: entry for number, entry in zip(self.entries, entries, strict=True) if number in regions}
         statistics = {self.start: (moments[0], moments[1])} if self.by_batch else None
-        return self.stem.run(self.start, self.stop, regions, read, statistics)
+        return self.prefix.run(self.start, self.stop, regions, read, statistics)
 
     def whole(self, number: int, like: Tensor, entry: Tensor) -> Tensor:
         """Storage for a feature map or its gradient: in scratch, except the first and the last, which others own.
@@ -103,10 +103,10 @@ class Segment:
             like: a part of it.
             entry: a map whose order in memory is taken.
         """
-        size = self.stem.layers.maps[number]
+        size = self.prefix.layers.maps[number]
         shape = (len(like), size.channels, size.height, size.width)
         last = entry.is_contiguous(memory_format=torch.channels_last)
-        if self.scratch is not None and 0 < number < len(self.stem.operators):
+        if self.scratch is not None and 0 < number < len(self.prefix.operators):
             return self.scratch.empty(shape, like.dtype, last=last, meta=like.is_meta)
         order = torch.channels_last if last else torch.contiguous_format
         return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=order)
@@ -137,7 +137,7 @@ class _Tiled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         segment: Segment = ctx.segment
-        sums = _Sums(segment, ctx.saved_tensors, ctx.parameters, ctx.needs_input_grad[2:])
+        sums = _GradientSums(segment, ctx.saved_tensors, ctx.parameters, ctx.needs_input_grad[2:])
         own = len(segment.outputs)
         sums.begin(dict(zip(ctx.passed, gradients[own:], strict=True)))
         upper = dict(zip(segment.outputs, gradients[:own], strict=True))
@@ -148,7 +148,7 @@ class _Tiled(torch.autograd.Function):
         return None, None, *sums.totals, *moments, *sums.weights
 
 
-class _Sums:
+class _GradientSums:
     """Gradients of a segment's entries and weights, summed over tiles; None for those that need none."""
 
     def __init__(
@@ -209,7 +209,7 @@ class _Sums:
             place = self.segment.entries.index(self.segment.normed)
             total = self.totals[place]
             assert total is not None
-            pass_back(total, self.entries[place], self.moments[0], to_mean, to_variance)
+            add_statistics_gradient(total, self.entries[place], self.moments[0], to_mean, to_variance)
 
 
 def _added(before: Tensor | None, part: Tensor | None) -> Tensor | None:

@@ -18,11 +18,11 @@ from snugfit.errors import ModelError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Tiling
-from snugfit.tiling.operators import Stem, normalises_by_batch
+from snugfit.tiling.operators import TileablePrefix, normalises_by_batch
 from snugfit.tiling.profile import Profile, every_cut
 from snugfit.tiling.segments import Segment
-from snugfit.tiling.statistics import track
-from snugfit.tiling.tileable_prefix import stem_of
+from snugfit.tiling.statistics import update_running_statistics
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 
 class TiledForward:
@@ -45,18 +45,22 @@ class TiledForward:
     """
 
     def __init__(
-        self, module: fx.GraphModule, input_shape: tuple[int, ...], grid: tuple[int, int],
-        profile: Profile | None = None, scratch: MappedScratch | None = None,
-    ) -> None:  # fmt: skip
-        self.stem = stem_of(module, input_shape)
-        size = self.stem.layers.maps[-1]
+        self,
+        module: fx.GraphModule,
+        input_shape: tuple[int, ...],
+        grid: tuple[int, int],
+        profile: Profile | None = None,
+        scratch: MappedScratch | None = None,
+    ) -> None:
+        self.prefix = find_tileable_prefix(module, input_shape)
+        size = self.prefix.layers.maps[-1]
         if grid[0] > size.height or grid[1] > size.width or min(grid) < 1:
             raise ModelError(
                 f"a map of {size.height}x{size.width} cannot be cut into {grid[0]}x{grid[1]} tiles: use a smaller grid."
             )
-        self.tiling = Tiling.of(self.stem.layers, balanced(size.height, grid[0]), balanced(size.width, grid[1]))
-        self.profile = profile or every_cut(self.stem.layers.cuts)
-        self.rest = rest_of(module, self.stem)
+        self.tiling = Tiling.of(self.prefix.layers, balanced(size.height, grid[0]), balanced(size.width, grid[1]))
+        self.profile = profile or every_cut(self.prefix.layers.cuts)
+        self.rest = rest_of(module, self.prefix)
         self.scratch = scratch
         self._segments: dict[frozenset[int], list[Segment]] = {}
 
@@ -70,18 +74,18 @@ class TiledForward:
         for segment in self._cut():
             moments = self._statistics(segment, maps) if segment.by_batch else ()
             maps |= segment(maps, moments)
-            maps = {number: maps[number] for number in self.stem.layers.alive(segment.stop)}
-        value = maps[len(self.stem.operators)]
+            maps = {number: maps[number] for number in self.prefix.layers.alive(segment.stop)}
+        value = maps[len(self.prefix.operators)]
         output: Tensor = value if self.rest is None else self.rest(value)
         return output
 
     def _cut(self) -> list[Segment]:
         """The stretches between groups, and in front of norms that now normalise by their batch."""
-        operators = enumerate(self.stem.operators)
+        operators = enumerate(self.prefix.operators)
         by_batch = frozenset(number for number, each in operators if normalises_by_batch(each.module))
         if by_batch not in self._segments:
             self._segments[by_batch] = [
-                Segment(self.stem, self.tiling, start, stop, start in by_batch, self.scratch)
+                Segment(self.prefix, self.tiling, start, stop, start in by_batch, self.scratch)
                 for start, stop in pairwise(sorted({*self.profile.cuts, *by_batch}))
             ]
         return self._segments[by_batch]
@@ -89,18 +93,18 @@ class TiledForward:
     @torch.no_grad()
     def _statistics(self, segment: Segment, maps: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and variance of what a norm reads; segments pass gradients back through them."""
-        entry, norm = maps[segment.normed], self.stem.operators[segment.start].module
+        entry, norm = maps[segment.normed], self.prefix.operators[segment.start].module
         pixels = entry.numel() // entry.shape[1]
         if pixels < 2:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {entry.shape}")
         variance, mean = torch.var_mean(entry, (0, 2, 3), correction=0)
         assert isinstance(norm, nn.BatchNorm2d)
-        track(norm, mean, variance, pixels)
+        update_running_statistics(norm, mean, variance, pixels)
         return mean, variance
 
 
-def rest_of(module: fx.GraphModule, stem: Stem) -> nn.Module | None:
+def rest_of(module: fx.GraphModule, prefix: TileablePrefix) -> nn.Module | None:
     """What follows the tiled layers, with the network's own layers; None where nothing does."""
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-    after = nodes[len(stem.nodes) :]
-    return part_of(module, after, stem.nodes[-1]) if after else None
+    after = nodes[len(prefix.nodes) :]
+    return part_of(module, after, prefix.nodes[-1]) if after else None

@@ -62,9 +62,7 @@ def can_split(schedule: Schedule, index: int) -> bool:
     return index > 0 and first.reads == (start,) and not first.sums
 
 
-def groups_to_split(
-    schedule: Schedule, cells: Sequence[Cell], prediction: Prediction, images: int
-) -> frozenset[int]:  # fmt: skip
+def groups_to_split(schedule: Schedule, cells: Sequence[Cell], prediction: Prediction, images: int) -> frozenset[int]:
     """The forward groups in which hiding the exchange is worth more than it costs.
 
     Hidden is the shorter of the exchange and of what the slowest tile computes of the first layer without its halo.

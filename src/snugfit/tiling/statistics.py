@@ -19,7 +19,7 @@ class Normalised(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Normalise, scale and shift."""
         ctx.save_for_backward(x, mean, variance, weight)
         ctx.eps = eps
@@ -41,7 +41,7 @@ class Normalised(torch.autograd.Function):
 
 
 @torch.no_grad()
-def pass_back(total: Tensor, inputs: Tensor, mean: Tensor, to_mean: Tensor, to_variance: Tensor) -> None:
+def add_statistics_gradient(total: Tensor, inputs: Tensor, mean: Tensor, to_mean: Tensor, to_variance: Tensor) -> None:
     """Add what mean and variance of a map pass back to every pixel, in place.
 
     Args:
@@ -58,7 +58,7 @@ def pass_back(total: Tensor, inputs: Tensor, mean: Tensor, to_mean: Tensor, to_v
 
 
 @torch.no_grad()
-def track(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, pixels: int) -> None:
+def update_running_statistics(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, pixels: int) -> None:
     """Renew a norm's running statistics, as a forward pass in training mode does.
 
     Args:

@@ -14,7 +14,7 @@ DIRECT = 4
 
 Kind = Literal[
     "images", "forward halo", "norms", "last map", "rest", "gradient", "backward halo", "maps anew", "weights"
-]  # fmt: skip
+]
 """What travels: a batch from the gateway, halos, sums of norms, the last map to the gateway or to everyone, nothing for
 the layers behind it, its gradient from the gateway, halos of what is recomputed, gradients of weights."""
 Pass = Literal["forward", "backward", "recompute"]
@@ -50,7 +50,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Tally:
+class StepCost:
     """A training step of all processes.
 
     Attributes:
@@ -100,7 +100,7 @@ def all_gathered(floats: int, processes: int) -> Messages:
     return _ring((processes - 1) * floats, processes)
 
 
-def all_told(floats: int, processes: int) -> Messages:
+def all_to_all(floats: int, processes: int) -> Messages:
     """The same, by messages from everyone to everyone."""
     pairs = ((source, target) for source in range(processes) for target in range(processes) if source != target)
     return dict.fromkeys(pairs, floats) if floats else {}

@@ -19,21 +19,46 @@ from snugfit.lean import LeanConv2d, LeanReLU, LeanReLU6
 from snugfit.tiling import adjoint
 from snugfit.tiling.geometry import Window
 from snugfit.tiling.layers import Layer, Layers, MapSize
-from snugfit.tiling.operators import Operator, Stem, normalises_by_batch
+from snugfit.tiling.operators import Operator, TileablePrefix, normalises_by_batch
 
 _CONVOLUTIONS = (nn.Conv2d, LeanConv2d)
 _PIXELWISE = (
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.ELU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid,
-    nn.Tanh, nn.Softplus, nn.Mish, LeanReLU, LeanReLU6,
-)  # fmt: skip
+    nn.Identity,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.SiLU,
+    nn.GELU,
+    nn.ELU,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Mish,
+    LeanReLU,
+    LeanReLU6,
+)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _FUNCTIONS = (
-    F.relu, torch.relu, F.relu6, F.leaky_relu, F.silu, F.gelu, F.elu, F.hardswish, F.hardsigmoid, F.sigmoid,
-    torch.sigmoid, torch.tanh, F.softplus, F.mish,
-)  # fmt: skip
+    F.relu,
+    torch.relu,
+    F.relu6,
+    F.leaky_relu,
+    F.silu,
+    F.gelu,
+    F.elu,
+    F.hardswish,
+    F.hardsigmoid,
+    F.sigmoid,
+    torch.sigmoid,
+    torch.tanh,
+    F.softplus,
+    F.mish,
+)
 
 
-def stem_of(module: fx.GraphModule, input_shape: tuple[int, ...]) -> Stem:
+def find_tileable_prefix(module: fx.GraphModule, input_shape: tuple[int, ...]) -> TileablePrefix:
     """The leading operators that can be tiled, up to the last point at which a single map crosses.
 
     Convolutions with zero padding, max and average pools, BatchNorm, activations and additions can; dropout, pools to
@@ -61,13 +86,13 @@ def stem_of(module: fx.GraphModule, input_shape: tuple[int, ...]) -> Stem:
         maps.append(MapSize(*shape[1:]))
         numbers[node] = len(found)
     layers = Layers(tuple(maps), tuple(each.layer for each in found))
-    stem = Stem(layers, tuple(found), tuple(nodes))
+    prefix = TileablePrefix(layers, tuple(found), tuple(nodes))
     ends = [cut for cut in layers.cuts[1:] if _leaves_by_one(nodes[:cut])]
     if not ends:
         raise ModelError(
             "no leading part of the model can be cut into tiles: it must begin with convolutions or pools."
         )
-    return stem.cropped(ends[-1])
+    return prefix.cropped(ends[-1])
 
 
 def _leaves_by_one(nodes: Sequence[fx.Node]) -> bool:
@@ -90,7 +115,7 @@ def _operator(
     if node.op == "call_function" and node.target in _ADDITIONS:
         two = len(node.args) == 2 and len(sources) == 2 and not node.kwargs
         same = two and shapes[sources[0]] == shapes[sources[1]]
-        return Operator(Layer(node.name, reads), torch.add, adjoint.Addition(torch.add)) if same else None
+        return Operator(Layer(node.name, reads), torch.add, adjoint.AddAdjoint(torch.add)) if same else None
     if len(sources) == 1 and (shortcut := _shortcut(node, reads)) is not None:
         return shortcut
     if node.op == "call_function" and node.target in _FUNCTIONS and len(sources) == 1:
@@ -103,7 +128,7 @@ def _operator(
 
 def _of_function(node: fx.Node, call: Callable[..., Tensor]) -> adjoint.Adjoint:
     """The adjoint of an activation that is a function."""
-    return adjoint.rectified() if node.target in (F.relu, torch.relu) else adjoint.Adjoint(call)
+    return adjoint.relu() if node.target in (F.relu, torch.relu) else adjoint.Adjoint(call)
 
 
 def _shortcut(node: fx.Node, reads: tuple[int, ...]) -> Operator | None:
@@ -116,10 +141,10 @@ def _shortcut(node: fx.Node, reads: tuple[int, ...]) -> Operator | None:
             return None
         windows = [Window(stride=step or 1) for step in steps]
         every = partial(_every, windows)
-        return Operator(Layer(node.name, reads, windows[0], windows[1]), every, adjoint.Linear(every))
+        return Operator(Layer(node.name, reads, windows[0], windows[1]), every, adjoint.LinearAdjoint(every))
     if node.target is F.pad and isinstance(rest[0], tuple) and len(rest[0]) == 6 and not any(rest[0][:4]):
         widened = partial(_with_rest, F.pad, rest, dict(node.kwargs))
-        return Operator(Layer(node.name, reads), widened, adjoint.Linear(widened))
+        return Operator(Layer(node.name, reads), widened, adjoint.LinearAdjoint(widened))
     return None
 
 
@@ -138,10 +163,10 @@ def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...], shapes: tupl
         return _convolution(name, layer, reads)  # type: ignore[arg-type]
     if isinstance(layer, nn.BatchNorm2d):
         sums = layer.num_features if normalises_by_batch(layer) else 0
-        return Operator(Layer(name, reads, sums=sums), layer, adjoint.Norm(layer), module=layer)
+        return Operator(Layer(name, reads, sums=sums), layer, adjoint.BatchNormAdjoint(layer), module=layer)
     if isinstance(layer, _PIXELWISE):
         quiet = _keeping_input(layer)
-        back = adjoint.activation(layer) or adjoint.Adjoint(quiet)
+        back = adjoint.activation(layer) or adjoint.Adjoint(quiet.forward)
         return Operator(Layer(name, reads), quiet, back, _overwriting(layer), module=layer)
     return None
 
@@ -163,7 +188,7 @@ def _pool(name: str, layer: Any, reads: tuple[int, ...], shapes: tuple[Any, Any]
     function = F.max_pool2d if maximum else F.avg_pool2d
     call = partial(_pooled, function, layer.kernel_size, layer.stride, options)
     fill = -torch.inf if maximum else 0.0
-    back = adjoint.Pool(call) if maximum else adjoint.Linear(call)
+    back = adjoint.MaxPoolAdjoint(call) if maximum else adjoint.LinearAdjoint(call)
     return Operator(Layer(name, reads, rows, columns), call, back, None, fill, layer)
 
 
@@ -186,8 +211,9 @@ def _overwriting(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
     if type(layer) is nn.LeakyReLU and layer.negative_slope > 0:
         return partial(F.leaky_relu_, negative_slope=layer.negative_slope)
     known: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
-        nn.ReLU: F.relu_, nn.ReLU6: partial(F.hardtanh_, min_val=0.0, max_val=6.0)
-    }  # fmt: skip
+        nn.ReLU: F.relu_,
+        nn.ReLU6: partial(F.hardtanh_, min_val=0.0, max_val=6.0),
+    }
     return known.get(type(layer))
 
 
@@ -206,7 +232,7 @@ def _convolution(name: str, layer: nn.Conv2d, reads: tuple[int, ...]) -> Operato
     def call(padded: Tensor) -> Tensor:
         return F.conv2d(padded, layer.weight, layer.bias, layer.stride, 0, layer.dilation, layer.groups)
 
-    return Operator(geometry, call, adjoint.Convolution(layer), module=layer)
+    return Operator(geometry, call, adjoint.ConvAdjoint(layer), module=layer)
 
 
 def _windows(kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Window, Window]:

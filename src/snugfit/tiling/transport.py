@@ -13,14 +13,14 @@ from torch import Tensor
 from snugfit.tiling.step_cost import DIRECT
 
 
-class Waiting(Protocol):
+class Handle(Protocol):
     """Something that is under way."""
 
     def wait(self) -> object:
         """Return when it is done."""
 
 
-class Gathering(Protocol):
+class GatherHandle(Protocol):
     """Tensors of all processes, on their way to all."""
 
     def wait(self) -> list[Tensor]:
@@ -43,25 +43,25 @@ class Transport(Protocol):
     def size(self) -> int:
         """Processes."""
 
-    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Waiting]:
+    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Handle]:
         """Begin to send flat tensors to others, and to fill flat tensors with what they send, by rank."""
 
-    def all_sum(self, flat: Tensor) -> None:
+    def all_reduce(self, flat: Tensor) -> None:
         """Add up a tensor over processes, in place."""
 
-    def begin_sum(self, flat: Tensor) -> Waiting:
+    def begin_all_reduce(self, flat: Tensor) -> Handle:
         """Begin to add up a tensor over processes, in place."""
 
-    def gather(self, tensor: Tensor) -> Gathering:
+    def gather(self, tensor: Tensor) -> GatherHandle:
         """Begin to give all processes the tensors of all."""
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         """The tensors of all processes, in the order of ranks."""
 
-    def sum_at_gateway(self, flat: Tensor) -> None:
+    def reduce_at_gateway(self, flat: Tensor) -> None:
         """Add up a tensor over processes, in place on the gateway; what others have is undefined afterwards."""
 
-    def from_gateway(self, flat: Tensor) -> None:
+    def broadcast(self, flat: Tensor) -> None:
         """Fill a tensor with the gateway's."""
 
 
@@ -74,7 +74,7 @@ class Gathered:
     """Tensors of all processes, and what has to end until they are there."""
 
     tensors: list[Tensor]
-    works: Sequence[Waiting] = ()
+    works: Sequence[Handle] = ()
 
     def wait(self) -> list[Tensor]:
         """Tensors in the order of ranks."""
@@ -84,7 +84,7 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessTransport:
     """The processes of a group of ``torch.distributed``; all by default."""
 
     group: dist.ProcessGroup | None = None
@@ -99,7 +99,7 @@ class Processes:
         """Processes."""
         return dist.get_world_size(self.group)
 
-    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Waiting]:
+    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Handle]:
         """Batched point-to-point sends.
 
         Receives come first: gloo sends nothing before the other side has told that it is ready to receive, and what
@@ -107,16 +107,16 @@ class Processes:
         """
         messages = [dist.P2POp(dist.irecv, flat, group_peer=rank, group=self.group) for rank, flat in incoming.items()]
         messages += [dist.P2POp(dist.isend, flat, group_peer=rank, group=self.group) for rank, flat in outgoing.items()]
-        works: list[Waiting] = list(dist.batch_isend_irecv(messages)) if messages else []
+        works: list[Handle] = list(dist.batch_isend_irecv(messages)) if messages else []
         return works
 
-    def all_sum(self, flat: Tensor) -> None:
+    def all_reduce(self, flat: Tensor) -> None:
         """An all-reduce."""
         dist.all_reduce(flat, group=self.group)
 
-    def begin_sum(self, flat: Tensor) -> Waiting:
+    def begin_all_reduce(self, flat: Tensor) -> Handle:
         """An all-reduce beside other work."""
-        work: Waiting = dist.all_reduce(flat, group=self.group, async_op=True)
+        work: Handle = dist.all_reduce(flat, group=self.group, async_op=True)
         return work
 
     def gather(self, tensor: Tensor) -> Gathered:
@@ -132,32 +132,32 @@ class Processes:
         """The same, waited for."""
         return self.gather(flat).wait()
 
-    def sum_at_gateway(self, flat: Tensor) -> None:
+    def reduce_at_gateway(self, flat: Tensor) -> None:
         """A reduction."""
         dist.reduce(flat, group_dst=GATEWAY, group=self.group)
 
-    def from_gateway(self, flat: Tensor) -> None:
+    def broadcast(self, flat: Tensor) -> None:
         """A broadcast."""
         dist.broadcast(flat, group_src=GATEWAY, group=self.group)
 
 
 @dataclass(frozen=True)
-class Alone:
+class DryRunTransport:
     """One of several processes of which no other is there, to measure what it needs: it is sent zeros."""
 
     rank: int = 0
     size: int = 1
 
-    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Waiting]:
+    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Handle]:
         """Nothing is sent."""
         for flat in incoming.values():
             flat.zero_()
         return []
 
-    def all_sum(self, flat: Tensor) -> None:
+    def all_reduce(self, flat: Tensor) -> None:
         """There is nothing to add."""
 
-    def begin_sum(self, flat: Tensor) -> Waiting:
+    def begin_all_reduce(self, flat: Tensor) -> Handle:
         """There is nothing to add."""
         return Gathered([flat])
 
@@ -169,13 +169,13 @@ class Alone:
         """The same from all."""
         return [flat] * self.size
 
-    def sum_at_gateway(self, flat: Tensor) -> None:
+    def reduce_at_gateway(self, flat: Tensor) -> None:
         """There is nothing to add."""
 
-    def from_gateway(self, flat: Tensor) -> None:
+    def broadcast(self, flat: Tensor) -> None:
         """This is the gateway."""
 
 
-def processes() -> int:
+def world_size() -> int:
     """How many processes there are; 1 where ``torch.distributed`` was not started."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -7,7 +7,7 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._models import build
 from snugfit.errors import ModelError
-from snugfit.tiling import stem_of
+from snugfit.tiling import find_tileable_prefix
 
 # darknet's yolov2.cfg: channels and kernel of a convolution, channels alone of a pool; side at 608x608
 TABLE = (
@@ -18,15 +18,15 @@ HEAD = ((512, 3, 38), (5 * 25, 1, 38))
 
 
 @pytest.fixture(scope="module")
-def stem():
+def prefix():
     with torch.device("meta"):
         chain = Chain.from_module(build("yolov2_16", 20, 608), (3, 608, 608))
-    return stem_of(chain.to_module(), (3, 608, 608))
+    return find_tileable_prefix(chain.to_module(), (3, 608, 608))
 
 
-def test_all_layers_and_the_head_can_be_tiled_and_are_those_of_the_table(stem):
+def test_all_layers_and_the_head_can_be_tiled_and_are_those_of_the_table(prefix):
     found = []
-    for layer, size in zip(stem.layers.layers, stem.layers.maps[1:], strict=True):
+    for layer, size in zip(prefix.layers.layers, prefix.layers.maps[1:], strict=True):
         if layer.macs:
             found.append((size.channels, layer.rows.kernel, size.height))
         elif layer.rows.stride == 2:

@@ -10,7 +10,7 @@ from snugfit.tiling.grouping import CostModel, Prices, group_work
 from snugfit.tiling.layers import Tiling
 from snugfit.tiling.plan import tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
-from snugfit.tiling.step_cost import Stage, Tally, all_gathered, all_reduced, all_told
+from snugfit.tiling.step_cost import Stage, StepCost, all_gathered, all_reduced, all_to_all
 
 
 def rank(number, host, speed):
@@ -41,13 +41,15 @@ def test_a_missing_link_is_named():
     with pytest.raises(UsageError, match="from rank 0 to rank 1"):
         prices_of(lonely, [0, 1])
     with pytest.raises(UsageError, match="from rank 0 to rank 2"):
-        _ = Prediction(Tally((Stage("weights", "backward", {(0, 2): 5}, (0, 0, 0)),), (0,) * 3, (1,) * 3), lonely).spans
+        _ = Prediction(
+            StepCost((Stage("weights", "backward", {(0, 2): 5}, (0, 0, 0)),), (0,) * 3, (1,) * 3), lonely
+        ).spans
 
 
 def test_a_step_takes_what_its_stages_take():
     images = Stage("images", "forward", {(0, 1): 100, (0, 2): 100}, (1000, 1000, 1000))
     halo = Stage("backward halo", "backward", {(1, 2): 100, (2, 1): 100, (1, 0): 0}, (0, 0, 100))
-    found = Prediction(Tally((images, halo), (0,) * 3, (1,) * 3), cluster())
+    found = Prediction(StepCost((images, halo), (0,) * 3, (1,) * 3), cluster())
     assert found.spans[0].sending == pytest.approx(2 * 400 / 400 + 0.01) and found.spans[0].computing == 20.0
     assert found.spans[1].sending == pytest.approx(400 / 4000 + 0.001) and found.spans[1].computing == 0.5
     assert found.seconds == pytest.approx(2.01 + 20 + 0.101 + 0.5)
@@ -59,9 +61,9 @@ def test_rings():
     assert all_reduced(300, 1) == {} == all_gathered(0, 3)
     assert all_reduced(300, 3) == {(0, 1): 400, (1, 2): 400, (2, 0): 400}
     assert all_gathered(300, 3) == {(0, 1): 600, (1, 2): 600, (2, 0): 600}
-    assert all_told(7, 2) == {(0, 1): 7, (1, 0): 7} and all_told(0, 2) == {} == all_told(7, 1)
+    assert all_to_all(7, 2) == {(0, 1): 7, (1, 0): 7} and all_to_all(0, 2) == {} == all_to_all(7, 1)
     weights = Stage("weights", "backward", all_reduced(300, 3), (0, 0, 0), rounds=4)
-    found = Prediction(Tally((weights,), (0,) * 3, (1,) * 3), cluster())
+    found = Prediction(StepCost((weights,), (0,) * 3, (1,) * 3), cluster())
     assert found.seconds == pytest.approx(4 * 400 / 400 + 4 * 0.01)
     assert found.part("backward") == 0  # weights are told apart
 

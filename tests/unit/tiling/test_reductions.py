@@ -5,26 +5,28 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from snugfit.tiling.reductions import BUCKET_BYTES, RunningSums, all_moments, all_sum, buckets, in_one
-from snugfit.tiling.transport import Alone, Gathered
+from snugfit.tiling.reductions import BUCKET_BYTES, OverlappedAllReduce, all_moments, all_reduce, buckets, flattened
+from snugfit.tiling.transport import DryRunTransport, Gathered
 
 
 def test_moments_of_parts_are_those_of_the_whole():
     whole = torch.randn(3, 4, 6, 10, dtype=torch.float64) * 3 + 100
     parts = [whole[..., :3], whole[..., 3:9], whole[..., 9:], whole[..., :0]]
-    mean, variance = all_moments(parts, [whole.numel() // 4], torch.empty(4, dtype=torch.float64), Alone())
+    mean, variance = all_moments(parts, [whole.numel() // 4], torch.empty(4, dtype=torch.float64), DryRunTransport())
     torch.testing.assert_close(mean, whole.mean((0, 2, 3)))
     torch.testing.assert_close(variance, whole.var((0, 2, 3), correction=0), rtol=1e-9, atol=1e-9)
 
 
 def test_a_channel_that_never_differs_has_no_variance():
     same = torch.full((2, 1, 3, 3), 7.0)
-    mean, variance = all_moments([same], [18], torch.empty(1), Alone())
+    mean, variance = all_moments([same], [18], torch.empty(1), DryRunTransport())
     assert mean.item() == 7 and variance.item() == 0
 
 
 def test_moments_have_shapes_without_memory_too():
-    mean, variance = all_moments([torch.empty(2, 3, 4, 4, device="meta")], [32], torch.empty(3, device="meta"), Alone())
+    mean, variance = all_moments(
+        [torch.empty(2, 3, 4, 4, device="meta")], [32], torch.empty(3, device="meta"), DryRunTransport()
+    )
     assert mean.is_meta and mean.shape == variance.shape == (3,)
 
 
@@ -33,7 +35,7 @@ def test_moments_of_other_processes_count_by_their_pixels():
     like = torch.empty(2, dtype=torch.float64)
 
     @dataclass(frozen=True)
-    class Two(Alone):
+    class Two(DryRunTransport):
         size: int = 2
         seen: list = field(default_factory=list)
 
@@ -56,27 +58,27 @@ def test_many_tensors_travel_in_few_messages():
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_tensors_get_what_their_message_holds(layout):
     first, second = torch.ones(2, 3, 4, 4).contiguous(memory_format=layout), torch.ones(3, dtype=torch.int64)
-    with in_one([first, second]) as flat:
+    with flattened([first, second]) as flat:
         flat.mul_(5)
     assert (first == 5).all() and (second == 5).all() and first.is_contiguous(memory_format=layout)
 
 
 def test_sums_of_other_processes():
     @dataclass(frozen=True)
-    class Doubling(Alone):
+    class Doubling(DryRunTransport):
         size: int = 2
 
-        def all_sum(self, flat):
+        def all_reduce(self, flat):
             flat.mul_(2)
 
     tensors = [torch.arange(4.0), torch.ones(2, 2)]
-    all_sum(tensors, Doubling())
+    all_reduce(tensors, Doubling())
     assert tensors[0].tolist() == [0, 2, 4, 6] and tensors[1].tolist() == [[2, 2], [2, 2]]
 
 
 def test_whole_numbers_alone_travel_as_such():
     counts = [torch.tensor(2**40 + 1), torch.tensor([3, 4])]
-    with in_one(counts) as flat:
+    with flattened(counts) as flat:
         assert flat.dtype == torch.int64
         flat.add_(1)
     assert [each.tolist() for each in counts] == [2**40 + 2, [4, 5]]
@@ -94,15 +96,15 @@ def test_sums_that_run_beside_other_work_are_few_at_once():
             self.flat.mul_(2)
 
     @dataclass(frozen=True)
-    class Doubling(Alone):
+    class Doubling(DryRunTransport):
         size: int = 2
 
-        def begin_sum(self, flat):
+        def begin_all_reduce(self, flat):
             events.append("begin")
             return Work(flat)
 
     tensors = [torch.ones(n, 2) for n in (BUCKET_BYTES // 8, BUCKET_BYTES // 8, 3, BUCKET_BYTES // 8, 5)]
-    sums = RunningSums(Doubling())
+    sums = OverlappedAllReduce(Doubling())
     sums.add(tensors[:3])
     assert events == ["begin", "begin"]
     sums.add(tensors[3:])

@@ -22,7 +22,7 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.tiling.candidates import scratch_bytes
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.sequential import TiledForward
-from snugfit.tiling.tileable_prefix import stem_of
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 FLAGS = (True, False)
 
@@ -39,11 +39,11 @@ def folder():
 def test_a_tiled_step_is_the_untiled_one(folder, data, plans, height, width, last, mapped):
     module = network(plans)
     try:
-        size = stem_of(module, (3, height, width)).layers.maps[-1]
+        size = find_tileable_prefix(module, (3, height, width)).layers.maps[-1]
     except (ModelError, RuntimeError):  # a map became too small
         return
     grid = (data.draw(st.integers(1, min(4, size.height))), data.draw(st.integers(1, min(6, size.width))))
-    cuts = stem_of(module, (3, height, width)).layers.cuts
+    cuts = find_tileable_prefix(module, (3, height, width)).layers.cuts
     inner = data.draw(st.lists(st.sampled_from(cuts[1:-1]), unique=True)) if len(cuts) > 2 else []
     scratch = MappedScratch(folder) if mapped else None
     tiled = TiledForward(module, (3, height, width), grid, Profile((cuts[0], *sorted(inner), cuts[-1])), scratch)
@@ -69,11 +69,13 @@ def test_norms_that_normalise_by_their_batch(folder, data, plans, height, width,
             setattr(module.get_submodule(owner), name, nn.Sequential(layer, norm))
     other, module = untiled(module), fx.symbolic_trace(module)
     try:
-        size = stem_of(module, (3, height, width)).layers.maps[-1]
+        size = find_tileable_prefix(module, (3, height, width)).layers.maps[-1]
     except (ModelError, RuntimeError):
         return
     grid = (data.draw(st.integers(1, min(3, size.height))), data.draw(st.integers(1, min(3, size.width))))
-    profile = data.draw(st.sampled_from((one_group, every_cut)))(stem_of(module, (3, height, width)).layers.cuts)
+    profile = data.draw(st.sampled_from((one_group, every_cut)))(
+        find_tileable_prefix(module, (3, height, width)).layers.cuts
+    )
     tiled = TiledForward(module, (3, height, width), grid, profile, MappedScratch(folder) if mapped else None)
     assert_same(gradients(tiled, module, images(height, width)), gradients(other, other, images(height, width)))
     for mine, theirs in zip(module.buffers(), other.buffers(), strict=True):
@@ -83,7 +85,7 @@ def test_norms_that_normalise_by_their_batch(folder, data, plans, height, width,
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_every_norm_in_tiles_is_told_with_the_pixels_that_it_reads(name):
     module = Chain.from_module(models.build(name, 10, 32), (3, 32, 32), name).to_module()
-    norms, read = stem_of(module, (3, 32, 32)).norms(), {}
+    norms, read = find_tileable_prefix(module, (3, 32, 32)).norms(), {}
     for norm in norms:
         norm.register_forward_pre_hook(lambda norm, given: read.update({norm: given[0][0, 0].numel()}))
     module(torch.zeros(2, 3, 32, 32))
@@ -102,8 +104,8 @@ def test_models_by_name(name, training, profile, mapped, folder):
         if isinstance(layer, nn.Dropout):
             layer.eval()
     other = copy.deepcopy(module)
-    cuts = stem_of(module, (3, 40, 40)).layers.cuts
-    assert stem_of(module, (3, 40, 40)).layers.maps[-1].channels >= 512
+    cuts = find_tileable_prefix(module, (3, 40, 40)).layers.cuts
+    assert find_tileable_prefix(module, (3, 40, 40)).layers.maps[-1].channels >= 512
     tiled = TiledForward(module, (3, 40, 40), (2, 2), profile(cuts), MappedScratch(folder) if mapped else None)
     given = images(40, 40)
     assert_same(gradients(tiled, module, given), gradients(other, other, given))
@@ -155,7 +157,9 @@ def test_activations_of_one_tile_are_alive_at_a_time():
     given = torch.randn(1, 3, 96, 96)
     peaks = []
     for grid in (1, 4):
-        tiled = TiledForward(module, (3, 96, 96), (grid, grid), one_group(stem_of(module, (3, 96, 96)).layers.cuts))
+        tiled = TiledForward(
+            module, (3, 96, 96), (grid, grid), one_group(find_tileable_prefix(module, (3, 96, 96)).layers.cuts)
+        )
         peaks.append(tensor_peak_bytes(lambda tiled=tiled: tiled(given).sum().backward(), [module, given]))
     untiled = tensor_peak_bytes(lambda: module(given).sum().backward(), [module, given])
     assert peaks[1] < peaks[0] / 3 and peaks[1] < untiled / 3
@@ -209,7 +213,7 @@ def test_the_bytes_of_scratch_are_known_before(name, groups, folder):
     """To the byte, in a training step, whatever follows it: a smaller batch, or a pass without gradients."""
     chain = Chain.from_module(models.build(name, 5, 32), (3, 32, 32), name)
     module = chain.to_module().train()
-    layers = stem_of(module, (3, 32, 32)).layers
+    layers = find_tileable_prefix(module, (3, 32, 32)).layers
     scratch = MappedScratch(folder)
     tiled = TiledForward(module, (3, 32, 32), (1, 1), groups(layers.cuts), scratch)
     predicted = scratch_bytes(layers, groups(layers.cuts))
@@ -264,15 +268,15 @@ def test_in_bfloat16_the_backward_pass_computes_as_the_forward_pass_did():
 
 
 def test_what_ends_the_stem():
-    stem = stem_of(plain(depth=2), (3, 16, 16))
-    assert [each.layer.name for each in stem.operators] == ["0", "1", "2", "3"]
+    prefix = find_tileable_prefix(plain(depth=2), (3, 16, 16))
+    assert [each.layer.name for each in prefix.operators] == ["0", "1", "2", "3"]
     dropped = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Conv2d(4, 4, 3)))
-    assert len(stem_of(dropped, (3, 16, 16)).operators) == 1
+    assert len(find_tileable_prefix(dropped, (3, 16, 16)).operators) == 1
 
 
 def test_only_norms_that_normalise_by_their_batch_wait_for_sums():
     module = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
-    sums = {mode: stem_of(module.train(mode), (3, 8, 8)).layers.layers[1].sums for mode in (False, True)}
+    sums = {mode: find_tileable_prefix(module.train(mode), (3, 8, 8)).layers.layers[1].sums for mode in (False, True)}
     assert sums == {False: 0, True: 4}
 
 
@@ -288,7 +292,7 @@ def test_a_norm_may_change_its_mode_between_two_steps():
 
 def test_errors():
     with pytest.raises(ModelError, match="must begin with convolutions or pools"):
-        stem_of(fx.symbolic_trace(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), (3, 2, 2))
+        find_tileable_prefix(fx.symbolic_trace(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), (3, 2, 2))
     with pytest.raises(ModelError, match=r"16x16 cannot be cut into 17x1"):
         TiledForward(plain(), (3, 16, 16), (17, 1))
     norm = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))

@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 from tiling_samples import layer, yolo
 
 from snugfit._core.cluster import Link, Rank, made_up
-from snugfit.tiling.cost_counter import tally
+from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.geometry import Interval, Window, balanced
 from snugfit.tiling.layers import MapSize, Region, Tiling
 from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import Profile, every_cut
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.schedule import Backward, Schedule
+from snugfit.tiling.schedule import BackwardRules, Schedule
 from snugfit.tiling.splitting import Split, can_split, groups_to_split
 
 WINDOWS = st.builds(
@@ -57,11 +57,11 @@ def found_at(bytes_per_second, cuts=None):
     layers = yolo()
     tiling = Tiling.of(layers, balanced(38, 1), balanced(38, 2))
     profile = every_cut(layers.cuts) if cuts is None else Profile(cuts)
-    network = Backward.of(layers, [each.macs > 0 for each in layers.layers], ["nothing"] * len(layers.layers))
+    network = BackwardRules.of(layers, [each.macs > 0 for each in layers.layers], ["nothing"] * len(layers.layers))
     schedule = Schedule(tiling, profile, profile, network)
     cells = cells_of(tiling.tiles, 1, 2)
     cluster = made_up(2, Rank(0, "host", 1, 30e9, 0), Link(0, 1, bytes_per_second, 1e-4))
-    return schedule, groups_to_split(schedule, cells, Prediction(tally(schedule, cells, 1), cluster), 1)
+    return schedule, groups_to_split(schedule, cells, Prediction(count_step_cost(schedule, cells, 1), cluster), 1)
 
 
 def test_it_pays_on_slow_links_alone():

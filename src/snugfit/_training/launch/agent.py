@@ -97,7 +97,7 @@ def run_agent(arguments: Sequence[str], serve: str | None = None) -> int:
         InterruptedRunError: a signal ended it.
         SnugfitError: it cannot listen on that address and port.
     """
-    options = parse_args(list(arguments))  # type: ignore[no-untyped-call]
+    options = parse_args(list(arguments))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // int(options.nproc_per_node))))
     reach = Reach(parse_seconds(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)))
     control = Control(sys.stdin, reach.age)
@@ -108,7 +108,7 @@ def run_agent(arguments: Sequence[str], serve: str | None = None) -> int:
     store = _serve(serve) if serve else None
     control.tell("ready", pid=os.getpid(), store=store and f"{store.host}:{store.port}")
     try:
-        run(options)  # type: ignore[no-untyped-call]
+        run(options)
     except (ChildFailedError, RendezvousClosedError):
         return WorkerLostError.exit_code
     except (SignalException, KeyboardInterrupt) as error:

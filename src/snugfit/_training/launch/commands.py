@@ -32,8 +32,8 @@ class Commands:
     """
 
     def __init__(self, heartbeat: Heartbeat, resume: str | None = None) -> None:
-        self.heartbeat, self.resume, self._given, self._taken = heartbeat, resume, 0, 0
-        self._came: queue.Queue[str | RuntimeError | WorkerLostError] = queue.Queue()
+        self.heartbeat, self.resume, self._sent, self._received = heartbeat, resume, 0, 0
+        self._inbox: queue.Queue[str | RuntimeError | WorkerLostError] = queue.Queue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="snugfit-commands", daemon=True)
 
@@ -55,16 +55,16 @@ class Commands:
         self._stop.set()
         if self._thread.is_alive() and GATEWAY not in self.heartbeat.lost():
             with contextlib.suppress(RuntimeError, WorkerLostError):
-                connect(self.heartbeat.here, _WAKING_SECONDS).set(self._key(self._taken), "")
+                connect(self.heartbeat.here, _WAKING_SECONDS).set(self._key(self._received), "")
             self._thread.join(_WAKING_SECONDS)
 
-    def give(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Send a command to all others; on the gateway."""
         for rank in range(1, self.heartbeat.here.size):
-            sealed_set(self.heartbeat.here, self._store, f"command/{rank}/{self._given}", command)
-        self._given += 1
+            sealed_set(self.heartbeat.here, self._store, f"command/{rank}/{self._sent}", command)
+        self._sent += 1
 
-    def take(self) -> str:
+    def receive(self) -> str:
         """Wait for the next command, for as long as the gateway's heart beats; on all others.
 
         Raises:
@@ -72,7 +72,7 @@ class Commands:
         """
         while True:
             try:
-                came = self._came.get(timeout=_POLL_SECONDS)
+                came = self._inbox.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 if self.heartbeat.lost():
                     raise lost_error(self.heartbeat, self.resume) from None
@@ -87,14 +87,14 @@ class Commands:
         """Fetch commands as they come, off the main thread: a store that stops answering blocks for good."""
         try:
             while not self._stop.is_set():
-                self._store.wait([self._key(self._taken)], _WAIT)
+                self._store.wait([self._key(self._received)], _WAIT)
                 if self._stop.is_set():
                     return
-                self._came.put(sealed_get(self.heartbeat.here, self._store, self._key(self._taken)))
-                self._store.delete_key(self._key(self._taken))
-                self._taken += 1
+                self._inbox.put(sealed_get(self.heartbeat.here, self._store, self._key(self._received)))
+                self._store.delete_key(self._key(self._received))
+                self._received += 1
         except (RuntimeError, WorkerLostError) as error:
-            self._came.put(error)
+            self._inbox.put(error)
 
     def _key(self, number: int) -> str:
         return f"command/{self.heartbeat.here.rank}/{number}"

@@ -25,6 +25,7 @@ from snugfit._training.recomputed_batches import RecomputedBatches
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed
 from snugfit._training.split import TrainingData
+from snugfit._upstream import to_channels_last
 from snugfit.local import LocalLoss
 from snugfit.local.assignment import HeadLoss, Layout
 from snugfit.local.exits import choose_exit, saturated
@@ -146,7 +147,7 @@ class Controller:
         if (own := own_loss(loss)) is not None:
             initialise_loss(own, derive_seed(run.workload.seed, "exit", index))
         for module in (unit.module, loss):
-            module.to(device=run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            to_channels_last(module, run.device)
         return LocalUnit(unit.module, loss, run.workload)
 
     def _store_units(self, block: Block, trainer: BlockTrainer) -> None:
@@ -196,7 +197,7 @@ class Controller:
             if any(parameter.is_meta for parameter in unit.module.parameters()):
                 load_into(unit, self.run.weights.load(index))
             module: nn.Module = unit.module
-            module.to(device=self.run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            to_channels_last(module, self.run.device)
             modules.append(module.eval())
         trunk = nn.Sequential(*modules)
 
@@ -314,7 +315,7 @@ class Controller:
             loss = self.layout.make_loss(index)
             loss.load_state_dict(self._stored_state(run.exits, index, loss), assign=True)
         first: nn.Module = chain.units[0].module
-        first.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # later maps follow the first
+        to_channels_last(first)  # later maps follow the first
         return self.layout.exit_model(index, loss).to(run.device)
 
     def _stored_state(self, store: UnitStore, index: int, module: nn.Module) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ class LocalUnit:
             output: LocalOutput = self.loss(features, labels)
         del features  # whatever is left of the map is the gradient's
         if output.loss.requires_grad:  # a frozen unit under a loss that trains nothing has nothing to learn
-            output.loss.backward()  # type: ignore[no-untyped-call]
+            output.loss.backward()
         return outputs.float(), StepResult.of(output.loss, output.logits, labels)
 
     def state(self) -> dict[str, Tensor | Deferred]:

@@ -46,7 +46,7 @@ def _stage(unit: Unit, facts: UnitFacts, batch: int, *, first: bool) -> Stage:
     use_lean_convolutions(module)
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_free)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(_free)
     inputs = torch.empty((batch, *unit.input_shape), device="meta", requires_grad=not first)
     counter = LiveBytes()
     for tensor in (inputs, *module.parameters(), *module.buffers()):

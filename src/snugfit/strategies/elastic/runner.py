@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -26,6 +25,7 @@ from snugfit._training.finalize import evaluate_model, make_record
 from snugfit._training.loop import count_correct, train_phase
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
+from snugfit._upstream import to_channels_last
 from snugfit.errors import BudgetExceededError, DivergedError
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.memory.tensors import tensor_peak_bytes
@@ -97,7 +97,7 @@ class _Fit:
             release(unit)
             load_into(unit, self.run.weights.load(index))
         module = self.chain.to_module()
-        module.to(device=self.run.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        to_channels_last(module, self.run.device)
         return TensorTrainer(
             module, self.chain.forward, self.run.workload, self.strategy.micro_batches, lean=self.strategy.lean
         )

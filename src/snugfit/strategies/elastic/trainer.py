@@ -97,7 +97,7 @@ class TensorTrainer:
         if self.before_update is not None:
             for name, parameter in self.optimizers.parameters.items():
                 hook = partial(self.before_update, name)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
@@ -106,7 +106,7 @@ class TensorTrainer:
         set_modes(self.module)
         loss, logits = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)
         del inputs
-        (loss * share).backward()  # type: ignore[no-untyped-call]
+        (loss * share).backward()
         if update and self.micro_batches > 1:
             self._update()
         result = StepResult.of(loss, logits, labels)
@@ -137,17 +137,14 @@ class TensorTrainer:
         for handle in self._handles:
             handle.remove()
         drop = _dropping if self.micro_batches == 1 else _keeping
-        handles = [
-            p.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
-            for p in trained.values()
-        ]
+        handles = [p.register_post_accumulate_grad_hook(drop) for p in trained.values()]
         try:
             for parameter in idle:
                 parameter.requires_grad_(False)
             set_modes(self.module)
             for _ in range(min(self.micro_batches, 2)):
                 loss = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)[0]
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 del loss
         finally:
             for handle in handles:

@@ -164,7 +164,7 @@ def _differentiable(layer: nn.Module, inputs: Tensor) -> Tensor:
 def _backward(output: Tensor, delta: Tensor | None = None) -> None:
     """Carry a gradient of the output's shape (1 for a scalar) to the parameters behind it, if any of them trains."""
     if output.requires_grad:
-        output.backward(None if delta is None else delta.to(output.dtype))  # type: ignore[no-untyped-call]
+        output.backward(None if delta is None else delta.to(output.dtype))
 
 
 TRAINERS: dict[FeedbackRule, type[FeedbackTrainer]] = {

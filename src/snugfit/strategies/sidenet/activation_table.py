@@ -155,7 +155,7 @@ def step_peak(module: nn.Module, workload: Workload, device: torch.device) -> in
             images, labels = random_batch(workload.input_shape, workload.classes, workload.batch_size, str(device))
             with precision_context(images, bfloat16=workload.precision == "bfloat16"):
                 loss = nn.functional.cross_entropy(module(images), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
 
         return tensor_peak_bytes(step, [module], repeats=2)
 

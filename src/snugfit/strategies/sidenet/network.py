@@ -13,6 +13,7 @@ from snugfit._core.request import Scheme
 from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.seeding import derive_seed
+from snugfit._upstream import to_channels_last
 from snugfit.lean import (
     empty_images,
     keep_images,
@@ -86,7 +87,7 @@ def with_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], widt
         return module
     torch.manual_seed(derive_seed(seed, "side"))
     network = attach_side_network(module, input_shape, width=width)
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    to_channels_last(network)
     return network
 
 

@@ -21,6 +21,7 @@ from snugfit._training.events import Notice
 from snugfit._training.loop import BatchSource, stop_if_asked
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
+from snugfit._upstream import to_channels_last
 from snugfit.errors import CheckpointError
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe
@@ -258,5 +259,5 @@ def take_pruned(module: nn.Module, run: Run) -> None:
         raise CheckpointError(f"{path} is missing, without which the run cannot go on; start it anew.")
     state = read_tensors(path)
     adopt_widths(module, state)
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    to_channels_last(module)
     module.load_state_dict(state, strict=False)

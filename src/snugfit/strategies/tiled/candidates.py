@@ -14,16 +14,22 @@ from snugfit._chain import Chain
 from snugfit._core.cluster import Cluster, Link, Rank, made_up
 from snugfit._core.request import Choice, Rest, TileSizes, WeightUpdate
 from snugfit.errors import UsageError
-from snugfit.strategies.tiled.network import macs_behind, network_of, step_of
-from snugfit.tiling.candidates import meeting_points, scratch_bytes, squarest, thinned, ways_on_one_device
+from snugfit.strategies.tiled.network import network_of, rest_macs, step_of
+from snugfit.tiling.candidates import (
+    candidates_on_one_device,
+    group_boundaries,
+    most_square_grid,
+    scratch_bytes,
+    subsample,
+)
 from snugfit.tiling.grouping import CostModel, Direction, Prices
 from snugfit.tiling.layers import Layers
-from snugfit.tiling.operators import Stem
+from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.plan import Shares, TilePlan, require_grid, tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
 from snugfit.tiling.profile import Profile, every_cut, named_profile, one_group
 from snugfit.tiling.routes import cells_of
-from snugfit.tiling.tileable_prefix import stem_of
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 GRIDS = ((1, 1), (2, 2), (3, 3), (4, 4), (6, 6), (8, 8))
 """That one device considers."""
@@ -117,16 +123,16 @@ def plans_for(
         UsageError: the groups that are asked for are none of this network's.
     """
     module = cast(fx.GraphModule, copy.deepcopy(chain).to_module()).train()
-    stem = stem_of(module, chain.input_shape)
+    prefix = find_tileable_prefix(module, chain.input_shape)
     for text in {wishes.forward_groups, wishes.backward_groups} - {"auto"}:
-        named_profile(text, stem.layers.cuts)
+        named_profile(text, prefix.layers.cuts)
     if wishes.processes == 1:
-        return {key_of(plan): plan for plan in _on_one(stem.layers, wishes)}
-    plans = _over_several(stem, wishes, cluster or typical_cluster(wishes.processes), images)
+        return {key_of(plan): plan for plan in _on_one(prefix.layers, wishes)}
+    plans = _over_several(prefix, wishes, cluster or typical_cluster(wishes.processes), images)
     if cluster is None:
         return {key_of(plan): plan for plan in plans}
-    macs = macs_behind(module, stem)
-    return {key_of(plan, str(network_of(stem, plan, cluster, macs))): plan for plan in plans}
+    macs = rest_macs(module, prefix)
+    return {key_of(plan, str(network_of(prefix, plan, cluster, macs))): plan for plan in plans}
 
 
 def _on_one(layers: Layers, wishes: Wishes) -> list[TilePlan]:
@@ -144,13 +150,13 @@ def _on_one(layers: Layers, wishes: Wishes) -> list[TilePlan]:
 def _in_memory(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> list[TilePlan]:
     if groups != "auto":
         return [TilePlan(each, forward=groups, backward=groups, recompute=True) for each in grids]
-    ways = thinned(ways_on_one_device(layers, grids))
+    ways = subsample(candidates_on_one_device(layers, grids))
     return [TilePlan(each.grid, forward=str(each.profile), backward=str(each.profile), recompute=True) for each in ways]
 
 
 def _mapped(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> list[TilePlan]:
     """With whole maps in scratch files: groups meet wherever that may gain, for maps between them take no memory."""
-    profile = Profile(meeting_points(layers)) if groups == "auto" else named_profile(groups, layers.cuts)
+    profile = Profile(group_boundaries(layers)) if groups == "auto" else named_profile(groups, layers.cuts)
     finer = [each for each in grids if each != (1, 1)] or grids
     stored = scratch_bytes(layers, profile)
     return [
@@ -158,27 +164,29 @@ def _mapped(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> li
     ]
 
 
-def _over_several(stem: Stem, wishes: Wishes, cluster: Cluster, images: int) -> list[TilePlan]:
-    last = stem.layers.maps[-1]
-    grid = meant_grid(wishes.tiles) or squarest(max(wishes.processes // wishes.replicas, 1), last.height, last.width)
+def _over_several(prefix: TileablePrefix, wishes: Wishes, cluster: Cluster, images: int) -> list[TilePlan]:
+    last = prefix.layers.maps[-1]
+    grid = meant_grid(wishes.tiles) or most_square_grid(
+        max(wishes.processes // wishes.replicas, 1), last.height, last.width
+    )
     require_grid(grid, last.height, last.width)
     owners = owners_of(grid, wishes.replicas, min(wishes.processes, grid[0] * grid[1] * wishes.replicas))
     shares = by_speed(cluster, grid, owners[0]) if wishes.tile_sizes == "speed" else None
     prices = _dearest([prices_of(cluster, each) for each in owners])
-    model = CostModel(tiling_of(stem.layers, grid, shares), prices, images, owners=owners[0])
+    model = CostModel(tiling_of(prefix.layers, grid, shares), prices, images, owners=owners[0])
 
     def groups(wish: str, direction: Direction) -> list[str]:
         if wish != "auto":
             return [wish]
-        ways = [meeting_points(stem.layers, direction, apart=apart) for apart in (False, direction == "backward")]
+        ways = [group_boundaries(prefix.layers, direction, apart=apart) for apart in (False, direction == "backward")]
         found = [profile for cuts in ways for profile in (model.cheapest(direction, cuts), every_cut(cuts))]
-        return list(dict.fromkeys(map(str, (*found, one_group(stem.layers.cuts)))))
+        return list(dict.fromkeys(map(str, (*found, one_group(prefix.layers.cuts)))))
 
     pairs = list(product(groups(wishes.forward_groups, "forward"), groups(wishes.backward_groups, "backward")))
     again = {"auto": (False, True), "on": (True,), "off": (False,)}[wishes.recompute]
     return [
         _fastest(
-            stem, cluster, images * wishes.replicas,
+            prefix, cluster, images * wishes.replicas,
             [
                 TilePlan(grid, wishes.replicas, *pair, recompute, wishes.weight_update, shares, wishes.rest)
                 for pair in pairs
@@ -188,14 +196,14 @@ def _over_several(stem: Stem, wishes: Wishes, cluster: Cluster, images: int) -> 
     ]  # fmt: skip
 
 
-def _fastest(stem: Stem, cluster: Cluster, images: int, plans: Sequence[TilePlan]) -> TilePlan:
+def _fastest(prefix: TileablePrefix, cluster: Cluster, images: int, plans: Sequence[TilePlan]) -> TilePlan:
     """The plan with the quickest step: what both profiles together cost, a profile by itself does not tell.
 
     A forward pass that keeps its maps covers what the backward pass reads of them, by the groups of that.
     """
     if len(plans) == 1:
         return plans[0]
-    return min(plans, key=lambda plan: Prediction(step_of(stem, plan, cluster, images), cluster).seconds)
+    return min(plans, key=lambda plan: Prediction(step_of(prefix, plan, cluster, images), cluster).seconds)
 
 
 def owners_of(grid: tuple[int, int], replicas: int, processes: int) -> list[list[int]]:

@@ -13,15 +13,15 @@ from snugfit._core.cost import Cost
 from snugfit._core.workload import Workload
 from snugfit.strategies.memory_estimates import images_passed
 from snugfit.strategies.micro_batch import VALIDATION_SHARE, MicroBatching
-from snugfit.tiling.cost_counter import tally
+from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.distributed import schedule_of
-from snugfit.tiling.operators import Stem
+from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.plan import TilePlan, tiling_of
 from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import rest_of
-from snugfit.tiling.step_cost import FLOAT, Tally
+from snugfit.tiling.step_cost import FLOAT, StepCost
 
 GATEWAY = 0
 
@@ -71,14 +71,14 @@ class Network:
         )  # fmt: skip
 
 
-def macs_behind(module: fx.GraphModule, stem: Stem) -> int:
+def rest_macs(module: fx.GraphModule, prefix: TileablePrefix) -> int:
     """Multiply-accumulates of an image's forward pass through the layers behind the tiled ones.
 
     Args:
         module: the traced network; the weights of these layers go to the meta device.
         stem: its tiled layers.
     """
-    rest, last = rest_of(module, stem), stem.layers.maps[-1]
+    rest, last = rest_of(module, prefix), prefix.layers.maps[-1]
     if rest is None:
         return 0
     images = torch.empty(2, last.channels, last.height, last.width, device="meta")  # norms refuse a single value
@@ -87,7 +87,7 @@ def macs_behind(module: fx.GraphModule, stem: Stem) -> int:
     return int(counter.get_total_flops()) // (2 * len(images))
 
 
-def network_of(stem: Stem, plan: TilePlan, cluster: Cluster, macs: int = 0) -> Network:
+def network_of(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, macs: int = 0) -> Network:
     """What a cluster takes beside the gateway: a line through steps of one image per replica, and of two.
 
     Args:
@@ -96,7 +96,7 @@ def network_of(stem: Stem, plan: TilePlan, cluster: Cluster, macs: int = 0) -> N
         cluster: the processes.
         macs: of an image's forward pass through the layers behind.
     """
-    few, more = (step_of(stem, plan, cluster, images * plan.replicas, macs) for images in (1, 2))
+    few, more = (step_of(prefix, plan, cluster, images * plan.replicas, macs) for images in (1, 2))
     seconds = _line(_seconds(few, cluster), _seconds(more, cluster), plan.replicas)
     sent = _line(_bytes(few), _bytes(more), plan.replicas)
     return Network(
@@ -110,19 +110,19 @@ def _line(few: float, more: float, images: int) -> tuple[float, float]:
     return max(few - images * slope, 0.0), slope
 
 
-def _seconds(step: Tally, cluster: Cluster) -> float:
+def _seconds(step: StepCost, cluster: Cluster) -> float:
     """Of a micro-batch, without those in which the gateway computes."""
     found = Prediction(step, cluster)
     own = step.macs(GATEWAY) / cluster.ranks[GATEWAY].macs_per_second
     return found.seconds - found.sending("weights") - own
 
 
-def _bytes(step: Tally) -> float:
+def _bytes(step: StepCost) -> float:
     """That all send in a micro-batch."""
     return FLOAT * (step.total() - step.total("weights"))
 
 
-def step_of(stem: Stem, plan: TilePlan, cluster: Cluster, images: int, macs: int = 0) -> Tally:
+def step_of(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, images: int, macs: int = 0) -> StepCost:
     """What every process of a cluster does in a training step.
 
     Args:
@@ -132,13 +132,13 @@ def step_of(stem: Stem, plan: TilePlan, cluster: Cluster, images: int, macs: int
         images: of the batch.
         macs: of an image's forward pass through the layers behind; none are counted by default.
     """
-    layers, count = stem.layers, len(stem.operators)
+    layers, count = prefix.layers, len(prefix.operators)
     forward, backward = (named_profile(text, layers.cuts) for text in (plan.forward, plan.backward))
     tiling = tiling_of(layers, plan.grid, plan.shares)
-    schedule = schedule_of(stem, tiling, forward, backward, recompute=plan.recompute)
+    schedule = schedule_of(prefix, tiling, forward, backward, recompute=plan.recompute)
     cells = cells_of(tiling.tiles, plan.replicas, min(cluster.size, plan.cells))
-    weights = sum(each.numel() for each in stem.parameters(0, count) if each.requires_grad)
-    return tally(
+    weights = sum(each.numel() for each in prefix.parameters(0, count) if each.requires_grad)
+    return count_step_cost(
         schedule, cells, images,
-        processes=cluster.size, weights=weights, update=plan.update, rest=plan.rest, macs_behind=macs,
+        processes=cluster.size, weights=weights, update=plan.update, rest=plan.rest, rest_macs=macs,
     )  # fmt: skip

@@ -45,9 +45,9 @@ from snugfit.strategies.tiled.candidates import (
 from snugfit.strategies.tiled.network import Network
 from snugfit.strategies.tiled.runner import fit_over_processes
 from snugfit.strategies.tiled.trainer import on_one_device, over_processes
-from snugfit.tiling.messages import Silence
+from snugfit.tiling.messages import NullChannel
 from snugfit.tiling.plan import TilePlan
-from snugfit.tiling.transport import Alone, processes
+from snugfit.tiling.transport import DryRunTransport, world_size
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Tiled(MicroBatching):
     replicas: int = 1
     weight_update: WeightUpdate = "all-reduce"
     rest: Rest = "gateway"
-    processes: int = field(default_factory=processes)
+    processes: int = field(default_factory=world_size)
     cluster: str | None = None
     tile_sizes: TileSizes = "equal"
     scratch: Choice = "auto"
@@ -132,7 +132,7 @@ class Tiled(MicroBatching):
     def make_trainer(self, plan: TilePlan, rank: int = 0) -> MakeTrainer:
         """What trains this process's share, as if the others were there."""
         if self.processes > 1:
-            return over_processes(plan, Alone(rank, self.processes), Silence())
+            return over_processes(plan, DryRunTransport(rank, self.processes), NullChannel())
         return on_one_device(plan, MappedScratch(Path(tempfile.gettempdir())))
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
@@ -173,7 +173,7 @@ class Tiled(MicroBatching):
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train; over several processes, the others have to be serving."""
-        if processes() != self.processes:
+        if world_size() != self.processes:
             return self._for_fewer(chain, run).fit(chain, data, run)
         plan = chosen(self)
         if self.processes > 1:
@@ -191,8 +191,8 @@ class Tiled(MicroBatching):
             "shares": "",
             "network": "",
         }
-        key = next(iter(plans_for(chain, replace(self, **free, processes=processes(), replicas=1))))
-        changed = replace(self, **{**free, **settings_of(key)}, processes=processes())
+        key = next(iter(plans_for(chain, replace(self, **free, processes=world_size(), replicas=1))))
+        changed = replace(self, **{**free, **settings_of(key)}, processes=world_size())
         tiles = f"{self.tiles} tiles become {changed.tiles}"
         run.emit(Notice(f"{self.processes} processes are {changed.processes} now: {tiles}"))
         return changed

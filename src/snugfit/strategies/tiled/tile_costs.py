@@ -17,15 +17,15 @@ from snugfit._core.tile_request import TileRequest
 from snugfit.errors import UsageError
 from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.candidates import plans_for, typical_cluster
-from snugfit.strategies.tiled.network import macs_behind, step_of
-from snugfit.tiling.candidates import meeting_points
+from snugfit.strategies.tiled.network import rest_macs, step_of
+from snugfit.tiling.candidates import group_boundaries
 from snugfit.tiling.grouping import Direction
-from snugfit.tiling.operators import Stem
+from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.plan import TilePlan
 from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import every_cut, named_profile, one_group
-from snugfit.tiling.step_cost import FLOAT, Tally
-from snugfit.tiling.tileable_prefix import stem_of
+from snugfit.tiling.step_cost import FLOAT, StepCost
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
@@ -45,10 +45,10 @@ def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
         module = models.build(request.model, request.classes, request.image_size)
     chain = Chain.from_module(module, (3, request.image_size, request.image_size), request.model)
     traced = cast(fx.GraphModule, chain.to_module()).train()
-    stem = stem_of(traced, chain.input_shape)
-    plans = _plans(chain, stem, request, cut, cluster)
-    macs = macs_behind(traced, stem)
-    steps = {name: step_of(stem, plan, cluster, request.batch_size, macs) for name, plan in plans.items()}
+    prefix = find_tileable_prefix(traced, chain.input_shape)
+    plans = _plans(chain, prefix, request, cut, cluster)
+    macs = rest_macs(traced, prefix)
+    steps = {name: step_of(prefix, plan, cluster, request.batch_size, macs) for name, plan in plans.items()}
     found = {name: Prediction(step, cluster) for name, step in steps.items()}
     plan, chosen = plans["chosen"], found["chosen"]
     return {
@@ -61,9 +61,9 @@ def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
         "forward_groups": plan.forward,
         "backward_groups": plan.backward,
         "recompute": plan.recompute,
-        "tiled_layers": _layers(stem),
+        "tiled_layers": _layers(prefix),
         "predicted": _seconds(chosen),
-        "devices": [_device(chosen.tally, cluster, rank) for rank in range(cluster.size)],
+        "devices": [_device(chosen.cost, cluster, rank) for rank in range(cluster.size)],
         "compared": [_compared(name, plans[name], each) for name, each in found.items()],
     }
 
@@ -83,21 +83,23 @@ def cluster_of(request: TileRequest, cut: TileOptions) -> Cluster:
     return typical_cluster(request.processes)
 
 
-def _plans(chain: Chain, stem: Stem, request: TileRequest, cut: TileOptions, cluster: Cluster) -> dict[str, TilePlan]:
+def _plans(
+    chain: Chain, prefix: TileablePrefix, request: TileRequest, cut: TileOptions, cluster: Cluster
+) -> dict[str, TilePlan]:
     """As chosen, with one group, and with a group per layer that reads more than single pixels."""
     strategy = Tiled(**asdict(cut), processes=cluster.size, cluster=request.cluster)
     chosen = next(iter(plans_for(chain, strategy, cluster, request.batch_size // strategy.replicas).values()))
-    forward, backward = (str(named_profile(each, stem.layers.cuts)) for each in (chosen.forward, chosen.backward))
-    before, behind = (meeting_points(stem.layers, each, apart=each == "backward") for each in DIRECTIONS)
+    forward, backward = (str(named_profile(each, prefix.layers.cuts)) for each in (chosen.forward, chosen.backward))
+    before, behind = (group_boundaries(prefix.layers, each, apart=each == "backward") for each in DIRECTIONS)
     one, every = (
         replace(chosen, forward=str(corner(before)), backward=str(corner(behind))) for corner in (one_group, every_cut)
     )
     return {"chosen": replace(chosen, forward=forward, backward=backward), "one": one, "every": every}
 
 
-def _layers(stem: Stem) -> list[str]:
+def _layers(prefix: TileablePrefix) -> list[str]:
     """Names of the tiled layers; group ``0-3`` is the first three of them."""
-    return [each.name for each in stem.layers.layers]
+    return [each.name for each in prefix.layers.layers]
 
 
 def _seconds(found: Prediction) -> dict[str, float]:
@@ -111,7 +113,7 @@ def _seconds(found: Prediction) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _device(step: Tally, cluster: Cluster, rank: int) -> dict[str, Any]:
+def _device(step: StepCost, cluster: Cluster, rank: int) -> dict[str, Any]:
     return {
         "rank": rank, "host": cluster.ranks[rank].host, "tiles": step.tiles[rank], "macs": step.macs(rank),
         "sent_bytes": FLOAT * step.sent(rank), "received_bytes": FLOAT * step.received(rank),
@@ -120,7 +122,7 @@ def _device(step: Tally, cluster: Cluster, rank: int) -> dict[str, Any]:
 
 
 def _compared(name: str, plan: TilePlan, found: Prediction) -> dict[str, Any]:
-    step = found.tally
+    step = found.cost
     halos = step.total("forward halo", "backward halo", "maps anew")
     return {
         "groups": name, "forward_groups": plan.forward, "backward_groups": plan.backward, **_seconds(found),

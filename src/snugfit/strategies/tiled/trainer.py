@@ -13,11 +13,11 @@ from snugfit._training.step import StepResult
 from snugfit.memory.mapped import MappedScratch
 from snugfit.strategies.full_network import MakeTrainer
 from snugfit.tiling.coordinator import GatewayForward
-from snugfit.tiling.messages import Line
+from snugfit.tiling.messages import CommandChannel
 from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.sequential import TiledForward
-from snugfit.tiling.tileable_prefix import stem_of
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import Transport
 
 
@@ -39,7 +39,7 @@ class OneDeviceTrainer(NetworkTrainer):
     ) -> None:  # fmt: skip
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
-        cuts = stem_of(module.train(), chain.input_shape).layers.cuts
+        cuts = find_tileable_prefix(module.train(), chain.input_shape).layers.cuts
         profile = named_profile(plan.forward, cuts)
         self.forward: TiledForward = TiledForward(module, chain.input_shape, plan.grid, profile, scratch)
 
@@ -50,7 +50,7 @@ class OneDeviceTrainer(NetworkTrainer):
 
     def tiled_norms(self) -> dict[nn.Module, int]:
         """The norms in tiles."""
-        return self.forward.stem.norms()
+        return self.forward.prefix.norms()
 
 
 class GatewayTrainer(NetworkTrainer):
@@ -72,13 +72,13 @@ class GatewayTrainer(NetworkTrainer):
 
     def __init__(
         self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan,
-        transport: Transport, line: Line,
+        transport: Transport, channel: CommandChannel,
     ) -> None:  # fmt: skip
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
         tiles = Tiles(module, chain.input_shape, plan, transport)
         state = partial(self._state_of, set(tiles.updated_by_all()))
-        self.forward = GatewayForward(tiles, line, state, micro_batches)
+        self.forward = GatewayForward(tiles, channel, state, micro_batches)
 
     def _state_of(self, names: set[str]) -> dict[str, Tensor]:
         """The state of the optimizers that the others have too."""
@@ -101,7 +101,7 @@ class GatewayTrainer(NetworkTrainer):
 
     def tiled_norms(self) -> dict[nn.Module, int]:
         """The norms in tiles."""
-        return self.forward.tiles.stem.norms()
+        return self.forward.tiles.prefix.norms()
 
 
 def on_one_device(plan: TilePlan, scratch: MappedScratch) -> MakeTrainer:
@@ -114,10 +114,10 @@ def on_one_device(plan: TilePlan, scratch: MappedScratch) -> MakeTrainer:
     return make
 
 
-def over_processes(plan: TilePlan, transport: Transport, line: Line) -> MakeTrainer:
+def over_processes(plan: TilePlan, transport: Transport, channel: CommandChannel) -> MakeTrainer:
     """What trains a network on the gateway."""
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
-        return GatewayTrainer(chain, module, workload, micro_batches, plan, transport, line)
+        return GatewayTrainer(chain, module, workload, micro_batches, plan, transport, channel)
 
     return make

@@ -63,8 +63,8 @@ def test_commands_reach_their_rank(two):
     _, first, second = two
     with Commands(Beating(first)) as gives, Commands(Beating(second)) as takes:
         for command in ("{}", json.dumps({"plan": 1})):
-            gives.give(command)
-            assert takes.take() == command
+            gives.send(command)
+            assert takes.receive() == command
 
 
 def test_a_command_from_an_outsider_is_not_obeyed(two):
@@ -74,7 +74,7 @@ def test_a_command_from_an_outsider_is_not_obeyed(two):
         outsider = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
         outsider.set("snugfit/x/0/command/1/0", json.dumps({"workload": {"model": "os:getcwd"}}))
         with pytest.raises(WorkerLostError, match="does not belong to this launch"):
-            takes.take()
+            takes.receive()
 
 
 def test_a_command_of_an_earlier_round_or_for_another_rank_is_not_obeyed(two):
