@@ -10,7 +10,7 @@ from torch import nn
 from snugfit._upstream import GROUP_NORM_MENDED
 from snugfit.memory import tensor_peak_bytes
 
-PACKAGES = ("chain", "lean", "local", "memory", "profiling", "selection", "surgery", "tiling")
+PACKAGES = ("_chain", "lean", "local", "memory", "profiling", "selection", "surgery", "tiling")
 CRASH = """
 import torch
 images = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Convolutional networks whose maps are cut into tiles, over several devices or over time on one.
+"""Convolutional networks whose feature maps are cut into tiles, over several devices or over time on one.
 
 >>> import torch
 >>> from torch import fx, nn

@@ -1,8 +1,8 @@
-"""Backward passes of operators on parts of maps: the gradient of what an operator reads, and of its weights.
+"""Backward passes of operators on parts of feature maps: gradients of inputs and of weights.
 
-A tile computes gradients of its inputs wherever layers below it ask for them, of what its neighbours compute too as
-well; but of its weights only what its own pixels contribute, so that the sum over tiles counts every pixel once.
-Shapes: B batch, C channels, h and w height and width of a part.
+A tile computes the gradient of its inputs wherever layers below it need that, including where its neighbours compute it
+too. Of the weights' gradients it computes the share of its own pixels only, so that the sum over tiles counts every
+pixel once. Shapes: B batch, C channels, h and w height and width of a part.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _BACKWARD = torch.ops.aten.convolution_backward
 
 @dataclass(frozen=True)
 class RegionTensor:
-    """A part of a map.
+    """A part of a feature map.
 
     Attributes:
         values: (B, C, h, w).
-        region: of the map.
-        spare: whether nothing else reads this memory, so that it may be overwritten.
+        region: its place in the feature map.
+        reusable: whether nothing else reads this memory, so that it may be overwritten.
     """
 
     values: Tensor
@@ -35,11 +35,11 @@ class RegionTensor:
     reusable: bool = False
 
     def part(self, region: Region) -> Tensor:
-        """A view of a region that lies in it."""
+        """A view (B, C, h, w) of a region inside this part."""
         return self.values[..., region.rows.within(self.region.rows), region.columns.within(self.region.columns)]
 
     def padded(self, region: Region, size: MapSize, fill: float = 0.0) -> Tensor:
-        """A region that may reach beyond the map, where it is filled; a view if it does not."""
+        """A region (B, C, h, w), filled where it reaches beyond the feature map; a view if it does not."""
         inside = region & size.whole
         if not inside.area:
             shape = (*self.values.shape[:2], len(region.rows), len(region.columns))
@@ -54,7 +54,7 @@ class RegionTensor:
         return nn.functional.pad(part, frame, value=fill) if any(frame) else part
 
     def zero_extended(self, region: Region) -> Tensor:
-        """A region of any place, zero where nothing is held; a view where all of it is."""
+        """Any region (B, C, h, w), zero where nothing is held; a view if all of it is held."""
         if region in self.region:
             return self.part(region)
         height, width = len(region.rows), len(region.columns)
@@ -67,16 +67,16 @@ class RegionTensor:
 
 @dataclass(frozen=True)
 class BackwardInput:
-    """What the backward pass of an operator on one tile is given.
+    """Inputs of the backward pass of an operator on one tile.
 
     Attributes:
         layer: the operator's geometry.
-        sizes: of the maps that it reads.
-        gradient: of its output, where the tile needs that.
-        core: the part of the output that belongs to the tile.
-        inputs, output: what was kept of the maps that it reads, and makes; those that its adjoint reads.
-        wanted: of each map that it reads, where its gradient is wanted; None where it is not.
-        moments: mean and variance (C,) of the whole map, for norms that normalise by its batch.
+        sizes: of the feature maps that it reads.
+        gradient: of its output, where the tile needs it.
+        core: the tile's own part of the output.
+        inputs, output: saved parts of the feature maps that it reads and makes; only those that its adjoint reads.
+        wanted: for each feature map that it reads, the region whose gradient is needed; None if none is.
+        moments: mean and variance (C,) of the whole feature map, for norms that normalise by their batch.
     """
 
     layer: Layer
@@ -90,7 +90,7 @@ class BackwardInput:
 
     @property
     def needs(self) -> Region:
-        """What of its inputs the output where its gradient is held was made of; not clipped."""
+        """The input region from which the output was made where its gradient is held; not clipped."""
         return self.layer.needs(self.gradient.region)
 
 
@@ -99,22 +99,22 @@ class Adjoint:
 
     Args:
         call: the operator, on inputs that hold exactly what an output needs.
-        fill: what padding is filled with.
+        fill: value of the padding.
     """
 
     reads: Reads = "input"
     owns_memory = False
-    """Whether the gradient that it gives is in memory of its own, or in memory that was spare."""
+    """Whether the gradient that it returns is in memory of its own, or in memory that was reusable."""
 
     def __init__(self, call: Callable[..., Tensor], fill: float = 0.0) -> None:
         self.call, self.fill = call, fill
 
     def has_trainable_weights(self) -> bool:
-        """Whether there are weights that have gradients."""
+        """Whether any weight is trained."""
         return False
 
     def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
-        """Gradients of what it reads, on the parts that are wanted."""
+        """Gradients of its inputs, each (B, C, h, w) on the wanted region."""
         held = part.inputs[0]
         assert held is not None
         entry = held.padded(part.needs, part.sizes[0], self.fill).detach().requires_grad_(True)
@@ -124,16 +124,16 @@ class Adjoint:
         return wanted_gradients(found, part)
 
     def add_weight_gradients(self, part: BackwardInput) -> None:
-        """Add to the gradients of its weights what the tile's own pixels contribute."""
+        """Add the share of the tile's own pixels to the gradients of the weights."""
 
 
 class LinearAdjoint(Adjoint):
-    """Of an operator whose backward pass reads nothing: average pools, pixels left out, channels of zeros added."""
+    """An operator whose backward pass reads nothing: average pooling, subsampling, zero channels appended."""
 
     reads: Reads = "nothing"
 
     def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
-        """Gradients of what it reads."""
+        """Gradients of its inputs, each (B, C, h, w) on the wanted region."""
         size, needs = part.sizes[0], part.needs
         shape = (len(part.gradient.values), size.channels, len(needs.rows), len(needs.columns))
         entry = part.gradient.values.new_zeros(shape).requires_grad_(True)
@@ -144,15 +144,15 @@ class LinearAdjoint(Adjoint):
 
 
 class AddAdjoint(LinearAdjoint):
-    """Of a sum of maps: everything that it reads has the gradient of what it makes."""
+    """A sum of feature maps: every input has the gradient of the output."""
 
     def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
-        """The same gradient for all."""
+        """The gradient of the output, (B, C, h, w), for every input."""
         return wanted_gradients(part.gradient.values, part)
 
 
 class MaxPoolAdjoint(Adjoint):
-    """Of a max pool, padded with minus infinity."""
+    """Max pooling, padded with minus infinity."""
 
     owns_memory = True
 
@@ -161,10 +161,11 @@ class MaxPoolAdjoint(Adjoint):
 
 
 class OutputAdjoint(Adjoint):
-    """Of an activation whose slope follows from what it makes.
+    """An activation whose slope follows from its output.
 
     Args:
-        slope: writes the gradient of the input into the last of: that of the output, the output, and either's like.
+        slope: writes the gradient of the input into its third argument. Arguments, all (B, C, h, w): gradient of the
+            output, output, destination.
     """
 
     reads: Reads = "output"
@@ -174,7 +175,7 @@ class OutputAdjoint(Adjoint):
         self.slope = slope
 
     def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
-        """Gradients of what it reads; in the memory of that of its output, where that is spare."""
+        """The gradient of its input, (B, C, h, w); in the memory of the output's gradient if that is reusable."""
         assert part.output is not None
         upper = part.gradient.values
         into = upper if part.gradient.reusable else torch.empty_like(upper)
@@ -182,7 +183,7 @@ class OutputAdjoint(Adjoint):
 
 
 class ConvAdjoint(Adjoint):
-    """Of a convolution; its weights read the input, where they train."""
+    """A convolution; the gradient of trained weights reads the input."""
 
     owns_memory = True
 
@@ -191,15 +192,18 @@ class ConvAdjoint(Adjoint):
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
-        """Its input on the tile, for the weights."""
+        """The tile's own part of the input if weights are trained."""
         return "core" if self.layer.weight.requires_grad else "nothing"
 
     def has_trainable_weights(self) -> bool:
-        """Whether weights or biases train."""
+        """Whether the weight or the bias is trained."""
         return _trains(self.layer)
 
     def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
-        """The gradient of what it reads (section 4.1); what is wanted at neither end is left out, as padding."""
+        """The gradient of its input, (B, C, h, w) (section 4.1).
+
+        Rows and columns that are not wanted at both ends are left out by padding.
+        """
         layer, needs, wanted = part.layer, part.needs, part.wanted[0]
         assert wanted is not None
         down = min(needs.rows.around(wanted.rows), layer.rows.reach - 1)
@@ -212,7 +216,7 @@ class ConvAdjoint(Adjoint):
         return [RegionTensor(found, region).zero_extended(wanted)]
 
     def add_weight_gradients(self, part: BackwardInput) -> None:
-        """Add what the tile's own pixels contribute (section 4.1): the input's halo is half a kernel wide."""
+        """Add the share of the tile's own pixels (section 4.1); the input's halo is half a kernel wide."""
         weight, bias = self.layer.weight, self.layer.bias
         own = part.gradient.part(part.core)
         if bias is not None and bias.requires_grad:
@@ -233,7 +237,7 @@ class ConvAdjoint(Adjoint):
 
 
 class BatchNormAdjoint(Adjoint):
-    """Of BatchNorm, by running statistics or by those of the batch, as its layer is set."""
+    """BatchNorm, by running statistics or by those of the batch, as its layer is set."""
 
     owns_memory = True
 
@@ -242,22 +246,22 @@ class BatchNormAdjoint(Adjoint):
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
-        """Its input: everywhere where it normalises by its batch, on the tile for its weights."""
+        """Its input: all of it if it normalises by its batch, the tile's own part if its weight is trained."""
         if self.by_batch:
             return "input"
         return "core" if self.layer.weight is not None and self.layer.weight.requires_grad else "nothing"
 
     @property
     def by_batch(self) -> bool:
-        """Whether it normalises by the statistics of its batch now."""
+        """Whether it currently normalises by the statistics of its batch."""
         return self.layer.training or self.layer.running_mean is None
 
     def has_trainable_weights(self) -> bool:
-        """Whether scale or shift train."""
+        """Whether scale or shift is trained."""
         return _trains(self.layer)
 
     def sums(self, part: BackwardInput) -> tuple[Tensor, Tensor]:
-        """Over the tile's own pixels, per channel: the gradient, and the gradient times the normalised input."""
+        """Sums (C,) over the tile's own pixels: of the gradient, and of the gradient times the normalised input."""
         assert part.inputs[0] is not None
         mean, variance = self._moments(part)
         inverse = torch.rsqrt(variance + self.layer.eps)
@@ -270,18 +274,21 @@ class BatchNormAdjoint(Adjoint):
         return plain, products
 
     def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
-        """The gradient of what it reads, with frozen statistics; in the memory of that of its output, if spare."""
+        """The gradient of its input, (B, C, h, w), with fixed statistics.
+
+        In place if the output's gradient is reusable.
+        """
         return wanted_gradients(self._scaled(part), part)
 
     def input_gradients_by_batch(
         self, part: BackwardInput, plain: Tensor, products: Tensor, pixels: int
     ) -> list[Tensor | None]:
-        """The gradient of what it reads, from sums over the whole map.
+        """The gradient of its input, (B, C, h, w), from sums over the whole feature map.
 
         Args:
-            part: the tile's.
-            plain, products: (C,), as :meth:`sums` tells of tiles.
-            pixels: values per channel of the whole map.
+            part: the tile's inputs.
+            plain, products: (C,), the sums of :meth:`sums` over all tiles.
+            pixels: values per channel of the whole feature map.
         """
         assert part.inputs[0] is not None
         mean, variance = self._moments(part)
@@ -293,7 +300,7 @@ class BatchNormAdjoint(Adjoint):
         return wanted_gradients(found, part)
 
     def add_weight_gradients(self, part: BackwardInput) -> None:
-        """Add what the tile's own pixels contribute to scale and shift."""
+        """Add the share of the tile's own pixels to the gradients of scale and shift, (C,)."""
         weight, bias = self.layer.weight, self.layer.bias
         if weight is not None and weight.requires_grad:
             self.add(*self.sums(part))
@@ -301,7 +308,7 @@ class BatchNormAdjoint(Adjoint):
             accumulate(bias, part.gradient.part(part.core).sum((0, 2, 3)))
 
     def add(self, plain: Tensor, products: Tensor) -> None:
-        """Add a tile's sums to the gradients of scale and shift."""
+        """Add a tile's sums (C,) to the gradients of scale and shift."""
         for parameter, found in ((self.layer.weight, products), (self.layer.bias, plain)):
             if parameter is not None and parameter.requires_grad:
                 accumulate(parameter, found)
@@ -322,13 +329,13 @@ class BatchNormAdjoint(Adjoint):
 
 
 def wanted_gradients(found: Tensor, part: BackwardInput) -> list[Tensor | None]:
-    """A gradient of all that an operator reads, on the parts that are wanted."""
+    """Crop or extend the gradient (B, C, h, w) of the read region to each wanted region."""
     held = RegionTensor(found, part.needs)
     return [None if region is None else held.zero_extended(region) for region in part.wanted]
 
 
 def zero_gradients(part: BackwardInput) -> list[Tensor | None]:
-    """Gradients of what an operator reads where the tile has nothing of what it makes."""
+    """Zero gradients (B, C, h, w) of the wanted regions, for a tile without any output."""
     upper, batch = part.gradient.values, len(part.gradient.values)
     return [
         None if region is None else upper.new_zeros(batch, size.channels, len(region.rows), len(region.columns))
@@ -338,7 +345,7 @@ def zero_gradients(part: BackwardInput) -> list[Tensor | None]:
 
 @torch.no_grad()
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to a parameter's gradient."""
+    """Add a gradient to ``.grad`` of a parameter of any shape."""
     if parameter.grad is None:
         parameter.grad = gradient
     else:
@@ -353,19 +360,19 @@ def activation(layer: nn.Module) -> Adjoint | None:
 
 
 def leaky_relu(slope: float) -> Adjoint:
-    """Of a ReLU with a slope above 0 on the left."""
+    """The adjoint of a leaky ReLU with a positive slope."""
     back = torch.ops.aten.leaky_relu_backward
     return OutputAdjoint(lambda upper, made, into: back(upper, made, slope, True, grad_input=into))
 
 
 def relu() -> Adjoint:
-    """Of a ReLU."""
+    """The adjoint of a ReLU."""
     back = torch.ops.aten.threshold_backward
     return OutputAdjoint(lambda upper, made, into: back(upper, made, 0, grad_input=into))
 
 
 def relu6() -> Adjoint:
-    """Of a ReLU6."""
+    """The adjoint of a ReLU6."""
     back = torch.ops.aten.hardtanh_backward
     return OutputAdjoint(lambda upper, made, into: back(upper, made, 0.0, 6.0, grad_input=into))
 

@@ -1,7 +1,8 @@
-"""Ways to cut a network: which grid and groups take how many bytes and multiply-accumulates; from regions alone.
+"""Candidate grids and groups with their bytes and multiply-accumulates; from regions alone.
 
-On one device whole maps are kept where groups meet, and one tile's activations of one group are alive at a time; over
-several, each holds its own tile of everything (sections 5.1 and 6.2 of Rama and Gerstlauer, UT-CERC-24-02).
+On one device whole feature maps are kept between groups, and the activations of one tile in one group are alive at a
+time. Over several devices, each holds its own tile of everything (sections 5.1 and 6.2 of Rama and Gerstlauer,
+UT-CERC-24-02).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Candidate:
     Attributes:
         grid: tiles down and across.
         profile: groups of layers.
-        bytes: per image: maps that are kept, and what a tile of the hungriest group adds.
-        work: multiply-accumulates of a step, over those of an untiled one.
+        bytes: per image: kept feature maps, plus the most that a tile of any group adds.
+        work: multiply-accumulates of a step, divided by those of an untiled step.
     """
 
     grid: tuple[int, int]
@@ -37,16 +38,16 @@ class Candidate:
 
 
 def group_boundaries(layers: Layers, direction: Direction = "forward", *, apart: bool = False) -> tuple[int, ...]:
-    """Cuts at which groups may gain by meeting: elsewhere nothing is gained by a halo or a map of its own.
+    """Cuts at which it can pay to end a group; an exchange anywhere else saves nothing.
 
-    They are in front of convolutions and pools; and at norms by their batch, which wait for sums there anyway: in front
-    of them forward, behind them backward.
+    They lie in front of convolutions and pools. They also lie at norms that normalise by their batch, which wait for
+    sums anyway: in front of them forward, behind them backward.
 
     Args:
         layers: the network.
         direction: which pass.
-        apart: also behind convolutions and pools. Backward, norms then run on no halo, and less is kept and sent; but
-            their sums do not travel beside halos.
+        apart: also cut behind convolutions and pools. Backward, norms then run without a halo, and less is kept and
+            sent, but their sums do not travel together with halos.
     """
     found = {0, len(layers.layers)}
     for number, each in enumerate(layers.layers):
@@ -58,11 +59,11 @@ def group_boundaries(layers: Layers, direction: Direction = "forward", *, apart:
 
 
 def most_square_grid(tiles: int, height: int, width: int) -> tuple[int, int]:
-    """The grid of that many tiles whose tiles of a map are nearest to squares; as many as fit, if fewer do.
+    """The grid whose tiles are closest to squares; of fewer tiles if that many do not fit.
 
     Args:
-        tiles: how many.
-        height, width: of the last map.
+        tiles: number of tiles.
+        height, width: of the last feature map.
     """
     for count in range(tiles, 0, -1):
         grids = [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
@@ -73,25 +74,26 @@ def most_square_grid(tiles: int, height: int, width: int) -> tuple[int, int]:
 
 
 def candidates_on_one_device(layers: Layers, grids: Iterable[tuple[int, int]]) -> list[Candidate]:
-    """All that no other way beats in both bytes and work, the least work first."""
-    found = [way for grid in grids for way in _candidates_of_grid(layers, grid)]
-    found.sort(key=lambda way: (way.work, way.bytes))
+    """All candidates that no other one beats in both bytes and work, the least work first."""
+    found = [candidate for grid in grids for candidate in _candidates_of_grid(layers, grid)]
+    found.sort(key=lambda candidate: (candidate.work, candidate.bytes))
     unbeaten: list[Candidate] = []
-    for way in found:
-        if not unbeaten or way.bytes < unbeaten[-1].bytes:
-            unbeaten.append(way)
+    for candidate in found:
+        if not unbeaten or candidate.bytes < unbeaten[-1].bytes:
+            unbeaten.append(candidate)
     return unbeaten
 
 
 def scratch_bytes(layers: Layers, profile: Profile) -> int:
-    """Most bytes per image that whole maps and their gradients take in scratch files, on one device in a step.
+    """Most bytes per image that feature maps and their gradients take in scratch files, on one device in a step.
 
-    Storage is reused for maps of the same size only, as :class:`snugfit.memory.mapped.MappedScratch` does. Maps of
-    the forward pass stay until the backward pass has read them; the first map and the last one lie in memory.
+    Storage is reused for feature maps of the same size only, as in :class:`snugfit.memory.mapped.MappedScratch`.
+    Feature maps of the forward pass stay until the backward pass has read them. The first and the last one are in
+    memory.
 
     Args:
         layers: the network.
-        profile: groups; norms by their batch begin one too.
+        profile: groups; norms that normalise by their batch begin one too.
     """
     cuts = sorted({*profile.cuts, *(number for number, each in enumerate(layers.layers) if each.sums)})
     spans = list(pairwise(cuts))
@@ -116,14 +118,20 @@ def scratch_bytes(layers: Layers, profile: Profile) -> int:
     return FLOAT * sum(size * number for size, number in most.items())
 
 
-def subsample(ways: Sequence[Candidate], step: float = 0.93, most: int = 7) -> list[Candidate]:
-    """Ways in order of work, each of which takes at most a share of the bytes of the one before, and the leanest."""
+def subsample(candidates: Sequence[Candidate], step: float = 0.93, most: int = 7) -> list[Candidate]:
+    """Keep candidates that take at most ``step`` times the bytes of the one before, at most ``most``, and the leanest.
+
+    Args:
+        candidates: in order of work.
+        step: largest ratio of bytes between neighbours.
+        most: number of candidates that are kept.
+    """
     kept: list[Candidate] = []
-    for way in ways:
-        if not kept or way.bytes <= step * kept[-1].bytes:
-            kept.append(way)
-    if ways and kept[-1] != ways[-1]:
-        kept.append(ways[-1])
+    for candidate in candidates:
+        if not kept or candidate.bytes <= step * kept[-1].bytes:
+            kept.append(candidate)
+    if candidates and kept[-1] != candidates[-1]:
+        kept.append(candidates[-1])
     return [*kept[: most - 1], kept[-1]] if len(kept) > most else kept
 
 
@@ -149,7 +157,7 @@ def _candidates_of_grid(layers: Layers, grid: tuple[int, int]) -> list[Candidate
 
 
 def _cheapest_within(cuts: Sequence[int], groups: dict[tuple[int, int], _Group], limit: int) -> Profile | None:
-    """Least whole maps kept, of groups none of which holds more than a limit on a tile; then least work."""
+    """The profile with the fewest kept values, then least work, whose groups hold at most ``limit`` values per tile."""
     held = {each for each, group in groups.items() if group.held <= limit}
     if not all(any((start, stop) in held for stop in cuts) for start in cuts[:-1]):
         return None
@@ -159,13 +167,13 @@ def _cheapest_within(cuts: Sequence[int], groups: dict[tuple[int, int], _Group],
 
 @dataclass(frozen=True)
 class _Group:
-    """Values of a tile in the middle, per image.
+    """Values of a tile in the middle of the grid, per image.
 
     Attributes:
-        held: of all maps within the group.
-        peak: these, and the gradient of the whole first map.
-        kept: of the whole last map.
-        macs: of all tiles, about.
+        held: all feature maps within the group.
+        peak: these, and the gradient of the whole first feature map.
+        kept: the whole last feature map.
+        macs: of all tiles, approximately.
     """
 
     held: int

@@ -1,8 +1,8 @@
-"""The gateway gives orders, the other processes follow them: so that one process alone runs the training loop.
+"""The gateway sends commands and the other processes follow them: one process alone runs the training loop.
 
-:class:`GatewayForward` stands where the network's forward pass would be called, and the gradients that it returns are
-sums over all tiles; whoever calls it need not know of other processes. :func:`serve` is what the others do meanwhile:
-their tiles, and where the rest of the network is replicated, the very step of the gateway through :class:`OverTiles`.
+:class:`GatewayForward` replaces the forward pass of the network. The gradients that it returns are sums over all tiles,
+so its caller need not know of other processes. :func:`serve` runs on the other processes: their tiles, and where the
+rest of the network is replicated, the gateway's own step through :class:`OverTiles`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING, STATISTICS, WEIGHTS, ALL = range(4)
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """Type and shape of the targets of a batch, for those who are sent them."""
+    """Type and shape of the targets of a batch, for the processes that receive them."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,17 +36,17 @@ class TargetSpec:
 
 @dataclass(frozen=True)
 class Command:
-    """What the gateway wants the others to do.
+    """A command of the gateway to the other processes.
 
     Attributes:
         kind: end; a training step; a forward pass in evaluation mode; or one in which norms track statistics.
-        images: of the batch.
+        images: in the batch.
         update: whether weights are updated after the step.
-        fresh: what the gateway sends first: nothing, statistics of norms, all weights, or the state of optimizers too.
+        sync: what the gateway sends first: nothing, statistics of norms, all weights, or the state of optimizers too.
         lr_factor: share of the peak learning rate.
         micro_batches: of a step.
-        share, seed, targets: of a step whose rest is replicated: the batch's share of the step, the seed of what the
-            rest draws, and what the images show.
+        share, seed, targets: for steps with a replicated rest: the batch's share of the step, the random seed of the
+            rest, and the form of the targets.
     """
 
     kind: Literal["stop", "step", "evaluate", "track"]
@@ -65,14 +65,14 @@ class Command:
 
     @classmethod
     def parse(cls, text: str) -> Command:
-        """Read an order as it prints; one that says nothing means the end."""
+        """Read a command from its JSON; an empty one means the end."""
         said = json.loads(text) or {"kind": "stop"}
         form = said.get("targets")
         return cls(**{**said, "targets": form and TargetSpec(form["dtype"], tuple(form["shape"]))})
 
 
 class OverTiles:
-    """The forward pass of a network over processes, on one that computes the rest: images (B, C, H, W) to the output.
+    """The forward pass of a network over processes, on a process that computes the rest.
 
     The gradients that it returns are sums over all tiles.
 
@@ -81,7 +81,7 @@ class OverTiles:
 
     Attributes:
         update: whether the next backward pass ends a step: then gradients are summed over processes and returned.
-        seed: of what the rest draws in its next forward pass; from where torch's generators stand, if None.
+        seed: random seed of the rest in its next forward pass; None continues torch's generators.
     """
 
     def __init__(self, tiles: Tiles) -> None:
@@ -90,12 +90,12 @@ class OverTiles:
         self._accumulated: list[Tensor | None] = []
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images to the network's output; images (B, 0), without pixels, on all processes but the gateway."""
+        """Compute the network's output from images (B, C, H, W); (B, 0) on all processes but the gateway."""
         parameters = self.tiles.training.parameters()
         return self.apply_rest(_OverTiles.apply(self, images, *parameters))
 
     def apply_rest(self, value: Tensor) -> Tensor:
-        """The last map to the network's output."""
+        """Compute the network's output from the last feature map, (B, C, H, W)."""
         if self.rest is None:
             return value
         with seeded_rng(self.seed, value.device):
@@ -103,14 +103,19 @@ class OverTiles:
         return output
 
     def begin(self, images: Tensor) -> Tensor:
-        """The forward pass of a step; the last map."""
+        """The forward pass of a step: images (B, C, H, W) to the last feature map, (B, C, H, W)."""
         here = self.tiles.transport.rank == GATEWAY
         found = self.tiles.training.forward(images if here else None, len(images))
         assert found is not None
         return found
 
     def end(self, gradient: Tensor) -> list[Tensor | None]:
-        """The backward pass of a step; gradients of the parameters, where it is the last one before an update here."""
+        """The backward pass of a step, from the gradient (B, C, H, W) of the last feature map.
+
+        Returns:
+            Gradients of the parameters, in their shapes, where this is the last pass before an update here; else None
+                for each.
+        """
         parameters = self.tiles.training.parameters()
         before = [parameter.grad for parameter in parameters]
         for parameter, grad in zip(parameters, self._accumulated or [None] * len(parameters), strict=True):
@@ -126,18 +131,18 @@ class OverTiles:
 
 
 class GatewayForward(OverTiles):
-    """The same as the gateway calls it: it tells the others, of whom whoever calls it need not know.
+    """The forward pass as the gateway calls it: it also sends commands to the other processes.
 
     Args:
         tiles: the tiled part on this process.
-        line: to the others.
+        channel: to the other processes.
         state: the state of the optimizers of what the others update, by names that they know.
         micro_batches: of a step.
 
     Attributes:
-        lr_factor: share of the peak learning rate that the others update at.
-        share: of the step that the next batch is, and
-        targets: what its images show; where the others compute the rest.
+        lr_factor: share of the peak learning rate at which the others update.
+        share: the next batch's share of the step.
+        targets: of the next batch, where the others compute the rest.
     """
 
     def __init__(
@@ -153,7 +158,7 @@ class GatewayForward(OverTiles):
         self._pending_sync, self._statistics_changed = ALL, False
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images to the network's output."""
+        """Compute the network's output from images (B, C, H, W)."""
         if torch.is_grad_enabled():
             return super().__call__(images)
         value = self._track_statistics(images) if self._tracks_statistics() else self._evaluate(images)
@@ -161,11 +166,11 @@ class GatewayForward(OverTiles):
         return self.apply_rest(value)
 
     def _tracks_statistics(self) -> bool:
-        """Whether norms in tiles track statistics now."""
+        """Whether norms in tiles currently track statistics."""
         return any(norm.training for norm in self.tiles.prefix.norms())
 
     def _track_statistics(self, images: Tensor) -> Tensor | None:
-        """A forward pass in training mode; whoever calls it may then change the statistics here."""
+        """A forward pass of images (B, C, H, W) in training mode; the caller may then change the statistics here."""
         self._send_command(Command("track", len(images)))
         self._statistics_changed = True
         return self.tiles.training.track(images, len(images))
@@ -186,7 +191,7 @@ class GatewayForward(OverTiles):
         self._pending_sync = WEIGHTS if changed else NOTHING
 
     def begin(self, images: Tensor) -> Tensor:
-        """The forward pass of a step; the last map."""
+        """The forward pass of a step: images (B, C, H, W) to the last feature map, (B, C, H, W)."""
         command = Command("step", len(images), self.update, lr_factor=self.lr_factor)
         if self.tiles.plan.rest == "gateway":
             self._send_command(command)
@@ -199,7 +204,7 @@ class GatewayForward(OverTiles):
 
 
 class _OverTiles(torch.autograd.Function):
-    """The tiled part of a step; arguments are the images and all parameters that train."""
+    """The tiled part of a step; arguments are images (B, C, H, W) and all parameters that are trained."""
 
     @staticmethod
     def forward(ctx: Any, passes: OverTiles, images: Tensor, *parameters: Tensor) -> Tensor:
@@ -213,7 +218,7 @@ class _OverTiles(torch.autograd.Function):
 
 
 def _synchronise(tiles: Tiles, sync: int) -> None:
-    """Give all processes what the gateway has and they have not; called by all of them."""
+    """Send all processes the gateway's statistics or weights; called by all of them."""
     if sync == STATISTICS:
         tiles.share(tiles.statistics())
     elif sync != NOTHING:
@@ -222,7 +227,7 @@ def _synchronise(tiles: Tiles, sync: int) -> None:
 
 @contextmanager
 def seeded_rng(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Draw what is random from a seed, and leave torch's generators as they were; as ever, if it is None."""
+    """Draw random numbers from a seed and then restore torch's generators; no effect if the seed is None."""
     if seed is None or device.type == "meta":
         yield
         return
@@ -233,12 +238,12 @@ def seeded_rng(seed: int | None, device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Worker:
-    """What a process does at the gateway's orders.
+    """What a process does at the gateway's commands.
 
     Attributes:
         step: a training step.
-        load: begins anew with the weights that are there and the state of optimizers, by name; there may be none.
-        tick: called after every order.
+        load: starts again from the present weights and the state of optimizers, by name; the latter may be empty.
+        tick: called after every command.
     """
 
     step: Callable[[Command], None]
@@ -247,12 +252,12 @@ class Worker:
 
 
 def serve(tiles: Tiles, channel: CommandChannel, worker: Worker) -> None:
-    """Follow the gateway's orders until it tells to end.
+    """Follow the gateway's commands until the end.
 
     Args:
         tiles: the tiled part on this process.
-        line: from the gateway.
-        follower: what is done with its weights.
+        channel: from the gateway.
+        worker: what is done with its weights.
     """
     while (command := Command.parse(channel.receive())).kind != "stop":
         _synchronise(tiles, command.sync)
@@ -274,7 +279,7 @@ def worker_step(tiles: Tiles, command: Command, update: Callable[[float], None])
 
     Args:
         tiles: the tiled part on this process.
-        order: what the gateway wants.
+        command: of the gateway.
         update: updates weights from their gradients, at a share of the peak learning rate.
     """
     tiles.module.train()
@@ -292,12 +297,12 @@ def worker_step(tiles: Tiles, command: Command, update: Callable[[float], None])
 def replicated_step(
     forward: OverTiles, command: Command, step: Callable[[Tensor, Tensor, float, bool], object]
 ) -> None:
-    """A step of a process that computes the rest too, which is the gateway's own, without images.
+    """A step of a process that also computes the rest: the gateway's own step, without images.
 
     Args:
         forward: the forward pass on this process.
-        order: what the gateway wants.
-        step: forward and backward of images (B, 0), targets, the share of a step that they are, and whether to update.
+        command: of the gateway.
+        step: forward and backward pass of images (B, 0), targets, the batch's share of a step, and whether to update.
     """
     assert command.targets is not None
     form, transport = command.targets, forward.tiles.transport

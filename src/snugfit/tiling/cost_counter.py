@@ -1,4 +1,4 @@
-"""A training step counted from regions, without torch: stage after stage as :mod:`snugfit.tiling.distributed` runs it.
+"""The cost of a training step counted from regions, without torch, in the stages of :mod:`snugfit.tiling.distributed`.
 
 Multiply-accumulates count the region that a layer produces.
 """
@@ -44,17 +44,17 @@ def count_step_cost(
     rest: Rest = "gateway",
     rest_macs: int = 0,
 ) -> StepCost:
-    """Count a training step; orders and labels, some bytes per image, are not.
+    """Count the cost of a training step, except commands and labels, which are some bytes per image.
 
     Args:
         schedule: what every tile holds, fetches and computes; with a backward pass.
         cells: tiles of all processes.
-        images: of the batch.
-        processes: how many there are, those without a tile too; as many as have one by default.
-        weights: parameters that train, norms' too; those of :class:`Layer` by default.
+        images: in the batch.
+        processes: number of processes, including those without a tile; by default as many as have one.
+        weights: trained parameters, including norms'; by default those of :class:`Layer`.
         update: where weights are updated.
         rest: who computes the layers behind the tiled ones.
-        rest_macs: of these layers, multiply-accumulates of an image's forward pass.
+        rest_macs: multiply-accumulates of these layers in an image's forward pass.
     """
     count = processes or 1 + max(cell.rank for cell in cells)
     counter = _Counter(schedule, tuple(cells), images, count, rest)
@@ -78,7 +78,7 @@ class _Counter:
 
     @property
     def weights(self) -> int:
-        """Parameters of layers that train."""
+        """Parameters of trained layers."""
         network = self.schedule.network
         layers = self.schedule.tiling.layers.layers
         return (
@@ -86,7 +86,7 @@ class _Counter:
         )
 
     def forward(self) -> list[Stage]:
-        """From the images to the last map, at the gateway or everywhere."""
+        """From the images to the last feature map, at the gateway or everywhere."""
         stages: list[Stage] = []
         for index, (start, stop) in enumerate(self.schedule.forward.groups):
             held = {tile: groups[index] for tile, groups in self.schedule.forward_groups.items()}
@@ -99,7 +99,10 @@ class _Counter:
         return [*stages, self._idle("last map", "forward", self._gathered(self.schedule.forward.cuts[-1], targets))]
 
     def apply_rest(self, macs: int) -> list[Stage]:
-        """The layers behind the tiled ones: of gradients of maps and of weights as much again as forward, each."""
+        """The layers behind the tiled ones.
+
+        Gradients of feature maps and of weights take as much as the forward pass each.
+        """
         busy = self.processes if self.rest == "replicated" else GATEWAY + 1
         work = [self.images * macs if rank < busy else 0 for rank in range(self.processes)]
         forward = Stage("rest", "forward", {}, tuple(work))
@@ -107,7 +110,7 @@ class _Counter:
         return [forward, backward] if macs else []
 
     def backward(self) -> list[Stage]:
-        """From the gradient of the last map, where the rest is computed, to gradients of weights on every process."""
+        """From the gradient of the last feature map to gradients of weights on every process."""
         network, stages = self.schedule.network, list[Stage]()
         if network is None:
             return []
@@ -117,10 +120,12 @@ class _Counter:
             wanted = {tile: group.gradients[stop] for tile, group in groups.items()}
             messages = self._gradients_from_gateway(stop, wanted) if index == 0 else self._halos(stop, wanted)
             stage = self._idle("gradient" if index == 0 else "backward halo", "backward", messages)
-            anew = [self._recomputation(start, stop, groups)] if any(group.entries for group in groups.values()) else []
+            recomputed = (
+                [self._recomputation(start, stop, groups)] if any(group.entries for group in groups.values()) else []
+            )
             macs = self._per_process({tile: self._back(tile, group) for tile, group in groups.items()})
             stages += [
-                *anew,
+                *recomputed,
                 replace(stage, macs=macs),
                 *self._norms(start, stop, "backward", halo=bool(index and any(messages.values()))),
             ]
@@ -129,7 +134,7 @@ class _Counter:
         return stages
 
     def kept(self) -> tuple[int, ...]:
-        """Bytes per process: a kept map is held as wide as the forward pass made it."""
+        """Bytes per process; a kept feature map is as wide as the forward pass made it."""
         layers, last = self.schedule.tiling.layers, self.schedule.forward.cuts[-1]
 
         def values(tile: tuple[int, int]) -> int:
@@ -155,7 +160,7 @@ class _Counter:
         )
 
     def _back(self, tile: tuple[int, int], group: BackwardGroup) -> int:
-        """Gradients of maps where they are needed, and of weights on the tile's own pixels."""
+        """Gradients of feature maps where they are needed, and of weights on the tile's own pixels."""
         assert self.schedule.network is not None
         network, macs = self.schedule.network, 0
         for number in range(group.start, group.stop):
@@ -168,7 +173,7 @@ class _Counter:
         return macs
 
     def _recomputation(self, start: int, stop: int, groups: Mapping[tuple[int, int], BackwardGroup]) -> Stage:
-        """A group's maps computed anew, from a halo of its first one."""
+        """The recomputation of a group's feature maps from the first one with its halo."""
         layers = self.schedule.tiling.layers
         wanted = {tile: group.entries[start] for tile, group in groups.items() if start in group.entries}
         made = {tile: layers.needed(start, stop, group.saved) for tile, group in groups.items()}
@@ -176,21 +181,21 @@ class _Counter:
         return Stage("maps anew", "recompute", self._halos(start, wanted), macs)
 
     def _norms(self, start: int, stop: int, part: Pass, *, halo: bool) -> list[Stage]:
-        """Sums over the whole map: means and squares forward, two sums backward, of every process to all.
+        """Sums over the whole feature map, from every process to all: two per channel forward, two backward.
 
-        Those of a norm at which a group begins travel beside its halo, and wait one message less.
+        The sums of a norm at which a group begins travel together with its halo and wait one message less.
         """
         network, layers = self.schedule.network, self.schedule.tiling.layers.layers
         numbers = [each for each in range(start, stop) if layers[each].sums]
         if part == "backward":
             numbers = [each for each in reversed(numbers) if network is None or network.flows[each + 1]]
-        beside = (start if part == "forward" else stop - 1) if halo else None
-        told = all_to_all if self.processes <= DIRECT else all_gathered
+        with_halo = (start if part == "forward" else stop - 1) if halo else None
+        gathered = all_to_all if self.processes <= DIRECT else all_gathered
         rounds = 1 if self.processes <= DIRECT else self.processes - 1
         return [
             replace(
-                self._idle("norms", part, told(2 * layers[each].sums, self.processes)),
-                rounds=max(rounds - (each == beside), 0),
+                self._idle("norms", part, gathered(2 * layers[each].sums, self.processes)),
+                rounds=max(rounds - (each == with_halo), 0),
             )
             for each in numbers
         ]
@@ -198,7 +203,7 @@ class _Counter:
     # Messages
 
     def _scattered(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:
-        """Parts of a map from the gateway."""
+        """Parts of a feature map from the gateway."""
         found: Counter[tuple[int, int]] = Counter()
         for cell, images in zip(self.cells, self._shares(), strict=True):
             if cell.rank != GATEWAY:
@@ -206,11 +211,11 @@ class _Counter:
         return found
 
     def _gradients_from_gateway(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:
-        """Parts of a gradient from the gateway; nothing where everyone has all of it."""
+        """Parts of a gradient from the gateway; nothing if everyone has all of it."""
         return {} if self.rest == "replicated" else self._scattered(number, wanted)
 
     def _gathered(self, number: int, targets: Iterable[int]) -> Messages:
-        """Cores of a map to the processes that want all of it."""
+        """Cores of a feature map to the processes that need all of it."""
         found: Counter[tuple[int, int]] = Counter()
         for cell, images in zip(self.cells, self._shares(), strict=True):
             for target in {*targets} - {cell.rank}:
@@ -218,7 +223,7 @@ class _Counter:
         return found
 
     def _halos(self, number: int, wanted: Mapping[tuple[int, int], Region]) -> Messages:
-        """Parts of a map from the processes to whose tiles they belong."""
+        """Parts of a feature map from the processes that own them."""
         tiling, found = self.schedule.tiling, Counter[tuple[int, int]]()
         for cell, images in zip(self.cells, self._shares(), strict=True):
             region = wanted.get(cell.tile)
@@ -239,12 +244,12 @@ class _Counter:
         return Stage(kind, part, messages, (0,) * self.processes)
 
     def _shares(self) -> list[int]:
-        """Images of every cell."""
+        """Number of images of every cell."""
         shares = balanced(self.images, 1 + max(cell.replica for cell in self.cells))
         return [len(shares[cell.replica]) for cell in self.cells]
 
     def _per_process(self, per_tile: Mapping[tuple[int, int], int]) -> tuple[int, ...]:
-        """Of all images of a process's tiles."""
+        """Sum a count per image and tile over the images and tiles of each process."""
         found = [0] * self.processes
         for cell, images in zip(self.cells, self._shares(), strict=True):
             found[cell.rank] += images * per_tile[cell.tile]
@@ -258,13 +263,13 @@ class _Counter:
 
 
 def _overlaps(parts: Sequence[Interval], wanted: Interval) -> dict[int, int]:
-    """How many wanted rows lie in each part, where any do."""
+    """Number of wanted rows in each part, for parts that have any."""
     found = {index: len(part & wanted) for index, part in enumerate(parts)}
     return {index: count for index, count in found.items() if count}
 
 
 def _of_weights(weights: int, processes: int, update: WeightUpdate) -> list[Stage]:
-    """Gradients added up by all; or by the gateway, which then sends out weights (Algorithm 1)."""
+    """Gradients summed by all, or by the gateway, which then sends out weights (Algorithm 1)."""
     still, others = (0,) * processes, range(1, processes)
     if processes == 1 or not weights:
         return []

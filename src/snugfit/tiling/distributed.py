@@ -1,9 +1,9 @@
-"""A network's leading layers over several processes, each with tiles of its own: Algorithm 1 of Rama and Gerstlauer.
+"""A network's leading layers over several processes, each with its own tiles: Algorithm 1 of Rama and Gerstlauer.
 
-Every process calls :meth:`TiledNetwork.forward` and then :meth:`TiledNetwork.backward`. The gateway, rank 0, gives the
-images. It has the last map and gives the gradient of that; or every process does, who then compute the same of it.
-Weights' gradients are each process's own share, and :meth:`TiledNetwork.sum_gradients` adds them up. All of it equals
-the step of one process on whole maps.
+Every process calls :meth:`TiledNetwork.forward` and then :meth:`TiledNetwork.backward`. The gateway, rank 0, has the
+images. Either the gateway or every process receives the last feature map and returns its gradient. Each process
+computes its share of the weights' gradients, and :meth:`TiledNetwork.sum_gradients` adds them up. The result equals the
+step of one process on whole feature maps.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def schedule_of(
     recompute: bool = False,
     image: bool = False,
 ) -> Schedule:
-    """What tiles do in a step.
+    """Schedule of the tiles in a step.
 
     Args:
-        stem: the layers, in the mode and with the parameters frozen that the step will find.
+        prefix: the layers, in the mode and with the frozen parameters of the step.
         tiling: their tiles.
-        forward, backward: grouping profiles; no backward pass without the latter.
-        recompute: whether the backward pass computes anew the maps that it reads.
-        image: whether the gradient of the images is wanted.
+        forward, backward: grouping profiles; without the latter there is no backward pass.
+        recompute: whether the backward pass recomputes the feature maps that it reads.
+        image: whether the gradient of the images is needed.
     """
     if backward is None:
         return Schedule(tiling, forward, forward, None).merged()
@@ -68,10 +68,10 @@ class _State:
     """What a process keeps of a step, per cell of its own.
 
     Attributes:
-        images: of the batch.
-        maps: what is kept for the backward pass, by number of the map.
-        moments: mean and variance of norms that normalise by their batch, by number of the layer.
-        sums: what such a norm needs for its backward pass, where that is under way before its turn.
+        images: number in the batch.
+        maps: feature maps saved for the backward pass, by number.
+        moments: mean and variance (C,) of norms that normalise by their batch, by number of the layer.
+        sums: sums that such a norm needs for its backward pass, where they are on their way early.
     """
 
     images: int
@@ -84,17 +84,17 @@ class TiledNetwork:
     """The leading layers of a network on this process's tiles.
 
     Args:
-        stem: the layers; parameters and buffers are those of this process.
+        prefix: the layers; parameters and buffers are those of this process.
         schedule: what every tile holds, fetches and computes.
         cells: tiles of all processes.
         transport: to the other processes.
-        rest: who has the last map and gives its gradient.
-        split: forward groups that run what of their first layer needs no halo while that is on its way, where they
-            can; every process may have its own.
+        rest: who receives the last feature map and returns its gradient.
+        split: forward groups that, where possible, run the part of their first layer that needs no halo while the halo
+            is on its way. Processes may differ in this.
 
     Attributes:
-        waited: seconds spent in waiting, by what for: ``halos``, the ``gateway`` (images, the last map and its
-            gradient), or ``sums`` over whole maps and of gradients. What a step takes beside that is computation.
+        waited: seconds of waiting, by reason: ``halos``, the ``gateway`` (images, the last feature map and its
+            gradient), or ``sums`` over feature maps and of gradients. The rest of a step is computation.
     """
 
     def __init__(
@@ -119,25 +119,25 @@ class TiledNetwork:
 
     @cached_property
     def like(self) -> Tensor:
-        """A tensor with the type and device of weights and maps."""
+        """An example tensor with the type and device of weights and feature maps; any shape."""
         parameter = next(iter(self.prefix.parameters(0, len(self.prefix.operators))), None)
         return torch.empty(0) if parameter is None else parameter.detach()
 
     @cached_property
     def by_batch(self) -> tuple[int, ...]:
-        """Numbers of the layers that normalise by their batch, as they did when the stem was made."""
+        """Numbers of the layers that normalise by their batch, in the mode in which the prefix was made."""
         return tuple(number for number, layer in enumerate(self.prefix.layers.layers) if layer.sums)
 
     @torch.no_grad()
     def forward(self, images: Tensor | None, count: int) -> Tensor | None:
-        """Images to the last map.
+        """Compute the last feature map.
 
         Args:
             images: (B, C, H, W) on the gateway; None elsewhere.
             count: B, on all processes.
 
         Returns:
-            The last map, (B, C, H, W), on who computes the rest; None elsewhere.
+            The last feature map, (B, C, H, W), on processes that compute the rest; None elsewhere.
         """
         self._state = _State(count, {cell: {} for cell in self.mine})
         last = self.schedule.forward.cuts[-1]
@@ -146,7 +146,7 @@ class TiledNetwork:
             regions = {cell: self.schedule.forward_groups[self.cells[cell].tile][index] for cell in self.mine}
             source: Source = "gateway" if index == 0 else "cores"
             pending = self._begin(start, source, values, Wanted("forward", index))
-            if index and start in self.by_batch:  # its sums travel beside the halo
+            if index and start in self.by_batch:  # its sums travel with the halo
                 self._state.moments[start] = self._moments(start, values)
             inner = self._inner(start, regions, values) if index in self.split else {}
             held = self._held(pending, "halos" if index else "gateway")
@@ -160,22 +160,25 @@ class TiledNetwork:
         return self._gather(last, values, everywhere=self.replicated)
 
     def track(self, images: Tensor | None, count: int) -> Tensor | None:
-        """:meth:`forward` without a backward pass to follow, for norms to track statistics: nothing is kept for one."""
+        """Run :meth:`forward` for norms to track statistics, without saving anything for a backward pass.
+
+        Images and the result are (B, C, H, W).
+        """
         found = self.forward(images, count)
         self._state = _State(0)
         return found
 
     @torch.no_grad()
     def backward(self, gradient: Tensor | None, *, sums: bool = False) -> Tensor | None:
-        """The gradient of the last map to gradients of weights, added to ``.grad`` on every process.
+        """Pass the gradient of the last feature map back and add gradients of weights to ``.grad`` on every process.
 
         Args:
-            gradient: (B, C, H, W) on who computes the rest; None elsewhere.
+            gradient: (B, C, H, W) on processes that compute the rest; None elsewhere.
             sums: whether :meth:`sum_gradients` follows at once, the same on all processes: sums then begin as soon as
-                the gradients of a layer are there.
+                the gradients of a layer are complete.
 
         Returns:
-            The gradient of the images on the gateway, if the schedule wants that; None elsewhere.
+            The gradient of the images, (B, C, H, W), on the gateway if the schedule includes it; None elsewhere.
         """
         assert self.schedule.network is not None
         groups = {cell: self.schedule.backward_groups[self.cells[cell].tile] for cell in self.mine}
@@ -189,7 +192,7 @@ class TiledNetwork:
             start, stop = self._span(index)
             pending = self._begin(stop, "cores" if index else first, values, Wanted("backward", index))
             self._recompute(index, here)
-            if index and stop - 1 in self.by_batch:  # its sums travel beside the halo
+            if index and stop - 1 in self.by_batch:  # its sums travel with the halo
                 self._state.sums[stop - 1] = self._sums_of_cores(stop, here, values)
             self._train_later()
             above = self._sum_down_to(stop, above)
@@ -201,7 +204,7 @@ class TiledNetwork:
         return found
 
     def sum_gradients(self) -> None:
-        """Add up the gradients of weights over processes, in place; all have the sums then."""
+        """Add up the gradients of weights over processes, in place; all processes then have the sums."""
         with self._waiting("sums"):
             if self._running is None:
                 all_reduce(self.gradients(), self.transport)
@@ -210,17 +213,17 @@ class TiledNetwork:
         self._running = None
 
     def parameters(self) -> list[nn.Parameter]:
-        """Of the layers, those that train."""
+        """Trained parameters of the layers."""
         layers = self.prefix.parameters(0, len(self.prefix.operators))
         return [parameter for parameter in layers if parameter.requires_grad]
 
     def gradients(self) -> list[Tensor]:
-        """Of its parameters that train; zeros where there is none."""
+        """Gradients of the trained parameters, in their shapes; zeros where there is none."""
         return [_gradient(parameter) for parameter in self.parameters()]
 
     @cached_property
     def _first_read(self) -> list[list[nn.Parameter]]:
-        """Of every layer, the parameters that no layer before it has: their gradients are complete behind it."""
+        """Parameters of each layer that no earlier layer has: their gradients are complete once the layer's are."""
         before = [{*self.prefix.parameters(0, number)} for number in range(len(self.prefix.operators))]
         return [
             [each for each in self.prefix.parameters(number, number + 1) if each not in known]
@@ -228,7 +231,7 @@ class TiledNetwork:
         ]
 
     def _sum_down_to(self, number: int, above: int) -> int:
-        """Begin to sum gradients of layers from a number up to those for which that was done; returns the number."""
+        """Begin to sum the gradients of layers ``number`` to ``above - 1``; returns ``number``."""
         if self._running is not None:
             for layer in reversed(range(number, above)):
                 self._running.add([_gradient(each) for each in self._first_read[layer] if each.requires_grad])
@@ -253,10 +256,10 @@ class TiledNetwork:
 
         Args:
             start, stop: cuts.
-            regions: of every cell, what it holds of every map.
-            entries: of every cell, the maps that it begins with.
-            keep: whether this is the forward pass, which keeps maps for the backward pass and tracks statistics; if
-                not, all maps that the backward pass reads are returned too.
+            regions: for every cell, what it holds of every feature map.
+            entries: for every cell, the parts (B, C, h, w) of the feature maps that it begins with.
+            keep: whether this is the forward pass, which saves feature maps and tracks statistics; if not, all feature
+                maps that the backward pass reads are returned too.
         """
         stops = [start, *(number for number in self.by_batch if start < number < stop), stop]
         state, held = self._state, entries
@@ -275,7 +278,7 @@ class TiledNetwork:
     def _inner(
         self, start: int, regions: Mapping[int, Mapping[int, Region]], values: Mapping[int, Tensor]
     ) -> dict[int, tuple[Split, Tensor]]:
-        """Of every cell, what a group's first layer makes without a halo, and what is left."""
+        """For every cell, how its first layer is split, and the part (B, C, h, w) of its output that needs no halo."""
         layers, found = self.prefix.layers, dict[int, tuple[Split, Tensor]]()
         for cell in self.mine:
             own = RegionTensor(values[cell], self._core(start, cell))
@@ -284,7 +287,7 @@ class TiledNetwork:
         return found
 
     def _outer(self, start: int, made: Region, parts: Split, inner: Tensor, held: RegionTensor) -> RegionTensor:
-        """All of what a group's first layer makes: the inner part, and strips around it."""
+        """The whole output (B, C, h, w) of a group's first layer: the inner part, and strips around it."""
         if parts.inner == made:
             return RegionTensor(inner, made)
         shape = (len(inner), inner.shape[1], len(made.rows), len(made.columns))
@@ -327,7 +330,10 @@ class TiledNetwork:
         return self.schedule.kept.get(self.cells[cell].tile, {})
 
     def _moments(self, number: int, cores: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the map that a norm reads, over all cells, and its running statistics renewed."""
+        """Mean and variance (C,) of the feature map that a norm reads, over all cells.
+
+        Updates its running statistics.
+        """
         norm = self.prefix.operators[number].module
         assert isinstance(norm, nn.BatchNorm2d)
         read = self.prefix.layers.layers[number].reads[0]
@@ -345,14 +351,14 @@ class TiledNetwork:
     # Running layers backward
 
     def _recompute(self, index: int, groups: Mapping[int, BackwardGroup]) -> None:
-        """Compute what a group's backward pass reads, where that was not kept."""
+        """Recompute the feature maps that a group's backward pass reads, where they were not kept."""
         start, stop = self._span(index)
         if not self.schedule.recompute or not any(
             each[index].entries for each in self.schedule.backward_groups.values()
         ):
             return
         cores = {cell: self._state.maps[cell][start].part(self._core(start, cell)) for cell in self.mine}
-        held = self._held(self._begin(start, "cores", cores, Wanted("anew", index)))
+        held = self._held(self._begin(start, "cores", cores, Wanted("recompute", index)))
         for cell in self.mine:
             self._state.maps[cell][start] = held[cell]
         regions = {cell: self.prefix.layers.needed(start, stop, groups[cell].saved) for cell in self.mine}
@@ -363,7 +369,10 @@ class TiledNetwork:
     def _back(
         self, start: int, stop: int, groups: Mapping[int, BackwardGroup], upper: Mapping[int, RegionTensor]
     ) -> dict[int, Tensor]:
-        """Gradients of a group's last map to those of its first one, on cores; maps that it read are let go."""
+        """Pass gradients (B, C, h, w) of a group's last feature map back to cores of its first.
+
+        Saved feature maps are freed.
+        """
         network = self.schedule.network
         assert network is not None
         gradients = {cell: {stop: upper[cell]} for cell in self.mine}
@@ -398,7 +407,7 @@ class TiledNetwork:
                         _add(gradients[cell], read, RegionTensor(found, region, operator.adjoint.owns_memory))
 
     def _train_later(self) -> None:
-        """Gradients of the weights of the layer before: the last ones of a group while its halo is on its way."""
+        """Compute weight gradients that were postponed, for the last layer of a group until its halo is on its way."""
         if self._later is not None:
             adjoint, parts = self._later
             self._later = None
@@ -409,7 +418,7 @@ class TiledNetwork:
     def _norm_back(
         self, norm: BatchNormAdjoint, number: int, parts: Mapping[int, BackwardInput]
     ) -> Callable[[BackwardInput], Sequence[Tensor | None]]:
-        """How a norm by its batch passes gradients back: by sums over all cells."""
+        """A function that passes gradients (B, C, h, w) back through a norm by its batch, from sums over all cells."""
         gathering = self._state.sums.pop(number, None)
         if gathering is None:
             gathering = self._sums(norm, parts)
@@ -420,10 +429,10 @@ class TiledNetwork:
         return lambda part: norm.input_gradients_by_batch(part, sums[0], sums[1], pixels)
 
     def _sums(self, norm: BatchNormAdjoint, parts: Mapping[int, BackwardInput]) -> GatherHandle:
-        """What a norm by its batch needs to pass gradients back, (2, C); its weights get their share of that.
+        """Sums that a norm by its batch needs to pass gradients back; its weights receive their gradients.
 
         Returns:
-            The sums of every process.
+            The sums of every process, (2, C) each.
         """
         sums = torch.zeros(2, norm.layer.num_features, dtype=self.like.dtype, device=self.like.device)
         for part in parts.values():
@@ -435,7 +444,7 @@ class TiledNetwork:
     def _sums_of_cores(
         self, stop: int, groups: Mapping[int, BackwardGroup], values: Mapping[int, Tensor]
     ) -> GatherHandle:
-        """The same of the norm that ends a group, of whose output's gradient no more than cores is there yet."""
+        """The sums (2, C) of the norm that ends a group, while only cores of its output's gradient are there."""
         norm = self.prefix.operators[stop - 1].adjoint
         assert isinstance(norm, BatchNormAdjoint)
         held = {cell: {stop: RegionTensor(values[cell], self._core(stop, cell))} for cell in self.mine}
@@ -471,7 +480,7 @@ class TiledNetwork:
         return exchange.start(values, self.transport, self.like)
 
     def _held(self, pending: Pending, what: str = "halos") -> dict[int, RegionTensor]:
-        """What each of this process's cells wanted."""
+        """The parts (B, C, h, w) that this process's cells need."""
         wanted, given = pending.exchange.wanted, {_memory(values) for values in pending.values.values()}
         with self._waiting(what):
             found = pending.wait()
@@ -481,9 +490,9 @@ class TiledNetwork:
         }
 
     def _gather(self, number: int, values: Mapping[int, Tensor], *, everywhere: bool = False) -> Tensor | None:
-        """The whole map from cores, on the gateway; or everywhere, and then in one order of memory.
+        """The whole feature map (B, C, H, W) from cores, on the gateway or everywhere.
 
-        What follows computes the same to the last bit then, whatever a process held of the map.
+        Everywhere it has one memory format, so that what follows computes the same to the last bit on all processes.
         """
         wanted = Wanted("everyone" if everywhere else "gateway")
         with self._waiting("gateway"):
@@ -498,18 +507,18 @@ class TiledNetwork:
 
 
 def _add(gradients: dict[int, RegionTensor], number: int, found: RegionTensor) -> None:
-    """Add a gradient to that which other readers of the map have passed back; both are of the same region."""
+    """Add a gradient (B, C, h, w) to those that other readers passed back, all of the same region."""
     before = gradients.get(number)
     gradients[number] = found if before is None else RegionTensor(before.values + found.values, found.region, True)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Of a parameter; zeros where there is none."""
+    """The gradient of a parameter, in its shape; zeros are set where there is none."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
 
 
 def _memory(values: Tensor) -> int:
-    """What tells whether two tensors share memory."""
+    """Address of the storage of a tensor of any shape."""
     return values.untyped_storage().data_ptr()

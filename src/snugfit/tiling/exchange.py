@@ -1,8 +1,8 @@
-"""Parts of a map from those who hold them to those who need them, over point-to-point sends.
+"""Exchange of parts of a feature map, over point-to-point messages.
 
-One rule serves halos of any width, corners, tiles of one process among each other, the way from the gateway to tiles
-and back, and from tiles to everyone: whatever of a wanted part somebody else holds is sent. All that one process sends
-another is one message.
+One rule covers halos of any width, corners, tiles within one process, and the ways from the gateway to tiles, back, and
+from tiles to everyone: every needed part that another process holds is sent. All that one process sends another is one
+message.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from snugfit.tiling.transport import Handle, Transport
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a map at a process.
+    """A part of a feature map at a process.
 
     Attributes:
         rank: of the process.
         images: of the batch.
-        region: of the map.
+        region: of the feature map.
     """
 
     rank: int
@@ -34,23 +34,23 @@ class Shard:
     region: Region
 
     def common(self, other: Shard) -> Shard:
-        """What of it lies in another one too."""
+        """The intersection with another shard."""
         return Shard(self.rank, self.images & other.images, self.region & other.region)
 
     @property
     def pixels(self) -> int:
-        """Of all its images."""
+        """Number of pixels in all its images."""
         return len(self.images) * self.region.area
 
     def of(self, values: Tensor, held: Shard) -> Tensor:
-        """A view of it in the values (B, C, h, w) of a place that holds it."""
+        """A view (B, C, h, w) of it in the values (B, C, H, W) of a shard that contains it."""
         rows, columns = self.region.rows.within(held.region.rows), self.region.columns.within(held.region.columns)
         return values[self.images.within(held.images), :, rows, columns]
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one place gives another: numbers of both, and the part."""
+    """A part that one shard gives another: numbers of both, and the part."""
 
     source: int
     target: int
@@ -62,9 +62,10 @@ class Exchange:
     """Who sends what to whom; the same on all processes.
 
     Attributes:
-        held: parts of a map. Those of one process overlap nowhere; those of two do only where both have the whole map.
-        wanted: parts that are needed; what nobody holds of them is left as it is.
-        channels: of the map.
+        held: parts of a feature map. Those of one process do not overlap; those of two do only where both have all of
+            it.
+        wanted: parts that are needed; where nobody holds anything they stay uninitialised.
+        channels: of the feature map.
     """
 
     held: tuple[Shard, ...]
@@ -73,7 +74,10 @@ class Exchange:
 
     @cached_property
     def transfers(self) -> list[Transfer]:
-        """All that has to be copied or sent, in one order on all processes; nothing is sent to who holds it all."""
+        """All copies and messages, in the same order on all processes.
+
+        A process that holds all it needs is sent nothing.
+        """
         found = []
         for target, want in enumerate(self.wanted):
             transfers = [Transfer(source, target, have.common(want)) for source, have in enumerate(self.held)]
@@ -82,7 +86,7 @@ class Exchange:
         return found
 
     def transfers_between(self, sender: int, receiver: int) -> list[Transfer]:
-        """What one process sends another."""
+        """The transfers from one process to another."""
         return self._by_pair.get((sender, receiver), [])
 
     @cached_property
@@ -94,7 +98,7 @@ class Exchange:
         return found
 
     def sent(self, rank: int) -> int:
-        """Values that a process sends others."""
+        """Number of values that a process sends."""
         return self.channels * sum(
             transfer.part.pixels
             for transfer in self.transfers
@@ -102,7 +106,7 @@ class Exchange:
         )
 
     def received(self, rank: int) -> int:
-        """Values that a process is sent by others."""
+        """Number of values that a process receives."""
         return self.channels * sum(
             transfer.part.pixels
             for transfer in self.transfers
@@ -110,26 +114,26 @@ class Exchange:
         )
 
     def start(self, values: Mapping[int, Tensor], transport: Transport, like: Tensor) -> Pending:
-        """Begin to send; what is sent may not change until :meth:`Pending.wait` has returned.
+        """Begin to send; the values may not change until :meth:`Pending.wait` has returned.
 
         Args:
-            values: what this process holds, (B, C, h, w), by number of its place.
+            values: what this process holds, (B, C, h, w), by number of the shard.
             transport: to the other processes.
-            like: a tensor with the type and device of the map.
+            like: an example tensor of any shape, with the type and device of the feature map.
         """
         rank = transport.rank
         outgoing, incoming = dict[int, Tensor](), dict[int, Tensor]()
-        packed: dict[tuple[Shard, ...], Tensor] = {}  # what several are sent alike is in memory once
+        packed: dict[tuple[Shard, ...], Tensor] = {}  # equal messages share memory
         for peer in sorted({place.rank for place in (*self.held, *self.wanted)} - {rank}):
             transfers = self.transfers_between(rank, peer)
             if transfers:
-                alike = tuple(transfer.part for transfer in transfers)
-                if alike not in packed:
+                key = tuple(transfer.part for transfer in transfers)
+                if key not in packed:
                     parts = [
                         transfer.part.of(values[transfer.source], self.held[transfer.source]) for transfer in transfers
                     ]
-                    packed[alike] = torch.cat([part.reshape(-1) for part in parts])
-                outgoing[peer] = packed[alike]
+                    packed[key] = torch.cat([part.reshape(-1) for part in parts])
+                outgoing[peer] = packed[key]
             size = self.channels * sum(transfer.part.pixels for transfer in self.transfers_between(peer, rank))
             if size:
                 incoming[peer] = like.new_empty(size)
@@ -150,7 +154,7 @@ class Pending:
     incoming: Mapping[int, Tensor]
 
     def wait(self) -> dict[int, Tensor]:
-        """The parts that this process wanted, by number; what it holds already as it is wanted is not copied."""
+        """The parts (B, C, h, w) that this process needs, by number; a part that it already holds is a view."""
         found: dict[int, Tensor] = {}
         mine = [number for number, want in enumerate(self.exchange.wanted) if want.rank == self.rank]
         for number in mine:
@@ -166,7 +170,7 @@ class Pending:
         return found
 
     def _with_own(self, number: int) -> Tensor:
-        """A wanted part with all that this process holds of it."""
+        """A needed part (B, C, h, w), filled with all that this process holds of it."""
         want = self.exchange.wanted[number]
         own = [
             transfer

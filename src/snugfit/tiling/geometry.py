@@ -1,10 +1,10 @@
-"""Which rows of one map a stretch of another needs, and which it reaches: exact interval arithmetic in one dimension.
+"""Which rows of a feature map an interval of another needs and reaches: exact interval arithmetic in one dimension.
 
 Equations 4.1 to 4.4 of Rama and Gerstlauer (UT-CERC-24-02) are special cases, for odd kernels, padding K // 2 and
 dilation 1; 4.1 fetches S - 1 rows more than a convolution of stride S reads.
 
-Rows are numbered from 0, and intervals are half open. Neither direction clips: rows outside the map are where padding
-lies, and :meth:`Interval.clip` takes them off.
+Rows are numbered from 0, and intervals are half open. Neither direction clips: rows outside the feature map are
+padding, and :meth:`Interval.clip` removes them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Interval:
 
     @classmethod
     def whole(cls, size: int) -> Interval:
-        """All rows of a map."""
+        """All rows of a feature map."""
         return cls(0, size)
 
     def clip(self, size: int) -> Interval:
-        """What of it lies in a map of ``size`` rows."""
+        """The part inside a feature map of ``size`` rows."""
         return self & Interval(0, size)
 
     def __and__(self, other: Interval) -> Interval:
-        """The rows in both; empty intervals all look alike."""
+        """The rows in both; every empty result equals :data:`EMPTY`."""
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         return Interval(start, stop) if start < stop else EMPTY
 
@@ -50,15 +50,15 @@ class Interval:
         return not other or (self.start <= other.start and other.stop <= self.stop)
 
     def around(self, part: Interval) -> int:
-        """Rows that can be left out at both ends alike without touching a part of it; 0 where that is empty."""
+        """The number of rows that can be removed from both ends without touching ``part``; 0 if that is empty."""
         return max(min(part.start - self.start, self.stop - part.stop), 0) if part else 0
 
     def without(self, rows: int) -> Interval:
-        """All but so many rows at both ends."""
+        """The interval without that many rows at each end."""
         return Interval(self.start + rows, self.stop - rows)
 
     def within(self, other: Interval) -> slice:
-        """Where it lies in a tensor that holds ``other``."""
+        """Its slice in a tensor that holds the rows of ``other``."""
         return slice(self.start - other.start, self.stop - other.start) if self else slice(0, 0)
 
 
@@ -67,13 +67,13 @@ EMPTY = Interval(0, 0)
 
 @dataclass(frozen=True)
 class Window:
-    """How a layer reads rows: convolution or pooling in one dimension; by default row by row.
+    """How a layer reads rows: convolution or pooling in one dimension; row by row by default.
 
     Attributes:
         kernel: rows that an output reads.
-        stride: rows between what two neighbouring outputs read first.
-        before, after: rows of padding at either end of the map.
-        dilation: rows between two that an output reads.
+        stride: rows between the first rows that two neighbouring outputs read.
+        before, after: rows of padding at either end of the feature map.
+        dilation: distance between two rows that an output reads.
     """
 
     kernel: int = 1
@@ -84,11 +84,11 @@ class Window:
 
     @property
     def reach(self) -> int:
-        """Rows from the first to the last that an output reads."""
+        """Number of rows from the first to the last that an output reads."""
         return self.dilation * (self.kernel - 1) + 1
 
     def outputs(self, size: int) -> int:
-        """Rows that it makes of a map of ``size`` rows."""
+        """Number of output rows for a feature map of ``size`` rows."""
         return max((size + self.before + self.after - self.reach) // self.stride + 1, 0)
 
     def needs(self, outputs: Interval) -> Interval:
@@ -110,7 +110,7 @@ class Window:
         return Interval(first, last + 1) if first <= last else EMPTY
 
     def inside(self, inputs: Interval, size: int) -> Interval:
-        """The outputs that read none of a map's ``size`` rows but these."""
+        """The outputs that read no rows of the feature map, of ``size`` rows, other than these."""
         if not inputs:
             return EMPTY
         first = -((-inputs.start - self.before) // self.stride) if inputs.start > 0 else 0  # rounded up
@@ -124,7 +124,7 @@ SAME = Window()
 
 
 def balanced(size: int, parts: int) -> tuple[Interval, ...]:
-    """Cut rows into parts that differ by at most one row; some are empty where there are more parts than rows."""
+    """Cut rows into parts that differ by at most one row; some are empty if there are more parts than rows."""
     return weighted(size, (1.0,) * parts)
 
 
@@ -144,7 +144,7 @@ def weighted(size: int, weights: tuple[float, ...]) -> tuple[Interval, ...]:
 
 
 def scaled_up(parts: tuple[Interval, ...], window: Window, size: int) -> tuple[Interval, ...]:
-    """Parts of the map that a layer reads which belong to parts of the one that it makes: a cut moves by the stride.
+    """Parts of a layer's input that belong to parts of its output: every cut is multiplied by the stride.
 
     Args:
         parts: parts of the output, in order, without gaps.

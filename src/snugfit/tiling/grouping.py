@@ -1,8 +1,8 @@
-"""What a grouping profile costs, and the cheapest one: sections 5.1 and 5.2 of Rama and Gerstlauer (UT-CERC-24-02).
+"""Costs of grouping profiles, and the cheapest one: sections 5.1 and 5.2 of Rama and Gerstlauer (UT-CERC-24-02).
 
-Forward, the tile of a group's last map needs a halo of its first one; backward, the tile of the first map's gradient
-needs a halo of the last one's. Computation counts the region that a layer produces. Both
-directions have a profile of their own.
+Forward, the tile of a group's last feature map needs a halo of its first one. Backward, the tile of the first gradient
+needs a halo of the last one. Computation counts the region that a layer produces. Each
+direction has its own profile.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ GATEWAY = 0
 
 @dataclass(frozen=True)
 class Work:
-    """What a tile does in a group.
+    """Work of a tile in a group.
 
     Attributes:
-        macs: multiply-accumulates, of what its neighbours compute too as well.
-        elements: values of the halo that it is sent.
-        syncs: times that it waits for others: for its halo, where it has one, and for sums over whole maps.
+        macs: multiply-accumulates, including those that neighbours compute too.
+        elements: values of the halo that it receives.
+        syncs: times that it waits for others: for its halo, and for sums over whole feature maps.
     """
 
     macs: int = 0
@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Prices:
-    """What a device takes for its work: seconds, or the bare numbers of section 5.1.
+    """Costs per unit of work: seconds, or the abstract numbers of section 5.1.
 
     Attributes:
         mac: per multiply-accumulate, c_p.
@@ -63,16 +63,16 @@ def group_work(
     own: Region,
     clip: bool = True,
 ) -> Work:
-    """What a tile does between two cuts.
+    """Work of a tile between two cuts.
 
     Args:
         layers: the network.
         start, stop: cuts.
-        core: what belongs to the tile of the map that the group makes: of map ``stop`` forward, of the gradient of map
+        core: the tile's part of the feature map that the group makes: map ``stop`` forward, the gradient of map
             ``start`` backward.
         direction: which pass.
-        own: what belongs to the tile of the map that is exchanged, and need not be sent.
-        clip: whether to leave out what lies outside maps; if not, the tile is taken to have eight neighbours.
+        own: the tile's part of the feature map that is exchanged; it is not sent.
+        clip: whether to leave out what lies outside feature maps; if not, the tile is assumed to have eight neighbours.
     """
     if direction == "forward":
         regions, exchanged = layers.needed(start, stop, {stop: core}, clip=clip), start
@@ -87,8 +87,8 @@ def group_work(
             macs += regions[layer.reads[0]].area * layer.macs // layer.strides
         sums += layer.sums > 0
     elements = layers.maps[exchanged].channels * (regions[exchanged].area - (own & regions[exchanged]).area)
-    beside = layers.layers[start if direction == "forward" else stop - 1].sums > 0  # its sums travel beside the halo
-    return Work(macs, elements, max(sums, 1) if elements and beside else (elements > 0) + sums)
+    with_halo = layers.layers[start if direction == "forward" else stop - 1].sums > 0  # its sums travel with the halo
+    return Work(macs, elements, max(sums, 1) if elements and with_halo else (elements > 0) + sums)
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,12 @@ class CostModel:
 
     Attributes:
         tiling: the network and its tiles.
-        prices: per tile, in the order of ``tiling.tiles``, of the device that runs it; or one for all.
+        prices: of the device that runs each tile, in the order of ``tiling.tiles``; or one for all.
         batch: images.
-        worst: whether a group takes as long as its slowest tile, since all wait at its end; the mean of tiles else.
-        owners: of every tile, the rank that runs it. With these, the gateway, rank 0, sends what others need of the
-            first map, and of the last one's gradient, one after another over its own link; without, they are there, and
+        worst: whether a group takes as long as its slowest tile, since all wait at its end; otherwise the mean of
+            tiles.
+        owners: the rank that runs each tile. With owners, the gateway, rank 0, sends the parts of the first feature map
+            and of the last one's gradient one after another over its own link. Without, these are already there, and
             only halos are sent, as in section 5.1.
     """
 
@@ -113,7 +114,7 @@ class CostModel:
     _known: dict[tuple[int, int, Direction], float] = field(default_factory=dict, compare=False, repr=False)
 
     def work(self, start: int, stop: int, direction: Direction) -> list[Work]:
-        """What every tile does in a group, for one image."""
+        """Work of every tile in a group, for one image."""
         made, exchanged = (stop, start) if direction == "forward" else (start, stop)
         core = self.tiling.core
         return [
@@ -142,7 +143,7 @@ class CostModel:
         return self.tiling.layers.layers
 
     def _from_gateway(self, start: int, stop: int, direction: Direction, prices: Sequence[Prices]) -> float:
-        """Cost of what the gateway sends the tiles of others for the first group of a pass, halos and all."""
+        """Cost of what the gateway sends to other processes' tiles for the first group of a pass, including halos."""
         assert self.owners is not None
         layers, tiles, cost = self.tiling.layers, Counter(self.owners), 0.0
         made, sent = (stop, start) if direction == "forward" else (start, stop)
@@ -172,33 +173,35 @@ def cheapest(
     size: Callable[[int, int], float] | None = None,
     headroom: float = float("inf"),
 ) -> Profile:
-    """The shortest path over cuts, group by group (Algorithm 2), within a bound on another sum.
+    """The shortest path over cuts, group by group (Algorithm 2), with an upper bound on a second sum.
 
-    The graph has no cycles, so that one pass over its vertices finds what Dijkstra's algorithm finds. Where sizes are
-    bounded every vertex has all ways to it that no other beats in both cost and size.
+    The graph has no cycles, so one pass over its vertices finds what Dijkstra's algorithm finds. With a bound, every
+    vertex keeps all paths that no other one beats in both cost and size.
 
     Args:
         cuts: vertices in order.
         cost: of the group between two cuts.
-        size: of the same, such as bytes kept; nothing by default.
-        headroom: what sizes may sum up to.
+        size: of the same group, such as kept bytes; zero by default.
+        headroom: upper bound on the sum of sizes.
 
     Returns:
-        The cheapest profile; of equals the one with the fewest groups.
+        The cheapest profile; among equals the one with the fewest groups.
 
     Raises:
-        ValueError: no profile fits; its message names the smallest sum that would fit.
+        ValueError: no profile fits; the message contains the smallest sum that would fit.
     """
-    ways: dict[int, list[_Path]] = {cuts[0]: [(0.0, 0.0, 0, (cuts[0],))]}
+    paths: dict[int, list[_Path]] = {cuts[0]: [(0.0, 0.0, 0, (cuts[0],))]}
     for index, stop in enumerate(cuts[1:], 1):
         found = []
         for start in cuts[:index]:
             price, bulk = cost(start, stop), size(start, stop) if size else 0.0
-            found += [(spent + price, held + bulk, n + 1, (*path, stop)) for spent, held, n, path in ways[start]]
-        ways[stop] = _pareto(found)
-    fitting = [way for way in ways[cuts[-1]] if way[1] <= headroom]
+            found += [(spent + price, held + bulk, n + 1, (*path, stop)) for spent, held, n, path in paths[start]]
+        paths[stop] = _pareto(found)
+    fitting = [candidate for candidate in paths[cuts[-1]] if candidate[1] <= headroom]
     if not fitting:
-        raise ValueError(f"no grouping fits; the smallest needs {min(way[1] for way in ways[cuts[-1]]):g}.")
+        raise ValueError(
+            f"no grouping fits; the smallest needs {min(candidate[1] for candidate in paths[cuts[-1]]):g}."
+        )
     return Profile(min(fitting)[-1])
 
 
@@ -206,10 +209,13 @@ _Path = tuple[float, float, int, tuple[int, ...]]
 """Cost, size, groups and cuts."""
 
 
-def _pareto(ways: list[_Path]) -> list[_Path]:
-    """Those that no other one beats or equals in both cost and size; of equals the one with the fewest groups."""
+def _pareto(paths: list[_Path]) -> list[_Path]:
+    """The paths that no other one beats or equals in both cost and size.
+
+    Among equals the one with the fewest groups.
+    """
     kept: list[_Path] = []
-    for way in sorted(ways):
-        if not kept or way[1] < kept[-1][1]:
-            kept.append(way)
+    for candidate in sorted(paths):
+        if not kept or candidate[1] < kept[-1][1]:
+            kept.append(candidate)
     return kept

@@ -1,7 +1,7 @@
-"""A convolutional network as tiling sees it: maps, and layers that read stretches of them; no weights, no torch.
+"""Geometry of a convolutional network: feature maps, and layers that read regions of them; no weights, no torch.
 
-Map 0 is the image; layer ``i`` makes map ``i + 1``. A **cut** is a map at which nothing else crosses: where a group of
-layers may begin or end.
+Map 0 is the image; layer ``i`` makes map ``i + 1``. A **cut** is a feature map at which no other one crosses: a group
+of layers may begin or end there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from snugfit.tiling.geometry import EMPTY, SAME, Interval, Window, scaled_up
 
 @dataclass(frozen=True)
 class Region:
-    """A rectangle of a map: rows and columns."""
+    """A rectangle of a feature map: rows and columns."""
 
     rows: Interval
     columns: Interval
 
     @property
     def area(self) -> int:
-        """Pixels."""
+        """Number of pixels."""
         return len(self.rows) * len(self.columns)
 
     def hull(self, other: Region) -> Region:
@@ -33,7 +33,7 @@ class Region:
         return Region(self.rows.hull(other.rows), self.columns.hull(other.columns))
 
     def __and__(self, other: Region) -> Region:
-        """What lies in both."""
+        """The intersection."""
         return Region(self.rows & other.rows, self.columns & other.columns)
 
     def __contains__(self, other: object) -> bool:
@@ -48,7 +48,7 @@ EMPTY_REGION = Region(EMPTY, EMPTY)
 
 @dataclass(frozen=True)
 class MapSize:
-    """Channels, height and width of a map of one image."""
+    """Channels, height and width of a feature map of one image."""
 
     channels: int
     height: int
@@ -56,26 +56,26 @@ class MapSize:
 
     @property
     def whole(self) -> Region:
-        """All of it."""
+        """The region of the whole feature map."""
         return Region(Interval.whole(self.height), Interval.whole(self.width))
 
     @property
     def elements(self) -> int:
-        """Values."""
+        """Number of values."""
         return self.channels * self.height * self.width
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One operator on maps.
+    """One operator on feature maps.
 
     Attributes:
         name: for messages.
-        reads: numbers of the maps that it reads; more than one where maps are added.
+        reads: numbers of the feature maps that it reads; more than one for additions.
         rows, columns: how it reads them.
-        macs: multiply-accumulates per pixel that it makes; 0 for all but convolutions.
-        weights: its parameters.
-        sums: channels of which it needs sums over the whole map, as BatchNorm does on batch statistics.
+        macs: multiply-accumulates per output pixel; 0 for all but convolutions.
+        weights: number of parameters.
+        sums: channels whose sums over the whole feature map it needs, as BatchNorm on batch statistics does.
     """
 
     name: str
@@ -88,15 +88,15 @@ class Layer:
 
     @property
     def strides(self) -> int:
-        """Pixels that it reads per pixel that it makes."""
+        """Input pixels per output pixel."""
         return self.rows.stride * self.columns.stride
 
     def needs(self, output: Region) -> Region:
-        """What of the maps that it reads a part of its output needs; not clipped."""
+        """The input region that a part of its output needs; not clipped."""
         return Region(self.rows.needs(output.rows), self.columns.needs(output.columns))
 
     def reaches(self, read: Region) -> Region:
-        """What of its output a part of the maps that it reads has an effect on; not clipped."""
+        """The output region that a part of its input has an effect on; not clipped."""
         return Region(self.rows.reaches(read.rows), self.columns.reaches(read.columns))
 
 
@@ -105,7 +105,7 @@ class Layers:
     """A network of layers in order of execution.
 
     Attributes:
-        maps: their sizes, the image's first.
+        maps: sizes of the feature maps, the image's first.
         layers: layer ``i`` makes map ``i + 1``.
     """
 
@@ -120,30 +120,30 @@ class Layers:
                 found = (layer.rows.outputs(size.height), layer.columns.outputs(size.width))
                 if read > number or found != (made.height, made.width):
                     raise ModelError(
-                        f"layer {layer.name} cannot make a map of {made.height}x{made.width} of one of "
+                        f"layer {layer.name} cannot make a feature map of {made.height}x{made.width} of one of "
                         f"{size.height}x{size.width}."
                     )
 
     @classmethod
     def of(cls, image: MapSize, layers: Iterable[tuple[Layer, int]]) -> Layers:
-        """Layers with the channels that each makes; sizes of maps follow.
+        """Layers with the channels that each makes; sizes of feature maps are derived.
 
         Raises:
-            ModelError: a map would be empty, or maps of different sizes are to be added.
+            ModelError: a feature map would be empty, or feature maps of different sizes are added.
         """
         maps, made = [image], []
         for layer, channels in layers:
             size = maps[layer.reads[0]]
             found = MapSize(channels, layer.rows.outputs(size.height), layer.columns.outputs(size.width))
             if not found.elements:
-                raise ModelError(f"maps of {size.height}x{size.width} are too small for layer {layer.name}.")
+                raise ModelError(f"feature maps of {size.height}x{size.width} are too small for layer {layer.name}.")
             maps.append(found)
             made.append(layer)
         return cls(tuple(maps), tuple(made))
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """Numbers of the maps at which nothing else crosses, the image and the last map among them."""
+        """Numbers of the feature maps at which no other one crosses, including the image and the last one."""
         reach = [0] * len(self.maps)  # the last map that is made of each
         for number, layer in enumerate(self.layers):
             for read in layer.reads:
@@ -157,7 +157,7 @@ class Layers:
 
     @cached_property
     def readers(self) -> tuple[int, ...]:
-        """How many layers read each map; one that reads it twice counts twice."""
+        """Number of layers that read each feature map; a layer that reads it twice counts twice."""
         found = [0] * len(self.maps)
         for layer in self.layers:
             for read in layer.reads:
@@ -165,28 +165,28 @@ class Layers:
         return tuple(found)
 
     def alive(self, number: int) -> tuple[int, ...]:
-        """The maps up to this one that are read by layers behind it: one of them at a cut."""
+        """The feature maps up to this one that later layers read; at a cut there is exactly one."""
         if number == len(self.layers):
             return (number,)
         read = {each for layer in self.layers[number:] for each in layer.reads}
         return tuple(sorted(each for each in read if each <= number))
 
     def entries(self, start: int, stop: int) -> list[int]:
-        """The maps that layers ``start``, ..., ``stop - 1`` read of those before."""
+        """The earlier feature maps that layers ``start``, ..., ``stop - 1`` read."""
         reads = {read for layer in self.layers[start:stop] for read in layer.reads}
         return sorted(number for number in reads if number <= start)
 
     def outputs(self, start: int, stop: int) -> list[int]:
-        """The maps that layers ``start``, ..., ``stop - 1`` make for others."""
+        """The feature maps that layers ``start``, ..., ``stop - 1`` make for later layers."""
         return [number for number in self.alive(stop) if number > start]
 
     def needed(self, start: int, stop: int, outputs: Mapping[int, Region], *, clip: bool = True) -> dict[int, Region]:
-        """What of each map parts of other ones need, when layers ``start``, ..., ``stop - 1`` run (equations 4.1, 4.2).
+        """The region of each feature map that outputs of layers ``start``, ..., ``stop - 1`` need (equations 4.1, 4.2).
 
         Args:
-            start, stop: numbers of maps; cuts, as a rule.
-            outputs: parts of maps up to ``stop``, by number.
-            clip: whether to leave out what lies outside a map, where nothing has to be fetched or computed.
+            start, stop: numbers of feature maps; usually cuts.
+            outputs: regions of feature maps up to ``stop``, by number.
+            clip: whether to leave out what lies outside a feature map, where nothing is fetched or computed.
         """
         found = {number: self._clipped(number, region, clip=clip) for number, region in outputs.items()}
         for number in range(stop - 1, start - 1, -1):
@@ -199,12 +199,12 @@ class Layers:
         return found
 
     def reached(self, start: int, stop: int, read: Region, *, clip: bool = True) -> dict[int, Region]:
-        """What of each map has a gradient that a part of map ``start`` needs (equations 4.3 and 4.4).
+        """The region of each feature map whose gradient a part of map ``start`` needs (equations 4.3 and 4.4).
 
         Args:
             start, stop: cuts.
-            read: a part of map ``start``.
-            clip: whether to leave out what lies outside a map.
+            read: a region of map ``start``.
+            clip: whether to leave out what lies outside a feature map.
         """
         found = {start: self._clipped(start, read, clip=clip)}
         for number in range(start, stop):
@@ -221,11 +221,11 @@ class Layers:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of all maps: their cores, which cover each map once.
+    """Tiles of all feature maps: their cores, which cover each feature map once.
 
     Attributes:
         layers: the network.
-        rows, columns: of every map, cut into parts.
+        rows, columns: the intervals of every feature map.
     """
 
     layers: Layers
@@ -234,7 +234,10 @@ class Tiling:
 
     @classmethod
     def of(cls, layers: Layers, rows: Sequence[Interval], columns: Sequence[Interval]) -> Tiling:
-        """Tiles from the parts of the last map's rows and columns; those of maps before move by the strides."""
+        """Tiles from intervals of the last feature map's rows and columns.
+
+        Earlier cuts are multiplied by the strides.
+        """
         down, across = {len(layers.layers): tuple(rows)}, {len(layers.layers): tuple(columns)}
         for number in range(len(layers.layers) - 1, -1, -1):
             layer = layers.layers[number]
@@ -257,5 +260,16 @@ class Tiling:
         return [(row, column) for row in range(down) for column in range(across)]
 
     def core(self, number: int, tile: tuple[int, int]) -> Region:
-        """What of a map belongs to a tile."""
+        """The part of a feature map that belongs to a tile."""
         return Region(self.rows[number][tile[0]], self.columns[number][tile[1]])
+
+
+def require_grid(grid: tuple[int, int], size: MapSize) -> None:
+    """Check that no tile of the last feature map is empty.
+
+    Raises:
+        ModelError: the feature map has fewer rows or columns than the grid.
+    """
+    if min(grid) < 1 or grid[0] > size.height or grid[1] > size.width:
+        shape = f"{size.height}x{size.width}"
+        raise ModelError(f"a feature map of {shape} cannot be cut into {grid[0]}x{grid[1]} tiles: use a smaller grid.")

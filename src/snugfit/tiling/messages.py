@@ -1,4 +1,4 @@
-"""What the gateway tells the others: orders as text, and tensors by name."""
+"""Messages of the gateway to the other processes: commands as text, and tensors by name."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from snugfit.tiling.transport import Transport
 
 
 class CommandChannel(Protocol):
-    """Text from the gateway to all others, who may have to wait long for it."""
+    """Text from the gateway to all others, which may wait long for it."""
 
     def send(self, command: str) -> None:
-        """Tell all others."""
+        """Send to all others."""
 
     def receive(self) -> str:
-        """Wait for what the gateway tells next."""
+        """Wait for the gateway's next command."""
 
 
 class NullChannel:
-    """Nobody listens: what is said by one who only behaves as if there were others."""
+    """A channel without receivers, for measuring one process alone."""
 
     def send(self, command: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def receive(self) -> str:
-        """Nothing is ever said.
+        """Fail, because there is no sender.
 
         Raises:
             LookupError: always.
@@ -38,7 +38,10 @@ class NullChannel:
 
 
 def send_tensors(tensors: dict[str, Tensor], transport: Transport) -> None:
-    """Send tensors by name to all others: what they are, and then one after another, so that copies stay small."""
+    """Send tensors of any shapes by name to all others.
+
+    Their types and shapes, then one at a time to keep copies small.
+    """
     if transport.size > 1 and not any(tensor.is_meta for tensor in tensors.values()):
         forms = [(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()]
         content = torch.frombuffer(bytearray(json.dumps(forms).encode()), dtype=torch.uint8)
@@ -49,7 +52,7 @@ def send_tensors(tensors: dict[str, Tensor], transport: Transport) -> None:
 
 
 def receive_tensors(transport: Transport) -> dict[str, Tensor]:
-    """Wait for the gateway's tensors."""
+    """Wait for the gateway's tensors, in their shapes, by name."""
     size = torch.zeros(1, dtype=torch.int64)
     transport.broadcast(size)
     content = torch.empty(int(size), dtype=torch.uint8)
@@ -59,13 +62,13 @@ def receive_tensors(transport: Transport) -> dict[str, Tensor]:
 
 
 def send_tensor(tensor: Tensor, transport: Transport) -> None:
-    """Send a tensor to all others, who know its type and shape."""
+    """Send a tensor of any shape to all others, which know its type and shape."""
     if tensor.numel() and transport.size > 1 and not tensor.is_meta:
         transport.broadcast(_bytes(tensor.detach().cpu().contiguous()))
 
 
 def receive_tensor(shape: Sequence[int], dtype: torch.dtype, transport: Transport) -> Tensor:
-    """Wait for a tensor of the gateway; on the CPU."""
+    """Wait for a tensor of this shape from the gateway; on the CPU."""
     found = torch.empty(tuple(shape), dtype=dtype)
     if found.numel():
         transport.broadcast(_bytes(found))
@@ -73,5 +76,5 @@ def receive_tensor(shape: Sequence[int], dtype: torch.dtype, transport: Transpor
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A view of a contiguous tensor: bytes travel whatever they mean."""
+    """A view of a contiguous tensor as bytes, (n,)."""
     return tensor.view(-1).view(torch.uint8)

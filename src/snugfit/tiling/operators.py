@@ -1,6 +1,6 @@
-"""Operators that run on a part of a map, and a stretch of them on the parts that a tile needs.
+"""Operators on parts of feature maps, and sequences of them on the parts that a tile needs.
 
-Shapes: B batch, C channels, H and W height and width.
+Shapes: B batch, C channels, H and W height and width, h and w those of a part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from snugfit.tiling.layers import Layer, Layers, Region
 from snugfit.tiling.statistics import Normalised
 
 Statistics = Mapping[int, tuple[Tensor, Tensor]]
-"""Mean and variance (C,) of the map that a norm reads, by the norm's number."""
+"""Mean and variance (C,) of the feature map that a norm reads, by the norm's number."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Operator:
 
     Attributes:
         layer: its geometry.
-        call: makes an output of inputs, (B, C, h, w), that hold exactly what the output needs, padding included.
+        call: computes an output from inputs, (B, C, h, w), that hold exactly what the output needs, padding included.
         adjoint: its backward pass.
-        overwrite: makes the output in the memory of its input, which nothing else may read; where it can.
-        fill: what padding is filled with.
-        module: the layer, where it is one.
+        overwrite: computes the output in the memory of its input, which nothing else may read; None if it cannot.
+        fill: value of the padding.
+        module: the layer, if the operator is one.
     """
 
     layer: Layer
@@ -46,7 +46,7 @@ class TileablePrefix:
     Attributes:
         layers: its geometry.
         operators: one per layer.
-        nodes: one per layer, of the network's graph.
+        nodes: of the network's graph, one per layer.
     """
 
     layers: Layers
@@ -54,12 +54,12 @@ class TileablePrefix:
     nodes: tuple[fx.Node, ...]
 
     def parameters(self, start: int, stop: int) -> list[nn.Parameter]:
-        """Of the layers between two cuts, each once."""
+        """Parameters of the layers between two cuts, each once."""
         layers = [each.module for each in self.operators[start:stop] if each.module is not None]
         return list(dict.fromkeys(parameter for layer in layers for parameter in layer.parameters()))
 
     def norms(self) -> dict[nn.Module, int]:
-        """BatchNorm layers, and how many pixels the map has that each of them reads."""
+        """BatchNorm layers, each with the number of pixels of the feature map that it reads."""
         maps, norms = self.layers.maps, [each for each in self.operators if isinstance(each.module, nn.BatchNorm2d)]
         return {each.module: maps[each.layer.reads[0]].whole.area for each in norms if each.module is not None}
 
@@ -77,19 +77,19 @@ class TileablePrefix:
         statistics: Statistics | None = None,
         keep: Container[int] = (),
     ) -> dict[int, Tensor]:
-        """Run layers on parts of maps.
+        """Run layers on parts of feature maps.
 
-        After every layer what lies outside the image is padding anew.
+        After every layer, whatever lies outside the image is padding again.
 
         Args:
-            start, stop: numbers of maps; layers ``start``, ..., ``stop - 1`` run.
-            regions: what of each map is held, as :meth:`Layers.needed` says.
-            entries: the parts of maps up to ``start`` that are read, (B, C, h, w), by number.
-            statistics: mean and variance of the whole map, for norms that normalise by its batch, by number.
-            keep: numbers of maps that are returned too.
+            start, stop: numbers of feature maps; layers ``start``, ..., ``stop - 1`` run.
+            regions: the region of each feature map that is held, as returned by :meth:`Layers.needed`.
+            entries: the parts of feature maps up to ``start`` that are read, (B, C, h, w), by number.
+            statistics: mean and variance of the whole feature map, for norms that normalise by their batch, by number.
+            keep: numbers of feature maps that are returned too.
 
         Returns:
-            The parts of the maps that are alive behind the last layer.
+            The parts, (B, C, h, w), of the feature maps that are alive behind the last layer.
         """
         values, alive = dict(entries), {*self.layers.alive(stop)}
         kept = {*alive, *(number for number in regions if number in keep)}
@@ -110,11 +110,14 @@ class TileablePrefix:
         return {number: values[number] for number in wanted}
 
     def part(self, number: int, made: Region, held: RegionTensor) -> Tensor:
-        """A part of what a layer makes, (B, C, h, w), of a part of the one map that it reads."""
+        """A part of a layer's output, (B, C, h, w), from a part of the one feature map that it reads."""
         return self._made(number, made, [held], None, reusable=False)
 
     def _is_reusable(self, number: int, start: int, kept: Container[int]) -> bool:
-        """Whether an operator may overwrite what it reads: made here in memory of its own, and for it alone."""
+        """Whether an operator may overwrite its input.
+
+        Computed here in memory of its own, and for this operator alone.
+        """
         reads = self.operators[number].layer.reads
         if self.operators[number].overwrite is None or reads[0] <= start or reads[0] in kept:
             return False
@@ -130,7 +133,7 @@ class TileablePrefix:
         *,
         reusable: bool,
     ) -> Tensor:
-        """What an operator makes of parts of maps."""
+        """The output (B, C, h, w) of an operator on parts of feature maps."""
         each, batch = self.operators[number], len(inputs[0].values)
         if not made.area or not batch:
             shape = (batch, self.layers.maps[number + 1].channels, len(made.rows), len(made.columns))
@@ -143,12 +146,12 @@ class TileablePrefix:
 
 
 def normalises_by_batch(layer: nn.Module | None) -> bool:
-    """Whether a layer is a norm that, in the mode that it is in, normalises by the statistics of its batch."""
+    """Whether a layer is a norm that, in its current mode, normalises by the statistics of its batch."""
     return isinstance(layer, nn.BatchNorm2d) and (layer.training or layer.running_mean is None)
 
 
 def normalised(norm: nn.Module | None, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """What BatchNorm makes of a part of a map, (B, C, h, w), by mean and variance of the whole one, both (C,)."""
+    """Apply BatchNorm to a part of a feature map, (B, C, h, w), with mean and variance (C,) of the whole one."""
     assert isinstance(norm, nn.BatchNorm2d)
     made: Tensor = Normalised.apply(x, mean, variance, norm.weight, norm.bias, norm.eps)
     return made

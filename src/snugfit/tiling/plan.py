@@ -9,10 +9,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._core.request import Rest, WeightUpdate
-from snugfit.errors import ModelError
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import weighted
-from snugfit.tiling.layers import Layers, Tiling
+from snugfit.tiling.layers import Layers, Tiling, require_grid
 from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.reductions import buckets, flattened
@@ -30,14 +29,14 @@ class TilePlan:
 
     Attributes:
         grid: tiles down and across.
-        replicas: shares of the batch, each of which has tiles of its own.
-        forward, backward: grouping profiles, as they print; or ``one`` or ``every``.
-        recompute: whether the backward pass computes anew the maps that it reads.
-        update: where weights of tiled layers are updated: by every process, from sums that all have; or by the gateway,
+        replicas: shares of the batch, each with tiles of its own.
+        forward, backward: grouping profiles as text; or ``one`` or ``every``.
+        recompute: whether the backward pass recomputes the feature maps that it reads.
+        update: where weights of tiled layers are updated: on every process, from sums that all have; or on the gateway,
             which sends them out.
-        rest: who computes the layers behind the tiled ones, and updates their weights: the gateway, or every process.
-        shares: of rows and of columns, in proportion; equal ones by default.
-        scratch: bytes per image that whole maps take in memory-mapped files, on one device; 0: they lie in memory.
+        rest: who computes the layers behind the tiled ones and updates their weights: the gateway, or every process.
+        shares: relative sizes of rows and of columns; equal by default.
+        scratch: bytes per image that feature maps take in memory-mapped files, on one device; 0 keeps them in memory.
     """
 
     grid: tuple[int, int]
@@ -52,7 +51,7 @@ class TilePlan:
 
     @property
     def cells(self) -> int:
-        """Tiles of all replicas."""
+        """Number of tiles in all replicas."""
         return self.grid[0] * self.grid[1] * self.replicas
 
 
@@ -60,14 +59,14 @@ class Tiles:
     """A network's tiled part on one process, for training and for evaluation.
 
     Args:
-        module: a traced network, such as ``Chain.to_module()``; where the rest is not this process's, only the layers
-            that are tiled need have weights.
+        module: a traced network, such as ``Chain.to_module()``; on a process without the rest, only the tiled layers
+            need weights.
         input_shape: channels, height, width of one image.
         plan: how it is cut.
         transport: to the other processes.
 
     Raises:
-        ModelError: it does not begin with layers that can be tiled, or its maps are too small for the grid.
+        ModelError: it does not begin with layers that can be tiled, or its feature maps are too small for the grid.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Tiles:
 
     def _network(self, prefix: TileablePrefix, *, backward: bool) -> TiledNetwork:
         plan, last, cuts = self.plan, prefix.layers.maps[-1], prefix.layers.cuts
-        require_grid(plan.grid, last.height, last.width)
+        require_grid(plan.grid, last)
         tiling = tiling_of(prefix.layers, plan.grid, plan.shares)
         back = named_profile(plan.backward, cuts) if backward else None
         schedule = schedule_of(prefix, tiling, named_profile(plan.forward, cuts), back, recompute=plan.recompute)
@@ -94,13 +93,16 @@ class Tiles:
         return self.plan.update == "all-reduce" or self.transport.rank == GATEWAY
 
     def updated_by_all(self) -> dict[str, nn.Parameter]:
-        """The parameters that every process updates, by their names in the network."""
+        """The parameters that every process updates, by name in the network."""
         tiled = {id(parameter) for parameter in self.training.parameters()}
         everywhere = {True: self.plan.update == "all-reduce", False: self.plan.rest == "replicated"}
         return {name: each for name, each in self.module.named_parameters() if everywhere[id(each) in tiled]}
 
     def tensors(self, *, everything: bool = False) -> list[Tensor]:
-        """Weights and buffers of the tiled layers; everything that other processes have too, if asked for."""
+        """Weights and buffers, in their shapes, of the tiled layers.
+
+        ``everything``: of all layers that other processes have.
+        """
         layers: list[nn.Module] = [each.module for each in self.prefix.operators if each.module is not None]
         if everything and self.plan.rest == "replicated":
             layers = [self.module]
@@ -108,20 +110,20 @@ class Tiles:
         return list(dict.fromkeys(found))
 
     def share_weights(self, *, everything: bool) -> None:
-        """Give all processes the gateway's weights and buffers, of tiled layers or of all that they have.
+        """Send all processes the gateway's weights and buffers, of tiled layers or of all that they have.
 
-        Whole numbers travel apart, since an index may not be rounded.
+        Integers travel separately, because an index must not be rounded.
         """
         self.share(self.tensors(everything=everything))
 
     def statistics(self) -> list[Tensor]:
-        """Running means and variances, and counts of batches, of norms that other processes have too."""
+        """Running means and variances, (C,), and batch counts, (), of norms that other processes have too."""
         norms = [each for each in self.module.modules() if isinstance(each, _BatchNorm)]
         shared = norms if self.plan.rest == "replicated" else self.prefix.norms()
         return [tensor for norm in shared for tensor in norm.buffers()]
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Give all processes the gateway's values of these."""
+        """Send all processes the gateway's values of these tensors, of any shapes."""
         found = [each.detach() for each in tensors]
         whole = [each for each in found if not each.is_floating_point()]
         for some in [*buckets([each for each in found if each.is_floating_point()]), *buckets(whole)]:
@@ -129,7 +131,7 @@ class Tiles:
                 self.transport.broadcast(flat)
 
     def sum_gradients(self) -> None:
-        """Add up gradients over processes; where weights are updated by all, all have the sums."""
+        """Add up gradients over processes; all have the sums if all update weights."""
         if self.plan.update == "all-reduce":
             self.training.sum_gradients()
             return
@@ -139,7 +141,7 @@ class Tiles:
 
 
 def tiling_of(layers: Layers, grid: tuple[int, int], shares: Shares | None = None) -> Tiling:
-    """Tiles of a grid, all alike or in proportion to weights.
+    """Tiles of a grid, equal or in proportion to weights.
 
     Args:
         layers: the network.
@@ -148,13 +150,3 @@ def tiling_of(layers: Layers, grid: tuple[int, int], shares: Shares | None = Non
     """
     last, (rows, columns) = layers.maps[-1], shares or ((1.0,) * grid[0], (1.0,) * grid[1])
     return Tiling.of(layers, weighted(last.height, rows), weighted(last.width, columns))
-
-
-def require_grid(grid: tuple[int, int], height: int, width: int) -> None:
-    """Check that every tile has something of the last map.
-
-    Raises:
-        ModelError: the map has fewer rows or columns than the grid.
-    """
-    if min(grid) < 1 or grid[0] > height or grid[1] > width:
-        raise ModelError(f"a map of {height}x{width} cannot be cut into {grid[0]}x{grid[1]} tiles: use a smaller grid.")

@@ -1,4 +1,4 @@
-"""Seconds that measured devices and links take for the work of tiles, from what ``snugfit cluster doctor`` wrote."""
+"""Seconds that measured devices and links take for tiles, from the file that ``snugfit cluster doctor`` writes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from snugfit.tiling.step_cost import FLOAT, Kind, Pass, Stage, StepCost
 
 
 def prices_of(cluster: Cluster, owners: Sequence[int]) -> list[Prices]:
-    """Prices of every tile for :class:`CostModel`: tiles of one process run one after another.
+    """Prices of every tile for :class:`CostModel`; tiles of one process run one after another.
 
-    A value travels over the slowest link to another process that has tiles; processes of one host share its way out.
+    A value travels over the slowest link to another process with tiles. Processes of one host share its network
+    interface.
 
     Args:
         cluster: the processes.
-        owners: of every tile, the rank that runs it.
+        owners: the rank that runs each tile.
 
     Raises:
         UsageError: a link between two of them was not measured.
@@ -35,7 +36,7 @@ def prices_of(cluster: Cluster, owners: Sequence[int]) -> list[Prices]:
 
 
 def _sharing(cluster: Cluster, link: Link, tiles: Counter[int]) -> int:
-    """Processes with tiles that share the source's way to other hosts."""
+    """Number of processes with tiles that share the source's interface to other hosts."""
     host = cluster.ranks[link.source].host
     if cluster.ranks[link.target].host == host:
         return 1
@@ -43,9 +44,9 @@ def _sharing(cluster: Cluster, link: Link, tiles: Counter[int]) -> int:
 
 
 def shares_by_speed(grid: tuple[int, int], speeds: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Weights of a grid's rows and of its columns, so that tiles are in proportion to the speeds of their devices.
+    """Weights of a grid's rows and columns that bring tiles closest to the speeds of their devices.
 
-    That is as near as rows and columns can come: a device alone in its row and column gets its share.
+    A device alone in its row and column gets exactly its share.
 
     Args:
         grid: tiles down and across.
@@ -63,7 +64,7 @@ class Span:
 
     Attributes:
         stage: the stage.
-        sending: until all messages have come.
+        sending: until all messages have arrived.
         computing: of the slowest process.
     """
 
@@ -74,10 +75,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Prediction:
-    """How long a step takes, stage after stage: all wait for the slowest at the end of each.
+    """Duration of a step, stage by stage; at the end of each all processes wait for the slowest.
 
     Attributes:
-        tally: the step.
+        cost: of the step.
         cluster: the processes.
     """
 
@@ -99,11 +100,11 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Duration of the whole step."""
         return self.computing() + self.sending()
 
     def part(self, part: Pass) -> float:
-        """Seconds of a part of the step, without the sums of weights."""
+        """Seconds of a part of the step, without the all-reduce of weights' gradients."""
         return sum(
             span.sending + span.computing
             for span in self.spans
@@ -111,11 +112,11 @@ class Prediction:
         )
 
     def computing(self) -> float:
-        """Seconds in which the slowest process computes."""
+        """Seconds of computation on the slowest process of each stage."""
         return sum(span.computing for span in self.spans)
 
     def sending(self, *kinds: Kind) -> float:
-        """Seconds that messages take, in all or of some kinds."""
+        """Seconds of messages, of all kinds or of some."""
         return sum(span.sending for span in self.spans if not kinds or span.stage.kind in kinds)
 
     def _computing(self, stage: Stage) -> float:
@@ -123,19 +124,22 @@ class Prediction:
         return max(macs / speed for macs, speed in zip(stage.macs, speeds, strict=False))
 
     def _sending(self, stage: Stage) -> float:
-        """Until the busiest way in or out has passed everything on, and as many latencies as there are rounds."""
-        ways, latency = defaultdict[object, float](float), 0.0
+        """Seconds until the busiest network port has passed everything on, plus one latency per round."""
+        ports, latency = defaultdict[object, float](float), 0.0
         for (source, target), floats in stage.messages.items():
             if not floats:
                 continue
             link = self._links.get((source, target)) or self.cluster.link(source, target)
             seconds, latency = FLOAT * floats / link.bytes_per_second, max(latency, link.latency_seconds)
             out, into = self._ports(source, target)
-            ways["out", out] += seconds
-            ways["in", into] += seconds
-        return max(ways.values(), default=0.0) + stage.rounds * latency
+            ports["out", out] += seconds
+            ports["in", into] += seconds
+        return max(ports.values(), default=0.0) + stage.rounds * latency
 
     def _ports(self, source: int, target: int) -> tuple[int | str, int | str]:
-        """What a message leaves and enters by: hosts have one network interface each, processes on one host do not."""
+        """The ports that a message passes.
+
+        One network interface per host; processes on one host do not share a port.
+        """
         hosts = self.cluster.ranks[source].host, self.cluster.ranks[target].host
         return (source, target) if hosts[0] == hosts[1] else hosts

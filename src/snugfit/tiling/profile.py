@@ -1,4 +1,4 @@
-"""Grouping profiles: between which maps tiles run on their own, as data that prints and parses back."""
+"""Grouping profiles: which layers tiles run without an exchange, as data that can be printed and parsed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _GROUP = re.compile(r"(\d+)-(\d+)")
 
 @dataclass(frozen=True)
 class Profile:
-    """Groups of layers one after another; halos are exchanged at the first map of each, or the last on the way back.
+    """Consecutive groups of layers; halos are exchanged at the first feature map of each, backward at the last.
 
     Attributes:
-        cuts: numbers of the maps at which groups meet, the first and the last map among them.
+        cuts: numbers of the feature maps between groups, including the first and the last feature map.
     """
 
     cuts: tuple[int, ...]
@@ -28,7 +28,7 @@ class Profile:
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
-        """First and last map of every group."""
+        """First and last feature map of every group."""
         return tuple(pairwise(self.cuts))
 
     def __str__(self) -> str:
@@ -37,14 +37,14 @@ class Profile:
 
     @classmethod
     def parse(cls, text: str, cuts: Sequence[int]) -> Profile:
-        """Read a profile as it prints.
+        """Parse a printed profile.
 
         Args:
             text: such as ``0-4 | 4-11 | 11-16``.
             cuts: where groups may begin and end, in order.
 
         Raises:
-            UsageError: it is no profile, does not go from the first map to the last, or cuts where it must not.
+            UsageError: it is not a profile, does not span all layers, or has a cut that is not allowed.
         """
         found = [_GROUP.fullmatch(part.strip()) for part in text.split("|")]
         groups = [(int(each[1]), int(each[2])) for each in found if each]
@@ -62,17 +62,17 @@ class Profile:
 
 
 def one_group(cuts: Sequence[int]) -> Profile:
-    """All layers in one group: halos are exchanged once."""
+    """All layers in one group: one exchange of halos."""
     return Profile((cuts[0], cuts[-1]))
 
 
 def every_cut(cuts: Sequence[int]) -> Profile:
-    """A group for every layer: nothing is computed twice."""
+    """A group per layer: nothing is computed twice."""
     return Profile(tuple(cuts))
 
 
 def named_profile(text: str, cuts: Sequence[int]) -> Profile:
-    """``one``, ``every``, or a profile as it prints.
+    """Parse ``one``, ``every`` or a printed profile.
 
     Raises:
         UsageError: see :meth:`Profile.parse`.

@@ -1,4 +1,4 @@
-"""Sums over all processes: gradients of weights, and moments of whole maps."""
+"""All-reduce of gradients of weights, and moments of whole feature maps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUCKET_BYTES = 2_000_000
 
 
 def all_reduce(tensors: Sequence[Tensor], transport: Transport) -> None:
-    """Add up tensors over processes, in place, in few messages."""
+    """Add up tensors of any shapes over processes, in place, in few messages."""
     if transport.size > 1:
         for some in buckets(tensors):
             with flattened(some) as flat:
@@ -22,7 +22,7 @@ def all_reduce(tensors: Sequence[Tensor], transport: Transport) -> None:
 
 
 class OverlappedAllReduce:
-    """Sums over processes of tensors that become ready one after another, while other work is done.
+    """All-reduce of tensors that become ready one after another, overlapped with other work.
 
     Args:
         transport: to the other processes, all of which add the same tensors in the same order.
@@ -34,14 +34,14 @@ class OverlappedAllReduce:
         self._under_way: list[tuple[AbstractContextManager[Tensor], Handle]] = []
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Take tensors that do not change any more; they travel as soon as they make a message of some megabytes."""
+        """Add tensors of any shapes that are complete; they travel once they fill a message of some megabytes."""
         for tensor in tensors:
             self._ready.append(tensor)
             if sum(each.numel() * each.element_size() for each in self._ready) >= BUCKET_BYTES:
                 self._send()
 
     def wait(self) -> None:
-        """Until all tensors hold their sums."""
+        """Wait until all tensors hold their sums."""
         if self._ready:
             self._send()
         while self._under_way:
@@ -61,7 +61,7 @@ class OverlappedAllReduce:
 
 
 def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors in the same order, as many together as make a message of some megabytes, so that copies stay small."""
+    """Group tensors of any shapes, in order, into messages of some megabytes, so that copies stay small."""
     found: list[list[Tensor]] = []
     headroom = 0
     for tensor in tensors:
@@ -76,7 +76,7 @@ def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 @contextmanager
 def flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Tensors of one or several types as one flat one, to travel as one message; they are given what it then holds."""
+    """Flatten tensors of any shapes and types into one tensor (n,), and copy its values back at the end."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].view(-1)
         return
@@ -93,15 +93,15 @@ def flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 def all_moments(
     parts: Sequence[Tensor], counts: Sequence[int], like: Tensor, transport: Transport
 ) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance per channel, of parts that all processes hold together.
+    """Mean and biased variance per channel of parts that all processes hold together.
 
-    Means and sums of squares of parts are combined pairwise (Chan, Golub and LeVeque 1979), because a difference of
-    plain sums loses digits.
+    Means and sums of squares of parts are combined pairwise (Chan, Golub and LeVeque 1979), because differences of
+    plain sums lose digits.
 
     Args:
-        parts: of this process, (B, C, h, w); any of them may be empty.
-        counts: values per channel that each process holds.
-        like: a tensor (C,) with the type and device of the moments.
+        parts: of this process, (B, C, h, w); some may be empty.
+        counts: values per channel on each process.
+        like: an example tensor (C,) with the type and device of the moments.
         transport: to the other processes.
 
     Returns:
@@ -121,9 +121,9 @@ def all_moments(
 
 
 def _sums_of(part: Tensor, size: int) -> Tensor:
-    """Mean and sum of squared differences, (2, C), of a part (B, C, h, w) of so many values per channel.
+    """Mean and sum of squared differences, (2, C), of a part (B, C, h, w) with ``size`` values per channel.
 
-    By the operator of BatchNorm, which walks maps in ``channels_last`` in their order; ``var_mean`` does not.
+    BatchNorm's operator walks ``channels_last`` feature maps in memory order; ``var_mean`` does not.
     """
     if part.is_meta:  # the operator knows none, and planning asks for shapes alone
         return part.new_empty(2, part.shape[1])
@@ -132,7 +132,7 @@ def _sums_of(part: Tensor, size: int) -> Tensor:
 
 
 def _combined(first: Tensor, count: int, second: Tensor, more: int) -> Tensor:
-    """Mean and sum of squared differences, (2, C), of two sets of values together, of those of each."""
+    """Mean and sum of squared differences, (2, C), of the union of two sets of values, from those of each, (2, C)."""
     if not count:
         return second
     apart, share = second[0] - first[0], more / (count + more)

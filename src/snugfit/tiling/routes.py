@@ -1,4 +1,4 @@
-"""Which process holds, and which one wants, what part of a map: tiles over processes, and the gateway."""
+"""Which process holds and which one needs each part of a feature map: tiles over processes, and the gateway."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cell:
 
 
 def cells_of(tiles: Sequence[tuple[int, int]], replicas: int, processes: int) -> tuple[Cell, ...]:
-    """Tiles of every replica, over processes in turn: as many each, or one more.
+    """Distribute the tiles of every replica over processes, as evenly as possible.
 
     Args:
         tiles: rows and columns.
@@ -43,29 +43,30 @@ def cells_of(tiles: Sequence[tuple[int, int]], replicas: int, processes: int) ->
 
 
 Source = Literal["gateway", "cores", "everyone"]
-"""Who has a map: the gateway all of it, every cell its core, or every process all of it."""
+"""Who has a feature map: the gateway all of it, every cell its core, or every process all of it."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What cells want of a map: the halo of a forward group, of a backward group's gradient, or of its first map anew.
+    """What cells need of a feature map.
 
     Attributes:
-        what: which of these; or all of it, by the gateway or by everyone.
-        group: which group.
+        what: the halo of a forward group, of a backward group's gradient or of its first feature map for recomputation;
+            or the whole feature map, on the gateway or on every process.
+        group: number of the group.
     """
 
-    what: Literal["forward", "backward", "anew", "gateway", "everyone"]
+    what: Literal["forward", "backward", "recompute", "gateway", "everyone"]
     group: int = 0
 
 
 class Routes:
-    """Exchanges of the parts of maps that a schedule asks for.
+    """Exchanges of feature maps in a schedule.
 
     Args:
         schedule: what every tile holds, fetches and computes.
         cells: tiles of all processes.
-        processes: how many there are, those without a tile too; as many as have one by default.
+        processes: number of processes, including those without a tile; by default as many as have one.
     """
 
     def __init__(self, schedule: Schedule, cells: Sequence[Cell], processes: int | None = None) -> None:
@@ -75,18 +76,18 @@ class Routes:
         self.exchange: Callable[[int, Source, Wanted, int], Exchange] = lru_cache(maxsize=256)(self._exchange)
 
     def core(self, number: int, cell: int) -> Region:
-        """What of a map belongs to a cell."""
+        """The part of a feature map that belongs to a cell."""
         return self.schedule.tiling.core(number, self.cells[cell].tile)
 
     def pixels(self, number: int, images: int, processes: int) -> list[int]:
-        """Of a map of all images, how many belong to each process."""
+        """Number of pixels of a feature map, of all images, that belong to each process."""
         counts, shares = [0] * processes, balanced(images, self.replicas)
         for index, cell in enumerate(self.cells):
             counts[cell.rank] += len(shares[cell.replica]) * self.core(number, index).area
         return counts
 
     def _exchange(self, number: int, source: Source, wanted: Wanted, images: int) -> Exchange:
-        """Who sends what of a map, for a batch of images."""
+        """The exchange of a feature map for a batch of images."""
         size = self.schedule.tiling.layers.maps[number]
         everyone = tuple(Shard(rank, Interval.whole(images), size.whole) for rank in range(self.processes))
         whole = {"gateway": everyone[: GATEWAY + 1], "everyone": everyone}
@@ -95,7 +96,7 @@ class Routes:
         return Exchange(held, places, size.channels)
 
     def _places(self, region: Callable[[int], Region], images: int) -> tuple[Shard, ...]:
-        """Of all cells, in order."""
+        """Shards of all cells, in order."""
         shares = balanced(images, self.replicas)
         return tuple(Shard(cell.rank, shares[cell.replica], region(number)) for number, cell in enumerate(self.cells))
 
@@ -104,4 +105,4 @@ class Routes:
         if wanted.what == "forward":
             return self.schedule.forward_groups[tile][wanted.group][number]
         group = self.schedule.backward_groups[tile][wanted.group]
-        return (group.entries if wanted.what == "anew" else group.gradients).get(number, EMPTY_REGION)
+        return (group.entries if wanted.what == "recompute" else group.gradients).get(number, EMPTY_REGION)

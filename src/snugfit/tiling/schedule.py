@@ -1,8 +1,9 @@
 """What every tile holds, fetches and computes in a training step, from two grouping profiles: regions only, no torch.
 
-Forward, a group begins with the halo of its first map; backward, with the halo of the gradient of its last one
-(section 4.2 of Rama and Gerstlauer, UT-CERC-24-02). What the backward pass reads of the maps is kept from the forward
-pass, which makes it a little wider than it needs itself, or is computed anew from the first map of a backward group.
+Forward, a group begins with the halo of its first feature map; backward, with the halo of the gradient of its last one
+(section 4.2 of Rama and Gerstlauer, UT-CERC-24-02). The feature maps that the backward pass reads are either kept from
+the forward pass, which makes them a little wider than it needs itself, or recomputed from the first one of a backward
+group.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from snugfit.tiling.layers import Layers, Region, Tiling
 from snugfit.tiling.profile import Profile
 
 Regions = dict[int, Region]
-"""Parts of maps, by number."""
+"""Regions of feature maps, by number."""
 
 Reads = Literal["nothing", "input", "core", "output"]
 """What the backward pass of a layer reads: nothing, its input, its input for its own tile alone, or its output."""
@@ -24,12 +25,12 @@ Reads = Literal["nothing", "input", "core", "output"]
 
 @dataclass(frozen=True)
 class BackwardRules:
-    """How a network's backward pass looks at its layers.
+    """What a network's backward pass needs of its layers.
 
     Attributes:
-        flows: for every map, whether its gradient is needed.
-        trains: for every layer, whether it has weights that train.
-        reads: for every layer, what of its maps its backward pass reads.
+        flows: for every feature map, whether its gradient is needed.
+        trains: for every layer, whether it has trained weights.
+        reads: for every layer, which of its feature maps its backward pass reads.
     """
 
     flows: tuple[bool, ...]
@@ -40,7 +41,7 @@ class BackwardRules:
     def of(
         cls, layers: Layers, trains: Sequence[bool], reads: Sequence[Reads], *, image: bool = False
     ) -> BackwardRules:
-        """A gradient is needed behind the first weights that train, or everywhere if that of the image is wanted."""
+        """Gradients are needed behind the first trained weights, or everywhere if that of the image is needed."""
         flows = [image]
         for layer, own in zip(layers.layers, trains, strict=True):
             flows.append(own or any(flows[read] for read in layer.reads))
@@ -49,13 +50,13 @@ class BackwardRules:
 
 @dataclass(frozen=True)
 class BackwardGroup:
-    """A group of the backward pass, on one tile.
+    """A group of the backward pass on one tile.
 
     Attributes:
         start, stop: cuts.
-        gradients: of each map, where the tile computes its gradient; of the last map, where it needs it.
-        saved: of each map, what it reads.
-        entries: what of the first map it needs to compute that anew.
+        gradients: regions where the tile computes the gradient of each feature map; of the last one, where it needs it.
+        saved: regions of the feature maps that it reads.
+        entries: region of the first feature map from which these are recomputed.
     """
 
     start: int
@@ -72,8 +73,8 @@ class Schedule:
     Attributes:
         tiling: network and tiles.
         forward, backward: grouping profiles.
-        network: how the backward pass looks at the layers; None where there is none, as in evaluation.
-        recompute: whether a backward group computes the maps that it reads anew; they are kept otherwise.
+        network: what the backward pass needs of the layers; None without a backward pass, as in evaluation.
+        recompute: whether a backward group recomputes the feature maps that it reads; otherwise they are kept.
     """
 
     tiling: Tiling
@@ -84,7 +85,7 @@ class Schedule:
 
     @cached_property
     def backward_groups(self) -> dict[tuple[int, int], list[BackwardGroup]]:
-        """Of every tile, the groups of the backward pass from the last to the first."""
+        """The groups of the backward pass from the last to the first, for every tile."""
         found: dict[tuple[int, int], list[BackwardGroup]] = {}
         for tile in self.tiling.tiles:
             groups = reversed(self.backward.groups) if self.network else ()
@@ -93,7 +94,7 @@ class Schedule:
 
     @cached_property
     def kept(self) -> dict[tuple[int, int], Regions]:
-        """Of every tile, what the forward pass leaves for the backward pass."""
+        """The regions that the forward pass keeps for the backward pass, for every tile."""
         found: dict[tuple[int, int], Regions] = {}
         for tile, groups in self.backward_groups.items():
             regions: Regions = {}
@@ -109,9 +110,9 @@ class Schedule:
 
     @cached_property
     def forward_groups(self) -> dict[tuple[int, int], list[Regions]]:
-        """Of every tile, what it holds of the maps in each group of the forward pass; of the first map, with its halo.
+        """The regions that each tile holds in each group of the forward pass; of the first feature map, with its halo.
 
-        What is kept of a map at which groups meet is fetched with the halo, not computed twice.
+        What is kept of a feature map between groups is fetched with the halo, not computed twice.
         """
         found: dict[tuple[int, int], list[Regions]] = {}
         last = self.forward.cuts[-1]
@@ -127,9 +128,9 @@ class Schedule:
         return found
 
     def merged(self) -> Schedule:
-        """The same work in fewer groups: none meet where no tile fetches anything.
+        """The same work in fewer groups: groups are merged where no tile fetches anything.
 
-        Backward groups that compute maps anew stay, since they are what bounds how many of these are held.
+        Backward groups that recompute feature maps stay, since they bound how many of these are held.
         """
         tiles, core = self.tiling.tiles, self.tiling.core
         forward = [
@@ -154,7 +155,7 @@ class Schedule:
         )
 
     def _summed(self, start: int, stop: int, tile: tuple[int, int]) -> Regions:
-        """All of a tile's own pixels where sums over the whole map are taken, even those that nothing else reads."""
+        """A tile's own pixels of feature maps that are summed, including those that nothing else reads."""
         layers = self.tiling.layers.layers[start:stop]
         return {read: self.tiling.core(read, tile) for layer in layers if layer.sums for read in layer.reads}
 
@@ -183,7 +184,7 @@ class Schedule:
         return BackwardGroup(start, stop, gradients, saved, {start: entries[start]} if start in entries else {})
 
     def _saved(self, start: int, stop: int, gradients: Regions, tile: tuple[int, int]) -> Regions:
-        """What a group's backward pass reads of the maps."""
+        """The regions of feature maps that a group's backward pass reads."""
         assert self.network is not None
         layers, saved = self.tiling.layers, dict[int, Region]()
         for number in range(start, stop):
@@ -204,14 +205,10 @@ def _meeting(profile: Profile, inner: Iterable[int]) -> Profile:
 
 
 def _hulls(first: Mapping[int, Region], second: Mapping[int, Region]) -> Regions:
-    """Of every map, what holds both."""
+    """The smallest region that contains both, for every feature map."""
     return {
         number: first[number].hull(second[number])
         if number in first and number in second
         else first.get(number) or second[number]
-        for number in _numbers(first, second)
+        for number in sorted({*first, *second})
     }
-
-
-def _numbers(*regions: Mapping[int, Region]) -> Iterable[int]:
-    return sorted({number for each in regions for number in each})

@@ -1,8 +1,8 @@
-"""Stretches of layers that run tile after tile on one device, each a function of whole maps with gradients of its own.
+"""Consecutive layers that run tile after tile on one device; each segment is a differentiable function of feature maps.
 
-Whole maps lie in memory, or in memory-mapped files; what a tile computes is in memory alone. A map that a segment reads
-and another behind it too is handed on: so each has one reader, whose gradient is added to in place, and autograd never
-adds up whole maps in memory of its own.
+Feature maps lie in memory or in memory-mapped files; what a tile computes is only in memory. If a feature map is read
+by a segment and by a later one, the segment hands it on. So each feature map has one reader, whose gradient is added to
+in place, and autograd never adds up whole feature maps in memory of its own.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Segment:
     """Layers ``start``, ..., ``stop - 1``, of which the first may be a norm that normalises by its batch.
 
     Attributes:
-        stem, tiling: the network's leading layers, and how they are cut.
-        start, stop: numbers of maps.
+        prefix, tiling: the network's leading layers, and how they are cut.
+        start, stop: numbers of feature maps.
         by_batch: whether the first layer is such a norm.
-        scratch: where whole maps lie between segments; in memory by default.
+        scratch: where feature maps lie between segments; in memory by default.
     """
 
     prefix: TileablePrefix
@@ -46,22 +46,22 @@ class Segment:
 
     @cached_property
     def entries(self) -> list[int]:
-        """Numbers of the maps that are read."""
+        """Numbers of the feature maps that are read."""
         return self.prefix.layers.entries(self.start, self.stop)
 
     @cached_property
     def outputs(self) -> list[int]:
-        """Numbers of the maps that are made for others."""
+        """Numbers of the feature maps that are made for later segments."""
         return self.prefix.layers.outputs(self.start, self.stop)
 
     @property
     def normed(self) -> int:
-        """Number of the map that the first layer reads."""
+        """Number of the feature map that the first layer reads."""
         return self.prefix.layers.layers[self.start].reads[0]
 
     @cached_property
     def tiles(self) -> list[tuple[dict[int, Region], dict[int, Region]]]:
-        """The parts of its outputs that each tile makes, and what the tile holds of every map for that."""
+        """For each tile, the regions of its outputs, and the regions of every feature map that it holds for them."""
         found = []
         for tile in self.tiling.tiles:
             cores = {number: self.tiling.core(number, tile) for number in self.outputs}
@@ -71,14 +71,15 @@ class Segment:
         return found
 
     def __call__(self, maps: dict[int, Tensor], moments: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Make its outputs.
+        """Compute its outputs.
 
         Args:
-            maps: what it reads, (B, C, H, W), by number.
-            moments: mean and variance (C,) of the map that the first layer reads, where that normalises by its batch.
+            maps: the feature maps that it reads, (B, C, H, W), by number.
+            moments: mean and variance (C,) of the feature map that the first layer reads, if that normalises by its
+                batch.
 
         Returns:
-            Its outputs, and those of its entries that are handed on.
+            Its outputs and the entries that are handed on, (B, C, H, W), by number.
         """
         alive = self.prefix.layers.alive(self.stop)
         passed = [number for number in self.entries if number in alive and maps[number].requires_grad]
@@ -90,18 +91,18 @@ class Segment:
     def run(
         self, regions: dict[int, Region], entries: Sequence[Tensor], moments: Sequence[Tensor]
     ) -> dict[int, Tensor]:
-        """Run a tile on parts of its entries."""
+        """Run a tile on parts (B, C, h, w) of its entries, with moments (C,)."""
         read = {number: entry for number, entry in zip(self.entries, entries, strict=True) if number in regions}
         statistics = {self.start: (moments[0], moments[1])} if self.by_batch else None
         return self.prefix.run(self.start, self.stop, regions, read, statistics)
 
     def whole(self, number: int, like: Tensor, entry: Tensor) -> Tensor:
-        """Storage for a feature map or its gradient: in scratch, except the first and the last, which others own.
+        """Storage (B, C, H, W) for a feature map or its gradient: in scratch, except for the first and the last one.
 
         Args:
-            number: of the map.
-            like: a part of it.
-            entry: a map whose order in memory is taken.
+            number: of the feature map.
+            like: a part of it, (B, C, h, w).
+            entry: a feature map (B, C, H, W) whose memory format is used.
         """
         size = self.prefix.layers.maps[number]
         shape = (len(like), size.channels, size.height, size.width)
@@ -113,7 +114,7 @@ class Segment:
 
 
 class _Tiled(torch.autograd.Function):
-    """A segment on maps (B, C, H, W), tile by tile of what it makes; arguments are entries, moments, parameters."""
+    """A segment on feature maps (B, C, H, W), tile by tile; arguments are entries, moments and parameters."""
 
     @staticmethod
     def forward(ctx: Any, segment: Segment, passed: list[int], *arguments: Tensor) -> tuple[Tensor, ...]:
@@ -149,7 +150,7 @@ class _Tiled(torch.autograd.Function):
 
 
 class _GradientSums:
-    """Gradients of a segment's entries and weights, summed over tiles; None for those that need none."""
+    """Gradients of a segment's entries, (B, C, H, W), and weights, summed over tiles; None for those that need none."""
 
     def __init__(
         self, segment: Segment, saved: Sequence[Tensor], parameters: Sequence[Tensor], needed: Sequence[bool]
@@ -167,7 +168,7 @@ class _GradientSums:
         return self.segment.by_batch and self.wanted[self.segment.entries.index(self.segment.normed)]
 
     def begin(self, handed_on: dict[int, Tensor | None]) -> None:
-        """Start with what readers behind have found of entries, in place, and with zeros of others."""
+        """Start with the gradients (B, C, H, W) from later readers, in place, and with zeros for other entries."""
         for number, entry, want in zip(self.segment.entries, self.entries, self.wanted, strict=True):
             total = handed_on.get(number)
             if want and total is None:
@@ -177,7 +178,7 @@ class _GradientSums:
     def add(
         self, cores: dict[int, Region], regions: dict[int, Region], gradients: dict[int, Tensor | None], autocast: Any
     ) -> None:
-        """Run a tile forward and backward."""
+        """Run a tile forward and backward, with gradients (B, C, H, W) of the segment's outputs."""
         parts = [part.detach() for part in _parts(self.segment, self.entries, regions)]
         leaves = [part.requires_grad_(True) for part, want in zip(parts, self.wanted, strict=True) if want]
         moments = [each.detach().requires_grad_(self._moments_matter) for each in self.moments]
@@ -203,7 +204,7 @@ class _GradientSums:
             self.weights[place] = _added(self.weights[place], part)
 
     def end(self) -> None:
-        """Pass back through mean and variance what all tiles together have found."""
+        """Pass the summed gradients of mean and variance back to the feature map."""
         to_mean, to_variance = self.to_moments if self._moments_matter else (None, None)
         if to_mean is not None and to_variance is not None:
             place = self.segment.entries.index(self.segment.normed)
@@ -213,14 +214,14 @@ class _GradientSums:
 
 
 def _added(before: Tensor | None, part: Tensor | None) -> Tensor | None:
-    """A sum, in place; nothing where there is nothing."""
+    """Add two gradients of one shape, in place; None counts as zero."""
     if part is None or before is None:
         return before if part is None else part
     return before.add_(part)
 
 
 def _autocast_now(device: str) -> Callable[[], AbstractContextManager[object]]:
-    """What makes the backward pass compute in the types of the forward pass."""
+    """The autocast context that makes the backward pass compute in the types of the forward pass."""
     if device == "meta":
         is_on = torch.is_autocast_enabled(META_AS)
         return partial(autocast, device, torch.get_autocast_dtype(META_AS)) if is_on else nullcontext
@@ -228,7 +229,7 @@ def _autocast_now(device: str) -> Callable[[], AbstractContextManager[object]]:
 
 
 def _parts(segment: Segment, entries: Sequence[Tensor], regions: dict[int, Region]) -> list[Tensor]:
-    """What a tile reads of each entry; nothing of those that it does not need."""
+    """The parts (B, C, h, w) that a tile reads of each entry; empty for entries that it does not need."""
     nothing = Region(EMPTY, EMPTY)
     return [_part(entry, regions.get(n, nothing)) for n, entry in zip(segment.entries, entries, strict=True)]
 
@@ -238,5 +239,5 @@ def _part(tensor: Tensor, region: Region) -> Tensor:
 
 
 def _within(tensor: Tensor, held: Region, core: Region) -> Tensor:
-    """The core of a tile, of a tensor that holds more: another output may need its halo."""
+    """The core (B, C, h, w) of a tile from a tensor that also holds the halo that another output needs."""
     return tensor[..., core.rows.within(held.rows), core.columns.within(held.columns)]

@@ -1,6 +1,7 @@
-"""The first layer of a group in parts: what needs no halo while that is on its way, and then the strips around it.
+"""The first layer of a group in parts: the part without a halo while that is on its way, then the strips around it.
 
-Exactly the same pixels are made; it costs a copy of the output and some small calls, and hides the time of an exchange.
+Exactly the same pixels are computed. This costs a copy of the output and some small calls, and hides the time of an
+exchange.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from snugfit.tiling.schedule import Schedule
 from snugfit.tiling.step_cost import FLOAT
 
 COPIED_BYTES_PER_SECOND, CALL_SECONDS = 4e9, 1e-4
-"""Of assembling the output from its parts, and of a call for a strip; about those of one thread."""
+"""Speed of assembling the output from its parts, and time of a call for a strip; roughly those of one thread."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """What a layer makes of a part of a map, in parts that cover it once.
+    """A part of a layer's output, in regions that cover it once.
 
     Attributes:
-        inner: of what the tile itself has; it may be empty.
+        inner: computed from the tile's own pixels; it may be empty.
         strips: around it; up to four.
     """
 
@@ -33,13 +34,13 @@ class Split:
 
     @classmethod
     def of(cls, layer: Layer, made: Region, core: Region, size: MapSize) -> Split:
-        """Cut a part of a layer's output.
+        """Split a part of a layer's output.
 
         Args:
             layer: the layer.
-            made: what it makes on the tile.
-            core: what the tile has of the map that it reads.
-            size: of that map.
+            made: the part that it makes on the tile.
+            core: the tile's own part of the feature map that it reads.
+            size: of that feature map.
         """
         inner = Region(
             made.rows & layer.rows.inside(core.rows, size.height),
@@ -56,21 +57,25 @@ class Split:
 
 
 def can_split(schedule: Schedule, index: int) -> bool:
-    """Whether a forward group begins with a convolution or pool that reads a halo; sums of norms come first."""
+    """Whether a forward group begins with a convolution or pool that reads a halo.
+
+    Norms that need sums do not qualify.
+    """
     start = schedule.forward.groups[index][0]
     first = schedule.tiling.layers.layers[start]
     return index > 0 and first.reads == (start,) and not first.sums
 
 
 def groups_to_split(schedule: Schedule, cells: Sequence[Cell], prediction: Prediction, images: int) -> frozenset[int]:
-    """The forward groups in which hiding the exchange is worth more than it costs.
+    """The forward groups in which hiding the exchange saves more than it costs.
 
-    Hidden is the shorter of the exchange and of what the slowest tile computes of the first layer without its halo.
+    The hidden time is the shorter of the exchange and the slowest tile's computation of the first layer without its
+    halo.
 
     Args:
         schedule: what every tile does.
         cells: tiles of all processes.
-        prediction: seconds of the step.
+        prediction: duration of the step.
         images: of a tile.
     """
     spans = [each for each in prediction.spans if each.stage.kind in ("images", "forward halo")]
@@ -85,7 +90,7 @@ def groups_to_split(schedule: Schedule, cells: Sequence[Cell], prediction: Predi
 def _works(
     schedule: Schedule, cells: Sequence[Cell], prediction: Prediction, images: int, index: int
 ) -> list[tuple[float, float]]:
-    """Of every cell, seconds of computing what needs no halo, and of what splitting adds."""
+    """For every cell, seconds of computing the part that needs no halo, and seconds that splitting adds."""
     layers, start = schedule.tiling.layers, schedule.forward.groups[index][0]
     layer, made, found = layers.layers[start], layers.maps[start + 1], list[tuple[float, float]]()
     for cell in cells:

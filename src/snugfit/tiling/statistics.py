@@ -1,4 +1,4 @@
-"""Mean and variance of whole maps, over which BatchNorm normalises tiles: sums over every pixel once."""
+"""Mean and variance of whole feature maps, by which BatchNorm normalises tiles."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from torch.nn import functional as F
 
 
 class Normalised(torch.autograd.Function):
-    """Part of a map (B, C, h, w), normalised by mean and variance (C,) of the whole one; gradients flow to these too.
+    """Part of a feature map (B, C, h, w), normalised by mean and variance (C,) of the whole one.
 
-    What autograd makes of the formula keeps two more tensors of the part's size; this one keeps what it reads.
+    All three get gradients.
+
+    Autograd's version of the formula keeps two more tensors of the part's size.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
-        """Normalise, scale and shift."""
+        """Normalise, scale and shift x (B, C, h, w); all other tensors are (C,)."""
         ctx.save_for_backward(x, mean, variance, weight)
         ctx.eps = eps
         return F.batch_norm(x, mean, variance, weight, bias, eps=eps)
@@ -28,7 +30,7 @@ class Normalised(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upper: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of all but ``eps``."""
+        """Gradients of all inputs but ``eps``, in their shapes."""
         x, mean, variance, weight = ctx.saved_tensors
         to_x, products, plain = torch.ops.aten.native_batch_norm_backward(
             upper, x, weight, mean, variance, None, None, False, ctx.eps, (ctx.needs_input_grad[0], True, True)
@@ -42,11 +44,11 @@ class Normalised(torch.autograd.Function):
 
 @torch.no_grad()
 def add_statistics_gradient(total: Tensor, inputs: Tensor, mean: Tensor, to_mean: Tensor, to_variance: Tensor) -> None:
-    """Add what mean and variance of a map pass back to every pixel, in place.
+    """Add the gradient that flows through mean and variance to every pixel, in place.
 
     Args:
-        total: gradient of the map, (B, C, H, W).
-        inputs: the map.
+        total: gradient of the feature map, (B, C, H, W).
+        inputs: the feature map, (B, C, H, W).
         mean: of it, (C,).
         to_mean, to_variance: gradients of mean and biased variance, (C,).
     """
@@ -59,7 +61,7 @@ def add_statistics_gradient(total: Tensor, inputs: Tensor, mean: Tensor, to_mean
 
 @torch.no_grad()
 def update_running_statistics(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, pixels: int) -> None:
-    """Renew a norm's running statistics, as a forward pass in training mode does.
+    """Update a norm's running statistics, as a forward pass in training mode does.
 
     Args:
         norm: the layer.

@@ -1,4 +1,7 @@
-"""What every process computes, sends, waits for and keeps in a training step: stages, each exchange and then work."""
+"""What every process computes, sends, waits for and keeps in a training step.
+
+Stages, each an exchange and then work.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ FLOAT = 4
 """Bytes."""
 
 DIRECT = 4
-"""Processes up to which everyone sends sums of norms to everyone: a message takes half of the time of a collective."""
+"""Up to this many processes send sums of norms directly to each other: half the time of a collective."""
 
 Kind = Literal[
     "images", "forward halo", "norms", "last map", "rest", "gradient", "backward halo", "maps anew", "weights"
 ]
-"""What travels: a batch from the gateway, halos, sums of norms, the last map to the gateway or to everyone, nothing for
-the layers behind it, its gradient from the gateway, halos of what is recomputed, gradients of weights."""
+"""What travels: a batch from the gateway, halos, sums of norms, the last feature map, nothing for the layers behind it,
+its gradient from the gateway, halos of recomputed feature maps, gradients of weights."""
 Pass = Literal["forward", "backward", "recompute"]
 Messages = Mapping[tuple[int, int], int]
 """Floats from one rank to another."""
@@ -24,14 +27,14 @@ Messages = Mapping[tuple[int, int], int]
 
 @dataclass(frozen=True)
 class Stage:
-    """An exchange, and what is computed behind it before the next one.
+    """An exchange, and the computation until the next one.
 
     Attributes:
         kind: what travels.
         part: of the step.
-        messages: who sends whom how many floats.
+        messages: number of floats from each rank to each other one.
         macs: of every process.
-        rounds: messages that wait for each other, one after another; a ring of collectives has several.
+        rounds: number of messages that wait for each other; several in a ring of collectives.
     """
 
     kind: Kind
@@ -41,22 +44,22 @@ class Stage:
     rounds: int = 1
 
     def sent(self, rank: int) -> int:
-        """Floats that a process sends others."""
+        """Number of floats that a process sends."""
         return sum(count for (source, _), count in self.messages.items() if source == rank)
 
     def received(self, rank: int) -> int:
-        """Floats that a process is sent."""
+        """Number of floats that a process receives."""
         return sum(count for (_, target), count in self.messages.items() if target == rank)
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """A training step of all processes.
+    """The cost of a training step on all processes.
 
     Attributes:
         stages: in order.
-        kept_bytes: of every process, of the maps that the forward pass leaves for the backward pass.
-        tiles: of every process, of all its shares of the batch.
+        kept_bytes: of every process, of the feature maps that the forward pass keeps for the backward pass.
+        tiles: of every process, in all its shares of the batch.
     """
 
     stages: tuple[Stage, ...]
@@ -65,43 +68,46 @@ class StepCost:
 
     @property
     def processes(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         return len(self.tiles)
 
     @property
     def synchronisations(self) -> int:
-        """Exchanges in which something is sent at all, of halos, norms, images, maps and weights."""
+        """Number of exchanges in which anything is sent."""
         return sum(any(stage.messages.values()) for stage in self.stages)
 
     def macs(self, rank: int, part: Pass | None = None) -> int:
-        """Multiply-accumulates of a process, in all or of a part of the step."""
+        """Multiply-accumulates of a process, in the whole step or a part."""
         return sum(stage.macs[rank] for stage in self.stages if part in (None, stage.part))
 
     def sent(self, rank: int, *kinds: Kind) -> int:
-        """Floats that a process sends, in all or of some kinds."""
+        """Number of floats that a process sends, of all kinds or of some."""
         return sum(stage.sent(rank) for stage in self.stages if not kinds or stage.kind in kinds)
 
     def received(self, rank: int, *kinds: Kind) -> int:
-        """Floats that a process is sent, in all or of some kinds."""
+        """Number of floats that a process receives, of all kinds or of some."""
         return sum(stage.received(rank) for stage in self.stages if not kinds or stage.kind in kinds)
 
     def total(self, *kinds: Kind) -> int:
-        """Floats that all processes send, in all or of some kinds."""
+        """Number of floats that all processes send, of all kinds or of some."""
         return sum(self.sent(rank, *kinds) for rank in range(self.processes))
 
 
 def all_reduced(floats: int, processes: int) -> Messages:
-    """Sums that all have in the end, by a ring: everyone passes on every other part, once to add up, once to tell."""
+    """Messages of an all-reduce by a ring.
+
+    Every process passes on every other part, to add up and then to distribute.
+    """
     return _ring(-(-2 * (processes - 1) * floats // processes), processes)
 
 
 def all_gathered(floats: int, processes: int) -> Messages:
-    """What everyone has, told to all by a ring."""
+    """Messages of an all-gather by a ring."""
     return _ring((processes - 1) * floats, processes)
 
 
 def all_to_all(floats: int, processes: int) -> Messages:
-    """The same, by messages from everyone to everyone."""
+    """Messages of an all-gather by direct messages between all processes."""
     pairs = ((source, target) for source in range(processes) for target in range(processes) if source != target)
     return dict.fromkeys(pairs, floats) if floats else {}
 

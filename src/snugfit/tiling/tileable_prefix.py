@@ -1,4 +1,4 @@
-"""The leading operators of a traced network that can be tiled: from its graph to arithmetic and functions."""
+"""The leading operators of a traced network that can be tiled: its graph as geometry and functions."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ _FUNCTIONS = (
 
 
 def find_tileable_prefix(module: fx.GraphModule, input_shape: tuple[int, ...]) -> TileablePrefix:
-    """The leading operators that can be tiled, up to the last point at which a single map crosses.
+    """The leading operators that can be tiled, up to the last point that a single feature map crosses.
 
-    Convolutions with zero padding, max and average pools, BatchNorm, activations and additions can; dropout, pools to
-    a given size and everything that looks at the whole map cannot, and end it.
+    Convolutions with zero padding, max and average pooling, BatchNorm, activations and additions can be tiled. Dropout,
+    pooling to a given size and everything that reads the whole feature map cannot, and ends the prefix.
 
     Args:
         module: a traced network with one input, such as ``Chain.to_module()``.
@@ -96,7 +96,7 @@ def find_tileable_prefix(module: fx.GraphModule, input_shape: tuple[int, ...]) -
 
 
 def _leaves_by_one(nodes: Sequence[fx.Node]) -> bool:
-    """Whether nothing but the last node's value is read beyond these nodes."""
+    """Whether only the last node's value is read outside these nodes."""
     inside = set(nodes)
     return all(user in inside for node in nodes[:-1] for user in node.users)
 
@@ -127,12 +127,12 @@ def _operator(
 
 
 def _of_function(node: fx.Node, call: Callable[..., Tensor]) -> adjoint.Adjoint:
-    """The adjoint of an activation that is a function."""
+    """The adjoint of an activation that is a function of tensors (B, C, h, w)."""
     return adjoint.relu() if node.target in (F.relu, torch.relu) else adjoint.Adjoint(call)
 
 
 def _shortcut(node: fx.Node, reads: tuple[int, ...]) -> Operator | None:
-    """Every so-manieth pixel, or more channels of zeros: shortcuts of residual networks without weights."""
+    """Subsampling or appended zero channels: shortcuts of residual networks without weights."""
     rest: tuple[Any, ...] = node.args[1:]
     if node.target is operator.getitem and isinstance(rest[0], tuple) and len(rest[0]) == 4:
         batch, channels, rows, columns = rest[0]
@@ -172,7 +172,7 @@ def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...], shapes: tupl
 
 
 def _pool(name: str, layer: Any, reads: tuple[int, ...], shapes: tuple[Any, Any]) -> Operator | None:
-    """A pool; not one whose divisors differ along the border.
+    """A pool; None if its divisors differ along the border.
 
     Max pools whose last windows reach beyond the padding (``ceil_mode``) have more padding there.
     """
@@ -193,12 +193,12 @@ def _pool(name: str, layer: Any, reads: tuple[int, ...], shapes: tuple[Any, Any]
 
 
 def _reaching(window: Window, read: int, made: int) -> Window:
-    """A window with as much padding behind as the rows that are made of those that are read need."""
+    """A window with the padding at the end that ``made`` output rows of ``read`` input rows need."""
     return replace(window, after=max(window.after, (made - 1) * window.stride + window.reach - window.before - read))
 
 
 def _keeping_input(layer: nn.Module) -> nn.Module:
-    """The same activation, which leaves its input as it is: it may be a part of a map that others read."""
+    """The same activation without ``inplace``: its input may be a part of a feature map that others read."""
     if not getattr(layer, "inplace", False):
         return layer
     quiet = copy.copy(layer)
@@ -207,7 +207,7 @@ def _keeping_input(layer: nn.Module) -> nn.Module:
 
 
 def _overwriting(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """The same activation in the memory of its input, for those whose slope follows from what they make."""
+    """The in-place version, on (B, C, h, w), of an activation whose slope follows from its output; None for others."""
     if type(layer) is nn.LeakyReLU and layer.negative_slope > 0:
         return partial(F.leaky_relu_, negative_slope=layer.negative_slope)
     known: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
@@ -236,7 +236,7 @@ def _convolution(name: str, layer: nn.Conv2d, reads: tuple[int, ...]) -> Operato
 
 
 def _windows(kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Window, Window]:
-    """How rows and columns are read, from a layer's settings; strings of padding as ``nn.Conv2d`` has them."""
+    """Windows of rows and columns from a layer's settings; padding may be a string, as in ``nn.Conv2d``."""
     kernels, dilations = _pair(kernel), _pair(dilation)
     if padding == "valid":
         padding = 0

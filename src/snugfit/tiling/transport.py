@@ -1,4 +1,4 @@
-"""How processes that hold tiles reach each other; or one process that only behaves as if there were others."""
+"""Communication between processes that hold tiles, and a dry run of it on one process."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from snugfit.tiling.step_cost import DIRECT
 
 
 class Handle(Protocol):
-    """Something that is under way."""
+    """An operation that is under way."""
 
     def wait(self) -> object:
-        """Return when it is done."""
+        """Wait until it is done."""
 
 
 class GatherHandle(Protocol):
-    """Tensors of all processes, on their way to all."""
+    """An all-gather that is under way."""
 
     def wait(self) -> list[Tensor]:
-        """These, in the order of ranks."""
+        """The tensors, of one shape, in the order of ranks."""
 
 
 class Transport(Protocol):
-    """What tiles need of a group of processes.
+    """Communication that tiles need.
 
     Attributes:
         rank: of this process.
-        size: processes.
+        size: number of processes.
     """
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process."""
 
     @property
     def size(self) -> int:
-        """Processes."""
+        """Number of processes."""
 
     def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Handle]:
-        """Begin to send flat tensors to others, and to fill flat tensors with what they send, by rank."""
+        """Begin to send flat tensors (n,) to others and to receive flat tensors (n,) from them, by rank."""
 
     def all_reduce(self, flat: Tensor) -> None:
-        """Add up a tensor over processes, in place."""
+        """Add up a tensor (n,) over processes, in place."""
 
     def begin_all_reduce(self, flat: Tensor) -> Handle:
-        """Begin to add up a tensor over processes, in place."""
+        """Begin to add up a tensor (n,) over processes, in place."""
 
     def gather(self, tensor: Tensor) -> GatherHandle:
-        """Begin to give all processes the tensors of all."""
+        """Begin to send the tensors of all processes, of one shape, to all."""
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """The tensors of all processes, in the order of ranks."""
+        """The tensors (n,) of all processes, in the order of ranks."""
 
     def reduce_at_gateway(self, flat: Tensor) -> None:
-        """Add up a tensor over processes, in place on the gateway; what others have is undefined afterwards."""
+        """Add up a tensor (n,) in place on the gateway; it is undefined on other processes afterwards."""
 
     def broadcast(self, flat: Tensor) -> None:
-        """Fill a tensor with the gateway's."""
+        """Fill a tensor (n,) with the gateway's."""
 
 
 GATEWAY = 0
@@ -71,13 +71,13 @@ GATEWAY = 0
 
 @dataclass(frozen=True)
 class Gathered:
-    """Tensors of all processes, and what has to end until they are there."""
+    """Tensors of all processes, of one shape, and the operations that must end first."""
 
     tensors: list[Tensor]
     works: Sequence[Handle] = ()
 
     def wait(self) -> list[Tensor]:
-        """Tensors in the order of ranks."""
+        """The tensors, of one shape, in the order of ranks."""
         for work in self.works:
             work.wait()
         return self.tensors
@@ -85,25 +85,25 @@ class Gathered:
 
 @dataclass(frozen=True)
 class ProcessTransport:
-    """The processes of a group of ``torch.distributed``; all by default."""
+    """Transport over a process group of ``torch.distributed``; all processes by default."""
 
     group: dist.ProcessGroup | None = None
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process."""
         return dist.get_rank(self.group)
 
     @property
     def size(self) -> int:
-        """Processes."""
+        """Number of processes."""
         return dist.get_world_size(self.group)
 
     def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Handle]:
-        """Batched point-to-point sends.
+        """Send and receive flat tensors (n,) in one batch of point-to-point messages.
 
-        Receives come first: gloo sends nothing before the other side has told that it is ready to receive, and what
-        tells that would queue behind this side's own data. Both directions of a slow link would take turns.
+        Receives come first: gloo sends nothing before the other side has said that it is ready to receive, and that
+        message would queue behind this side's own data. Both directions of a slow link would then take turns.
         """
         messages = [dist.P2POp(dist.irecv, flat, group_peer=rank, group=self.group) for rank, flat in incoming.items()]
         messages += [dist.P2POp(dist.isend, flat, group_peer=rank, group=self.group) for rank, flat in outgoing.items()]
@@ -111,16 +111,16 @@ class ProcessTransport:
         return works
 
     def all_reduce(self, flat: Tensor) -> None:
-        """An all-reduce."""
+        """All-reduce a tensor (n,)."""
         dist.all_reduce(flat, group=self.group)
 
     def begin_all_reduce(self, flat: Tensor) -> Handle:
-        """An all-reduce beside other work."""
+        """Begin an all-reduce of a tensor (n,)."""
         work: Handle = dist.all_reduce(flat, group=self.group, async_op=True)
         return work
 
     def gather(self, tensor: Tensor) -> Gathered:
-        """Messages from everyone to everyone; an all-gather where there are many."""
+        """Gather tensors of one shape by direct messages, or by an all-gather if there are many processes."""
         found = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in range(self.size)]
         if self.size > DIRECT:
             work = dist.all_gather(found, tensor.clone(), group=self.group, async_op=True)
@@ -129,53 +129,53 @@ class ProcessTransport:
         return Gathered(found, self.swap({rank: tensor for rank in others}, {rank: found[rank] for rank in others}))
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """The same, waited for."""
+        """Gather tensors (n,) and wait for them."""
         return self.gather(flat).wait()
 
     def reduce_at_gateway(self, flat: Tensor) -> None:
-        """A reduction."""
+        """Reduce a tensor (n,) to the gateway."""
         dist.reduce(flat, group_dst=GATEWAY, group=self.group)
 
     def broadcast(self, flat: Tensor) -> None:
-        """A broadcast."""
+        """Broadcast a tensor (n,) from the gateway."""
         dist.broadcast(flat, group_src=GATEWAY, group=self.group)
 
 
 @dataclass(frozen=True)
 class DryRunTransport:
-    """One of several processes of which no other is there, to measure what it needs: it is sent zeros."""
+    """A transport without other processes, to measure what one process needs: it receives zeros."""
 
     rank: int = 0
     size: int = 1
 
     def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Handle]:
-        """Nothing is sent."""
+        """Fill the incoming tensors (n,) with zeros."""
         for flat in incoming.values():
             flat.zero_()
         return []
 
     def all_reduce(self, flat: Tensor) -> None:
-        """There is nothing to add."""
+        """Leave the tensor (n,) as it is."""
 
     def begin_all_reduce(self, flat: Tensor) -> Handle:
-        """There is nothing to add."""
+        """Leave the tensor (n,) as it is."""
         return Gathered([flat])
 
     def gather(self, tensor: Tensor) -> Gathered:
-        """The same from all."""
+        """Repeat the tensor, of any shape, for every process."""
         return Gathered([tensor] * self.size)
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """The same from all."""
+        """Repeat the tensor (n,) for every process."""
         return [flat] * self.size
 
     def reduce_at_gateway(self, flat: Tensor) -> None:
-        """There is nothing to add."""
+        """Leave the tensor (n,) as it is."""
 
     def broadcast(self, flat: Tensor) -> None:
-        """This is the gateway."""
+        """Leave the tensor (n,) as it is."""
 
 
 def world_size() -> int:
-    """How many processes there are; 1 where ``torch.distributed`` was not started."""
+    """Number of processes; 1 if ``torch.distributed`` was not started."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -182,7 +182,7 @@ def test_what_is_sent_is_what_exchanges_send(rest, profile, replicas, processes,
         for index, group in enumerate(groups) if index
     ]  # fmt: skip
     exchanges["maps anew"] = [
-        routes.exchange(group.start, "cores", Wanted("anew", index), images)
+        routes.exchange(group.start, "cores", Wanted("recompute", index), images)
         for index, group in enumerate(groups) if recompute and group.entries
     ]  # fmt: skip
     for rank in range(processes):

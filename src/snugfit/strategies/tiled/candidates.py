@@ -23,9 +23,9 @@ from snugfit.tiling.candidates import (
     subsample,
 )
 from snugfit.tiling.grouping import CostModel, Direction, Prices
-from snugfit.tiling.layers import Layers
+from snugfit.tiling.layers import Layers, require_grid
 from snugfit.tiling.operators import TileablePrefix
-from snugfit.tiling.plan import Shares, TilePlan, require_grid, tiling_of
+from snugfit.tiling.plan import Shares, TilePlan, tiling_of
 from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
 from snugfit.tiling.profile import Profile, every_cut, named_profile, one_group
 from snugfit.tiling.routes import cells_of
@@ -138,7 +138,7 @@ def plans_for(
 def _on_one(layers: Layers, wishes: Wishes) -> list[TilePlan]:
     grid = meant_grid(wishes.tiles)
     if grid is not None:
-        require_grid(grid, layers.maps[-1].height, layers.maps[-1].width)
+        require_grid(grid, layers.maps[-1])
     fitting = [each for each in GRIDS if max(each) <= min(layers.maps[-1].height, layers.maps[-1].width)]
     grids = [grid] if grid else fitting
     by_batch = any(each.sums for each in layers.layers)
@@ -169,7 +169,7 @@ def _over_several(prefix: TileablePrefix, wishes: Wishes, cluster: Cluster, imag
     grid = meant_grid(wishes.tiles) or most_square_grid(
         max(wishes.processes // wishes.replicas, 1), last.height, last.width
     )
-    require_grid(grid, last.height, last.width)
+    require_grid(grid, last)
     owners = owners_of(grid, wishes.replicas, min(wishes.processes, grid[0] * grid[1] * wishes.replicas))
     shares = by_speed(cluster, grid, owners[0]) if wishes.tile_sizes == "speed" else None
     prices = _dearest([prices_of(cluster, each) for each in owners])
