@@ -16,17 +16,21 @@ NOT_YET = {
     "_chain",
     "_core",
     "_data",
+    "_engine",
     "_models",
     "_planner",
     "_report",
+    "_storage",
     "_training",
     "detection",
     "lean",
     "local",
     "memory",
     "profiling",
+    "selection",
+    "strategies",
+    "surgery",
 }
-NOT_YET |= {"selection", "strategies", "surgery"}
 
 
 def on_tensors(function):
