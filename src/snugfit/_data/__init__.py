@@ -3,9 +3,8 @@
 from snugfit._data.batches import Batches
 from snugfit._data.boxed import BoxedBatches, box_sizes, boxed_path, load_boxed
 from snugfit._data.boxes import BoxedImages
-from snugfit._data.catalog import ensure, load, names, read_folder, super_classes
+from snugfit._data.catalog import ensure, image_folder, load, names, read_folder, super_classes
 from snugfit._data.decode import Decoder, upright_size
-from snugfit._data.locate import image_folder
 from snugfit._data.sets import ImageSet, Splits, Subset
 from snugfit._data.transform import Transform
 from snugfit._data.user import from_dataset

@@ -56,7 +56,7 @@ class Batches:
             yield self._batch(order[first : first + batch_size], (self.seed, _EPOCH, epoch), first, self.augment)
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Every image once, in stored order; augmented where ``view`` is given, if at all; always alike for a view.
+        """Every image once, in stored order; with a ``view`` augmented, if augmentation is on, always in the same way.
 
         Yields:
             images, float32 (B, C, H, W) channels-last, and labels, (B,) int64; the last batch may be smaller.

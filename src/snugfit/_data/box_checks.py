@@ -1,4 +1,4 @@
-"""What is wrong with boxes: what is refused, and what is mended and counted."""
+"""Checks of boxes: errors, and repairs that are counted."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from snugfit.errors import DataError
 
 Row = tuple[float, float, float, float, float]
 MOST_BOXES = 10_000
-"""Boxes of one image; those of every image are padded to the number of the one that has the most."""
+"""Largest number of boxes of one image; every image is padded to the number of the image with most boxes."""
 _ROUNDING = 1e-3
-"""How far beyond the image an edge may lie for reasons of rounding."""
+"""Largest distance of an edge beyond the image that counts as rounding."""
 
 
 class BoxChecks:
-    """Checks boxes one by one, and counts those that are mended, as ultralytics does with a warning."""
+    """Checks boxes one by one, and counts repairs, for which ultralytics prints a warning."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def count(self, what: str) -> None:
-        """Count something that the user should know: ``what`` follows a number."""
+        """Count something that the user should know; ``what`` is the text after the number."""
         self._counts[what] += 1
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One line for each kind of thing that was counted."""
+        """One line per kind of repair."""
         return tuple(f"{count:,} {what}" for what, count in self._counts.items())
 
     def rows(self, found: list[Row], place: str) -> list[Row]:
-        """The boxes of an image that are left, each of them once, cut off at the image's edges.
+        """The valid boxes of an image, without duplicates, cut off at the image's edges.
 
         Args:
             found: class, centre x, centre y, width, height as fractions of the image's sides.
-            place: where they stand, for messages.
+            place: file or image, for messages.
 
         Raises:
-            DataError: a box is no fraction of the image, or there are over 10,000.
+            DataError: a box lies outside the image, or there are over 10,000.
         """
-        mended = [row for each in found if (row := self._mended(each, place)) is not None]
-        kept = list(dict.fromkeys(mended))
+        repaired = [row for each in found if (row := self._repaired(each, place)) is not None]
+        kept = list(dict.fromkeys(repaired))
         if len(kept) > MOST_BOXES:
             raise DataError(f"{place}: {len(kept):,} boxes are more than {MOST_BOXES:,} in one image. Remove some.")
-        for _ in range(len(mended) - len(kept)):
-            self.count("boxes stand twice in the labels of their image and count once")
+        for _ in range(len(repaired) - len(kept)):
+            self.count("boxes are listed twice for their image and count once")
         return kept
 
-    def _mended(self, row: Row, place: str) -> Row | None:
+    def _repaired(self, row: Row, place: str) -> Row | None:
         label, x, y, width, height = row
         if not all(map(math.isfinite, row)) or not (0 <= x <= 1 and 0 <= y <= 1) or max(width, height) > 2:
             raise DataError(

@@ -16,14 +16,14 @@ from kornia.enhance import normalize
 from kornia.geometry.transform import crop_by_indices, hflip
 
 from snugfit._data.boxes import BOX, CLASS, NONE
-from snugfit._data.transform import Transform, uniforms
+from snugfit._data.transform import Transform, corners, uniforms
 
 JITTER = 0.2
-"""Largest share of a side that a crop takes off at either end; darknet's ``jitter``."""
+"""Largest share of a side that a crop removes at each end; darknet's ``jitter``."""
 HUE, SATURATION, EXPOSURE = 0.1, 1.5, 1.5
 """Darknet's ``hue`` (of the whole circle), and factors of ``saturation`` and ``exposure`` (or one over them)."""
 _LEAST_LEFT = 0.1
-"""Share of a box that a crop must leave of it; less, and the object counts as gone (ultralytics' value)."""
+"""Smallest share of a box inside a crop; with less, the object is dropped (ultralytics' value)."""
 _CHUNK_VALUES = 1 << 18
 
 
@@ -75,7 +75,7 @@ class BoxTransform:
 
 
 def cropped(images: torch.Tensor, targets: np.ndarray, draws: np.ndarray) -> torch.Tensor:
-    """Take a random share of up to 0.2 off each side of the images (B, C, S, S) and resize the rest to S x S.
+    """Remove a random share of up to 0.2 from each side of the images (B, C, S, S) and resize the rest to S x S.
 
     Args:
         images: uint8.
@@ -86,9 +86,7 @@ def cropped(images: torch.Tensor, targets: np.ndarray, draws: np.ndarray) -> tor
     left, top, right, bottom = np.floor(draws * (JITTER * size + 1)).astype(np.int64).T
     width, height = size - left - right, size - top - bottom
     _follow(targets, np.stack([left, top], 1) / size, np.stack([width, height], 1) / size)
-    ends = (left + width - 1, top + height - 1)
-    xs, ys = np.stack((left, ends[0], ends[0], left), axis=1), np.stack((top, top, ends[1], ends[1]), axis=1)
-    return crop_by_indices(images, torch.from_numpy(np.stack((xs, ys), axis=2)), (size, size))
+    return crop_by_indices(images, corners(left, top, width, height), (size, size))
 
 
 def mirrored(images: torch.Tensor, targets: np.ndarray, chosen: np.ndarray) -> torch.Tensor:
@@ -99,7 +97,7 @@ def mirrored(images: torch.Tensor, targets: np.ndarray, chosen: np.ndarray) -> t
 
 
 def recoloured(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
-    """Change hue, saturation and brightness of images (B, 3, S, S) in [0, 1]; grey ones (B, 1, S, S) have the last.
+    """Change hue, saturation and brightness of images (B, 3, S, S) in [0, 1]; of grey ones (B, 1, S, S) the brightness.
 
     Args:
         images: float.
@@ -119,7 +117,7 @@ def recoloured(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
 
 
 def _follow(targets: np.ndarray, corner: np.ndarray, share: np.ndarray) -> None:
-    """Let boxes follow a crop of their images that keeps ``share`` (B, 2) of the sides from ``corner`` (B, 2) on."""
+    """Adapt boxes (B, M, 5) in place to a crop of ``share`` (B, 2) of the sides from ``corner`` (B, 2) on."""
     boxes = targets[..., BOX]
     low = ((boxes[..., :2] - boxes[..., 2:] / 2) - corner[:, None]) / share[:, None]
     high = ((boxes[..., :2] + boxes[..., 2:] / 2) - corner[:, None]) / share[:, None]

@@ -18,14 +18,13 @@ from snugfit._data.box_transform import BoxTransform
 from snugfit._data.boxes import BoxedImages
 from snugfit._data.decode import Decoder
 from snugfit._data.files import opening
-from snugfit._data.sets import Splits
+from snugfit._data.sets import IMAGENET, Splits
 from snugfit._data.split import SplitOptions
 from snugfit._data.transform import Transform
 from snugfit.errors import DataError
 
 IMAGE_SIZE = 608
 """YOLOv2's own, and that of the Tiled paper (section 5.2)."""
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _LEAST = 3
 
 
@@ -98,14 +97,24 @@ def load_boxed(
     }
     if not len(limited["train"].boxes.rows):
         raise DataError(f"the training images of {path} have no boxes. Take more of them, or another --seed.")
+    mean, std = IMAGENET
     return Splits(
-        name, names, (len(_MEAN), size, size), limited["train"], limited["val"], limited.get("test"), _MEAN, _STD,
-        True, (decoder,), notes=tuple(f"{path}: {note}" for note in checks.notes),
-    )  # fmt: skip
+        name,
+        names,
+        (len(mean), size, size),
+        limited["train"],
+        limited["val"],
+        limited.get("test"),
+        mean,
+        std,
+        flip=True,
+        resources=(decoder,),
+        notes=tuple(f"{path}: {note}" for note in checks.notes),
+    )
 
 
 def boxed_path(name: str, data_dir: str | Path | None = None) -> Path:
-    """The folder or file that a name stands for: as it stands, else under the data folder.
+    """Resolve the name of a folder or file: as given, otherwise below the data folder.
 
     Raises:
         DataError: there is none.
@@ -135,7 +144,7 @@ def _read(path: Path, size: int, workers: int) -> tuple[tuple[str, ...], dict[st
         return yolo.read(path, size, workers)
     if "train" not in found:
         missing = path / "annotations" / "instances_train*.json"
-        raise DataError(f"{missing} is missing, but there are {' and '.join(found)} annotations beside it.")
+        raise DataError(f"{missing} is missing, but there are {' and '.join(found)} annotations in its folder.")
     return coco_boxes.read(found, size, workers)
 
 

@@ -1,4 +1,4 @@
-"""Boxes of many images in one table, and images that have them."""
+"""Boxes of many images in one table, and images with boxes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Boxes:
 
 
 class BoxTable:
-    """Boxes as they are read, image by image."""
+    """Boxes that are added image by image."""
 
     def __init__(self) -> None:
         self._values, self._starts = array("f"), array("q", [0])
@@ -67,7 +67,7 @@ class BoxTable:
         self._starts.append(len(self._values) // 5)
 
     def boxes(self) -> Boxes:
-        """What was added."""
+        """All boxes."""
         rows = np.array(self._values, dtype=np.float32).reshape(-1, 5)
         return Boxes(rows, np.array(self._starts, dtype=np.int64))
 
@@ -79,7 +79,7 @@ class BoxedImages:
         files: names of the images.
         boxes: their boxes.
         decoder: decodes without cropping.
-        most: rows that every image's boxes are padded to; the most that an image has by default.
+        most: rows to which every image's boxes are padded; by default the largest number of boxes of an image.
     """
 
     def __init__(self, files: FileNames, boxes: Boxes, decoder: Decoder, most: int | None = None) -> None:

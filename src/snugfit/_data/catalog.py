@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +10,16 @@ from typing import Any
 
 from snugfit._core.known import FOLDER, check_data_set
 from snugfit._core.options import of_keywords
-from snugfit._core.paths import data_root
+from snugfit._core.paths import data_root, expanded
 from snugfit._data import cifar, cub, digits, dogs, flowers, folder, idx, imagenet, pets, vww
 from snugfit._data.download import ARCHIVES, can_download, download
 from snugfit._data.files import opening
-from snugfit._data.locate import find, image_folder
-from snugfit._data.sets import Bordered, ImageSet, Parts, Splits
+from snugfit._data.sets import IMAGENET, Bordered, ImageSet, Parts, Splits, Statistics
 from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError
 
-Statistics = tuple[float, ...]
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+Reader = Callable[[Path, int, int], Parts]
+"""Opens a data set, given its folder, the image size and the number of decoding threads."""
 
 
 @dataclass(frozen=True)
@@ -27,90 +27,82 @@ class Source:
     """One data set.
 
     Attributes:
-        read: opens it, given its folder, the image size and the number of decoding threads.
+        read: its reader.
         image_size: default side in pixels.
-        mean, std: statistics of its training images in [0, 1]; their number is the number of channels.
+        statistics: mean and standard deviation per channel of its training images in [0, 1].
         flip: whether mirrored images keep their class.
-        folders: folders under the data folder that it may be in.
-        markers: files of which one must be there.
-        origin: where the original comes from, for messages.
+        markers: files of which one must be in its folder.
     """
 
-    read: Callable[[Path, int, int], Parts]
+    read: Reader
     image_size: int
-    mean: Statistics
-    std: Statistics
-    flip: bool
-    folders: tuple[str, ...] = ()
+    statistics: tuple[Statistics, Statistics] = IMAGENET
+    flip: bool = True
     markers: tuple[str, ...] = ()
-    origin: str = ""
+
+
+def _idx(names: tuple[str, ...]) -> Reader:
+    return lambda path, size, workers: idx.read(path, names, size)
+
+
+def _cifar(layout: cifar.Layout) -> Reader:
+    return lambda path, size, workers: cifar.read(path, layout, size)
 
 
 _IDX_FILES = ("t10k-labels-idx1-ubyte", "t10k-labels-idx1-ubyte.gz")  # the last of the four to be fetched
+_CIFAR10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+_CIFAR100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+_TINY = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+
 SOURCES: dict[str, Source] = {
-    "digits": Source(lambda _, size, workers: digits.read(size), 32, (0.3057,), (0.3235,), False),
-    "mnist": Source(
-        lambda path, size, workers: idx.read(path, idx.DIGITS, size),
-        32, (0.1307,), (0.3081,), False, ("mnist", "MNIST/raw"), _IDX_FILES,
-        "train-images-idx3-ubyte.gz and its three companions from http://yann.lecun.com/exdb/mnist/",
-    ),
-    "fashion-mnist": Source(
-        lambda path, size, workers: idx.read(path, idx.CLOTHES, size),
-        32, (0.2860,), (0.3530,), True, ("fashion-mnist", "FashionMNIST/raw"), _IDX_FILES,
-        "train-images-idx3-ubyte.gz and its three companions from https://github.com/zalandoresearch/fashion-mnist",
-    ),
-    "cifar10": Source(
-        lambda path, size, workers: cifar.read(path, cifar.CIFAR10, size),
-        32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), True,
-        ("cifar-10-batches-bin", "cifar-10/cifar-10-batches-bin", "."), ("data_batch_1.bin", "test_batch.bin"),
-        "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html",
-    ),
-    "cifar100": Source(
-        lambda path, size, workers: cifar.read(path, cifar.CIFAR100, size),
-        32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), True,
-        ("cifar-100-binary", "cifar-100/cifar-100-binary", "."), ("train.bin", "test.bin"),
-        "cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html",
-    ),
-    "tiny-imagenet": Source(
-        imagenet.read_tiny_imagenet,
-        64, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821), True,
-        ("tiny-imagenet-200", "tiny-imagenet/tiny-imagenet-200", "."), ("wnids.txt",),
-        "tiny-imagenet-200.zip from http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    ),
-    "imagenette": Source(
-        imagenet.read_imagenette,
-        160, *_IMAGENET, True, ("imagenette2*", "imagenette/imagenette2*"), ("train",),
-        "imagenette2-160.tgz from https://github.com/fastai/imagenette",
-    ),
-    "vww": Source(
-        vww.read,
-        128, *_IMAGENET, True, ("vww", "coco", "coco2014", "coco2017", "."), vww.MARKERS,
-        "train2014.zip, val2014.zip and annotations_trainval2014.zip from https://cocodataset.org into a folder 'coco'",
-    ),
-    "cub200": Source(
-        cub.read,
-        224, *_IMAGENET, True, ("CUB_200_2011", "cub200/CUB_200_2011", "."), cub.MARKERS,
-        "CUB_200_2011.tgz from https://www.vision.caltech.edu/datasets/cub_200_2011/",
-    ),
-    "pets": Source(
-        pets.read,
-        224, *_IMAGENET, True, ("oxford-iiit-pet", "pets", "."), pets.MARKERS,
-        "images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets/ into a folder "
-        "'oxford-iiit-pet'",
-    ),
-    "dogs": Source(
-        dogs.read,
-        224, *_IMAGENET, True, ("stanford-dogs", "StanfordDogs", "dogs", "."), dogs.MARKERS,
-        "images.tar and lists.tar from http://vision.stanford.edu/aditya86/ImageNetDogs/ into a folder 'stanford-dogs'",
-    ),
-    "flowers102": Source(
-        flowers.read,
-        224, *_IMAGENET, True, ("flowers-102", "flowers102", "102flowers", "."), flowers.MARKERS,
-        "102flowers.tgz, imagelabels.mat and setid.mat from https://www.robots.ox.ac.uk/~vgg/data/flowers/102/ into a "
-        "folder 'flowers-102'",
-    ),
-}  # fmt: skip
-_FOLDER = Source(folder.read, 224, *_IMAGENET, True)
+    "digits": Source(lambda _, size, workers: digits.read(size), 32, ((0.3057,), (0.3235,)), False),
+    "mnist": Source(_idx(idx.DIGITS), 32, ((0.1307,), (0.3081,)), False, _IDX_FILES),
+    "fashion-mnist": Source(_idx(idx.CLOTHES), 32, ((0.2860,), (0.3530,)), True, _IDX_FILES),
+    "cifar10": Source(_cifar(cifar.CIFAR10), 32, _CIFAR10, True, ("data_batch_1.bin", "test_batch.bin")),
+    "cifar100": Source(_cifar(cifar.CIFAR100), 32, _CIFAR100, True, ("train.bin", "test.bin")),
+    "tiny-imagenet": Source(imagenet.read_tiny_imagenet, 64, _TINY, True, ("wnids.txt",)),
+    "imagenette": Source(imagenet.read_imagenette, 160, markers=("train",)),
+    "vww": Source(vww.read, 128, markers=vww.MARKERS),
+    "cub200": Source(cub.read, 224, markers=cub.MARKERS),
+    "pets": Source(pets.read, 224, markers=pets.MARKERS),
+    "dogs": Source(dogs.read, 224, markers=dogs.MARKERS),
+    "flowers102": Source(flowers.read, 224, markers=flowers.MARKERS),
+}
+_FOLDER = Source(folder.read, 224)
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    "mnist": ("mnist", "MNIST/raw"),
+    "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
+    "cifar10": ("cifar-10-batches-bin", "cifar-10/cifar-10-batches-bin", "."),
+    "cifar100": ("cifar-100-binary", "cifar-100/cifar-100-binary", "."),
+    "tiny-imagenet": ("tiny-imagenet-200", "tiny-imagenet/tiny-imagenet-200", "."),
+    "imagenette": ("imagenette2*", "imagenette/imagenette2*"),
+    "vww": ("vww", "coco", "coco2014", "coco2017", "."),
+    "cub200": ("CUB_200_2011", "cub200/CUB_200_2011", "."),
+    "pets": ("oxford-iiit-pet", "pets", "."),
+    "dogs": ("stanford-dogs", "StanfordDogs", "dogs", "."),
+    "flowers102": ("flowers-102", "flowers102", "102flowers", "."),
+}
+"""Folders below the data folder in which each data set may be."""
+
+_MNIST_FILES = "train-images-idx3-ubyte.gz and its three companions from "
+_VGG = "https://www.robots.ox.ac.uk/~vgg/data"
+_ORIGINS: dict[str, str] = {
+    "mnist": f"{_MNIST_FILES}http://yann.lecun.com/exdb/mnist/",
+    "fashion-mnist": f"{_MNIST_FILES}https://github.com/zalandoresearch/fashion-mnist",
+    "cifar10": "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html",
+    "cifar100": "cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html",
+    "tiny-imagenet": "tiny-imagenet-200.zip from http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    "imagenette": "imagenette2-160.tgz from https://github.com/fastai/imagenette",
+    "vww": "train2014.zip, val2014.zip and annotations_trainval2014.zip from https://cocodataset.org into a folder "
+    "'coco'",
+    "cub200": "CUB_200_2011.tgz from https://www.vision.caltech.edu/datasets/cub_200_2011/",
+    "pets": f"images.tar.gz and annotations.tar.gz from {_VGG}/pets/ into a folder 'oxford-iiit-pet'",
+    "dogs": "images.tar and lists.tar from http://vision.stanford.edu/aditya86/ImageNetDogs/ into a folder "
+    "'stanford-dogs'",
+    "flowers102": f"102flowers.tgz, imagelabels.mat and setid.mat from {_VGG}/flowers/102/ into a folder 'flowers-102'",
+}
+"""Where the original files of each data set come from, for messages."""
 
 
 def names() -> list[str]:
@@ -147,8 +139,9 @@ def load(
         source, path = _locate(name, data_dir)
         size = chosen.image_size or source.image_size
         parts = source.read(path, size, workers)
-    shape = (len(source.mean), size, size)
-    return assemble(name, parts, chosen, image_shape=shape, mean=source.mean, std=source.std, flip=source.flip)
+    mean, std = source.statistics
+    shape = (len(mean), size, size)
+    return assemble(name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=source.flip)
 
 
 def read_folder(
@@ -197,15 +190,15 @@ def ensure(name: str, data_dir: str | Path | None = None) -> Path:
         DataError: it is missing and cannot be downloaded; the message says where to get it.
     """
     source, root = SOURCES[name], data_root(data_dir)
-    if found := find(root, source.folders, source.markers):
+    if found := _find(root, _PLACES[name], source.markers):
         return found
     _refuse_pickles(name, root)
     reason = _fetch(name, root) if name in ARCHIVES else ""
-    if found := find(root, source.folders, source.markers):
+    if found := _find(root, _PLACES[name], source.markers):
         return found
     raise DataError(
-        f"{name} is not in {root}{reason}; looked for {', '.join(source.folders)}.\n"
-        f"Get {source.origin}, unpack it, and name its parent folder with --data-dir or SNUGFIT_DATA."
+        f"{name} is not in {root}{reason}; looked for {', '.join(_PLACES[name])}.\n"
+        f"Get {_ORIGINS[name]}, unpack it, and name its parent folder with --data-dir or SNUGFIT_DATA."
     )
 
 
@@ -237,5 +230,31 @@ def _refuse_pickles(name: str, root: Path) -> None:
     if pickled and (root / pickled).is_dir():
         raise DataError(
             f"{root / pickled} holds pickles, which can run any code when read, so snugfit does not read them.\n"
-            f"Get the binary version instead: {SOURCES[name].origin}."
+            f"Get the binary version instead: {_ORIGINS[name]}."
         )
+
+
+def image_folder(path: str, data_dir: str | Path | None) -> Path:
+    """Resolve the PATH of ``folder:PATH``: as given, otherwise below the data folder.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    given = expanded(path)
+    if given.is_dir():
+        return given
+    if not given.is_absolute() and (data_dir or os.environ.get("SNUGFIT_DATA")):
+        below = data_root(data_dir) / given
+        if below.is_dir():
+            return below
+    raise DataError(f"the image folder '{path}' does not exist. Give a folder with one sub-folder per class.")
+
+
+def _find(root: Path, folders: tuple[str, ...], markers: tuple[str, ...]) -> Path | None:
+    """First of ``folders`` under ``root`` (globs allowed) that holds one of ``markers``; None if none does."""
+    for pattern in folders:
+        matches = [root] if pattern == "." else sorted(root.glob(pattern))
+        for match in matches:
+            if any((match / marker).exists() for marker in markers):
+                return match
+    return None

@@ -82,7 +82,7 @@ def super_classes(folder: Path) -> tuple[str, ...]:
     table = np.full(CIFAR100.classes, -1)
     table[fine] = coarse
     if (table < 0).any() or (table[fine] != coarse).any():
-        raise DataError(f"{path} does not put every class into one super-class. Get it anew.")
+        raise DataError(f"{path} does not put every class into one super-class. Download it again.")
     names = _class_names(folder / "coarse_label_names.txt", _SUPER_CLASSES)
     return tuple(names[label] for label in table)
 
@@ -94,10 +94,10 @@ def _open_records(path: Path, label_bytes: int) -> Records:
     size = path.stat().st_size
     if size == 0 or size % record:
         raise DataError(
-            f"{path} is truncated or no CIFAR file: {size} bytes are not a multiple of {record}. Get it anew."
+            f"{path} is truncated or no CIFAR file: {size} bytes are not a multiple of {record}. Download it again."
         )
     if size // record > MOST_RECORDS:
-        raise DataError(f"{path} is no CIFAR file: it has {size // record:,} records. Get it anew.")
+        raise DataError(f"{path} is no CIFAR file: it has {size // record:,} records. Download it again.")
     return Records(path, 0, (size // record, record))
 
 
@@ -106,5 +106,5 @@ def _class_names(path: Path, classes: int) -> tuple[str, ...]:
         return tuple(str(label) for label in range(classes))
     names = tuple(name for line in lines(path) for name in line.split())
     if len(names) != classes:
-        raise DataError(f"{path} names {len(names)} classes instead of {classes}. Get it anew.")
+        raise DataError(f"{path} names {len(names)} classes instead of {classes}. Download it again.")
     return names

@@ -67,6 +67,7 @@ class _Table:
         self._categories[text(entry["name"])] = identity(entry["id"])
 
     def labels(self, category: str, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and labels of the images, (N,) int64 each: 1 if an object of the category covers more than ``share``."""
         if category not in self._categories:
             raise DataError(f"{self._path} has no category '{category}'. Get COCO's own instances_*.json.")
         for kind, column in (("images", self._ids), ("annotations", self._image_ids)):
@@ -75,28 +76,33 @@ class _Table:
         ids, pixels = np.array(self._ids, dtype=np.int64), np.array(self._pixels)
         check_ids(ids, self._path)
         chosen = np.frombuffer(self._category_ids, dtype=np.intc) == self._categories[category]
-        rows = self._rows(ids)[chosen]
+        rows = places_of(np.frombuffer(self._image_ids, dtype=np.int64), ids, self._path)[chosen]
         labels = np.zeros(len(ids), dtype=np.int64)
         labels[rows[np.frombuffer(self._areas)[chosen] / pixels[rows] > share]] = 1
         return ids, labels
 
-    def _rows(self, ids: np.ndarray) -> np.ndarray:
-        """Places in ``ids`` (N,) of the annotations' images, (M,)."""
-        image_ids, order = np.frombuffer(self._image_ids, dtype=np.int64), np.argsort(ids)
-        rows: np.ndarray = order[np.searchsorted(ids, image_ids, sorter=order).clip(max=len(ids) - 1)]
-        unknown = image_ids[ids[rows] != image_ids]
-        if len(unknown):
-            raise DataError(f"{self._path} annotates an image {unknown[0]} that it does not list. Get it anew.")
-        return rows
+
+def places_of(annotated: np.ndarray, ids: np.ndarray, source: Path) -> np.ndarray:
+    """Positions in the images' ids (N,) of the image ids (M,) of annotations: (M,) int64.
+
+    Raises:
+        DataError: an annotation is of an image that is not listed; the message names ``source``.
+    """
+    order = np.argsort(ids, kind="stable")
+    rows: np.ndarray = order[np.searchsorted(ids, annotated, sorter=order).clip(max=len(ids) - 1)]
+    unknown = annotated[ids[rows] != annotated]
+    if len(unknown):
+        raise DataError(f"{source} annotates an image {unknown[0]} that it does not list. Restore it.")
+    return rows
 
 
 def check_ids(ids: np.ndarray, source: Path) -> None:
     """Check that no id (N,) occurs twice.
 
     Raises:
-        DataError: one does; the message names ``source``.
+        DataError: an id does; the message names ``source``.
     """
     ordered = np.sort(ids)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
-        raise DataError(f"{source}: image {twice[0]} is listed twice. Get the original files anew.")
+        raise DataError(f"{source}: image {twice[0]} is listed twice. Restore the original files.")

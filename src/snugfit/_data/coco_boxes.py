@@ -14,7 +14,7 @@ import numpy as np
 
 from snugfit._data.box_checks import BoxChecks
 from snugfit._data.boxes import BoxedImages, BoxTable
-from snugfit._data.coco import check_ids
+from snugfit._data.coco import check_ids, places_of
 from snugfit._data.decode import Decoder
 from snugfit._data.entries import identity, number, take_coco, text
 from snugfit._data.files import FileNames, below
@@ -26,10 +26,10 @@ _PARTS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("
 
 
 def find(root: Path) -> dict[str, tuple[Path, Path]]:
-    """The file of annotations and the folder of images of each part below a folder; empty where there are none.
+    """The file of annotations and the folder of images of each part below a folder; empty if there are none.
 
     Looked for are ``annotations/instances_train2017.json`` (any year, or none) with ``train2017/`` or
-    ``images/train2017/``, and ``train/_annotations.coco.json``; alike for val and test.
+    ``images/train2017/``, and ``train/_annotations.coco.json``; the same for val and test.
     """
     found = {}
     for part, names in _PARTS.items():
@@ -117,11 +117,7 @@ class _Listing:
             DataError: an annotation is of no image or category listed, or lies outside its image.
         """
         ids, image_ids = np.array(self._ids, dtype=np.int64), np.array(self._image_ids, dtype=np.int64)
-        order = np.argsort(ids, kind="stable")
-        images = order[np.searchsorted(ids, image_ids, sorter=order).clip(max=len(ids) - 1)]
-        unknown = image_ids[ids[images] != image_ids]
-        if len(unknown):
-            raise DataError(f"{self._path} annotates an image {unknown[0]} that it does not list.")
+        images = places_of(image_ids, ids, self._path)
         labels = {number: label for label, number in enumerate(sorted(self._categories))}
         table, by_image = BoxTable(), np.argsort(images, kind="stable")
         ends = np.searchsorted(images[by_image], np.arange(len(ids)), side="right")

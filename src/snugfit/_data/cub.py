@@ -27,16 +27,18 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
     for place, (text, name) in rows(root / "images.txt", 2):
         image = number(text, 0, _LARGEST_ID, place)
         if image in seen:
-            raise DataError(f"{place}: image {image} was listed before. Get the list anew.")
+            raise DataError(f"{place}: image {image} was listed before. Download the list again.")
         if image not in labels or image not in training:
             lacking = MARKERS[1] if image not in labels else MARKERS[0]
-            raise DataError(f"{place}: {root / lacking} has no image {image}. Get the lists anew.")
+            raise DataError(f"{place}: {root / lacking} has no image {image}. Download the lists again.")
         seen.add(image)
         label = labels[image]
         listing.add("train" if training[image] else "test", name, str(label), names[label - 1], place)
     unlisted = (labels.keys() | training.keys()) - seen
     if unlisted:
-        raise DataError(f"{root / 'images.txt'} has no image {min(unlisted)}, but the other lists do. Get it anew.")
+        raise DataError(
+            f"{root / 'images.txt'} has no image {min(unlisted)}, but the other lists do. Download it again."
+        )
     return listing.parts(image_size, workers, names)
 
 
@@ -45,11 +47,11 @@ def _class_names(path: Path) -> tuple[str, ...]:
     names: list[str] = []
     for place, (text, name) in rows(path, 2):
         if number(text, 1, _LARGEST_ID, place) != len(names) + 1:
-            raise DataError(f"{place}: class {text} is not the next one, {len(names) + 1}. Get the list anew.")
+            raise DataError(f"{place}: class {text} is not the next one, {len(names) + 1}. Download the list again.")
         prefix, _, plain = name.partition(".")
         names.append(plain if plain and prefix.isdigit() else name)
     if len(names) < 2:
-        raise DataError(f"{path} lists {len(names)} class(es); at least two are needed. Get it anew.")
+        raise DataError(f"{path} lists {len(names)} class(es); at least two are needed. Download it again.")
     return tuple(names)
 
 
@@ -59,6 +61,6 @@ def _values(path: Path, low: int, high: int) -> dict[int, int]:
     for place, (text, value) in rows(path, 2):
         image = number(text, 0, _LARGEST_ID, place)
         if image in values:
-            raise DataError(f"{place}: image {image} was listed before. Get the list anew.")
+            raise DataError(f"{place}: image {image} was listed before. Download the list again.")
         values[image] = number(value, low, high, place)
     return values

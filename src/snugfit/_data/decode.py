@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import itertools
 import mmap
@@ -15,27 +16,20 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from PIL import (  # noqa: F401
-    BmpImagePlugin,
-    GifImagePlugin,
-    Image,
-    ImageOps,
-    JpegImagePlugin,
-    PngImagePlugin,
-    UnidentifiedImageError,
-    WebPImagePlugin,
-)
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from snugfit._data.files import check_regular
 from snugfit.errors import DataError, UsageError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+for _plugin in ("Jpeg", "Png", "WebP", "Gif", "Bmp"):  # now, and not when memory counts
+    importlib.import_module(f"PIL.{_plugin}ImagePlugin")
 MOST_PIXELS = 50_000_000
-"""Pixels of an image as it is decoded: 200 MB. A plain JPEG is shrunk first, by up to 8 a side."""
+"""Largest number of pixels that are decoded: 200 MB. A plain JPEG is shrunk first, by up to 8 a side."""
 LARGEST_FILE = 1 << 28
 MOST_SCANS = 100
-"""Scans of a progressive JPEG; encoders write about ten."""
+"""Largest number of scans of a progressive JPEG; encoders write about ten."""
 _SCAN = re.compile(rb"\xff\xda")
 _ORIENTATION = 0x0112
 T = TypeVar("T")
@@ -145,21 +139,21 @@ def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:
 
 
 class _Bounded(io.BufferedReader):
-    """A file of which no more is asked for than there is: bytes that a damaged header promises are memory at once."""
+    """A file whose reads end at its size; a damaged header may request more, and the bytes are allocated at once."""
 
     def __init__(self, raw: io.FileIO) -> None:
         super().__init__(raw)
         self.bytes = os.fstat(raw.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read at most as much as is left."""
+        """Read at most the bytes that remain."""
         left = max(0, self.bytes - self.tell())
         return super().read(left if size is None or size < 0 else min(size, left))
 
 
 @contextlib.contextmanager
 def reading(what: str, advice: str) -> Iterator[None]:
-    """Turn whatever a decoder makes of a damaged image into one error.
+    """Turn any exception of a decoder into one error.
 
     Raises:
         DataError: the image is corrupt, truncated, too large or none.
@@ -177,7 +171,7 @@ def reading(what: str, advice: str) -> Iterator[None]:
 
 
 def _check_file(file: _Bounded) -> None:
-    """Refuse what decoders would take in whole, before they see it."""
+    """Refuse files that decoders would read as a whole."""
     start = file.read(30)
     if file.bytes > LARGEST_FILE:
         raise ValueError(f"{file.bytes:,} bytes are more than {LARGEST_FILE:,}")
@@ -186,7 +180,7 @@ def _check_file(file: _Bounded) -> None:
 
 
 def _webp_size(start: bytes) -> tuple[int, int]:
-    """Width and height in a WebP's first 30 bytes: its decoder makes two maps of that size when the file is opened."""
+    """Width and height in a WebP's first 30 bytes; opening the file allocates two images of that size."""
     kind, word = start[12:16], int.from_bytes(start[21:25], "little")
     if kind == b"VP8X":
         return int.from_bytes(start[24:27], "little") + 1, int.from_bytes(start[27:30], "little") + 1
@@ -196,7 +190,7 @@ def _webp_size(start: bytes) -> tuple[int, int]:
 
 
 def _check_size(image: Image.Image, file: _Bounded) -> None:
-    """Refuse what takes too much memory or time: only plain JPEGs are shrunk while they are decoded."""
+    """Refuse images that take too much memory or time: only plain JPEGs are shrunk while they are decoded."""
     progressive = "progressive" in image.info
     if image.format != "JPEG" or progressive:
         _check_pixels(*image.size)

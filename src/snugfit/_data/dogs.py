@@ -46,10 +46,10 @@ def _entries(path: Path) -> Iterator[tuple[str, str]]:
     if not path.is_file():
         raise DataError(
             f"{path} is missing. Unpack lists.tar in {path.parent}; "
-            f"or divide the images anew: --data folder:{path.parent / 'Images'}."
+            f"or let snugfit divide the images: --data folder:{path.parent / 'Images'}."
         )
     content = read_vectors(path, texts=["file_list"], numbers=["labels"])
     names, labels = content["file_list"], content["labels"]
     if len(names) != len(labels):
-        raise DataError(f"{path} has {len(names)} names but {len(labels)} labels. Get it anew.")
+        raise DataError(f"{path} has {len(names)} names but {len(labels)} labels. Download it again.")
     yield from zip(names, labels, strict=True)

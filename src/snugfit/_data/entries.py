@@ -1,6 +1,6 @@
 """The lists in a JSON file, entry by entry: a file of hundreds of MB is never in memory as a whole.
 
-The standard library decodes only whole texts, so this finds where the entries lie and lets it decode one at a time.
+The standard library decodes only whole texts, so this module finds the entries and decodes one at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DECODER = json.JSONDecoder()
 def entries(path: Path) -> Iterator[tuple[str, Any]]:
     """Read a JSON object, and give each entry of its lists with the list's name, in the order of the file.
 
-    Members of the object that are no lists are passed over. About a MB is in memory at a time, or what one entry takes.
+    Members that are not lists are skipped. About a MB is in memory at a time, or one entry if it is larger.
 
     Raises:
         DataError: the file cannot be read, is truncated, is no JSON object, or one entry has over 4 million characters.
@@ -35,14 +35,14 @@ def entries(path: Path) -> Iterator[tuple[str, Any]]:
         with path.open(encoding="utf-8") as file:
             yield from _Scanner(file).lists()
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}. Get it anew.") from error
+        raise DataError(f"{path} cannot be read as JSON: {error}. Restore it.") from error
 
 
 def take_coco(path: Path, add: Mapping[str, Callable[[Any], None]]) -> None:
-    """Hand the entries of COCO's lists to what takes those of each list.
+    """Pass the entries of COCO's lists to the function for each list.
 
     Raises:
-        DataError: the file cannot be read, or an entry is not as COCO has them.
+        DataError: the file cannot be read, or an entry is not in COCO's format.
     """
     for name, entry in entries(path):
         if isinstance(name, str) and name in add:
@@ -52,14 +52,14 @@ def take_coco(path: Path, add: Mapping[str, Callable[[Any], None]]) -> None:
                 add[name](entry)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 shown = reprlib.repr(entry)
-                raise DataError(f"{path}: '{name}' holds {shown}, which is no entry of COCO. Get it anew.") from error
+                raise DataError(f"{path}: '{name}' holds {shown}, which is no entry of COCO. Restore it.") from error
 
 
 def text(value: Any) -> str:
-    """A text without characters that UTF-8 does not have.
+    """A text that UTF-8 can encode.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: the value is not one.
     """
     if not isinstance(value, str):
         raise TypeError(value)
@@ -71,7 +71,7 @@ def number(value: Any, least: float = -_MOST, most: float = _MOST) -> float:
     """A number between two.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: the value is not one.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(value)
@@ -84,7 +84,7 @@ def identity(value: Any) -> int:
     """A whole number that 64 bits hold.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: the value is not one.
     """
     if type(value) is not int:
         raise TypeError(value)
@@ -127,7 +127,7 @@ class _Scanner:
             separator = self._take(",]")
 
     def _value(self) -> Any:
-        """Decode the value that comes next; what follows it in the window shows that it is whole."""
+        """Decode the next value; the character after it shows that it is complete."""
         self._next()
         while True:
             try:
@@ -141,7 +141,7 @@ class _Scanner:
                 raise ValueError(f"a value is wrong or breaks off at {self._place()}")
 
     def _take(self, expected: str) -> str:
-        """Pass over the next character, which must be one of those expected."""
+        """Consume the next character, which must be an expected one."""
         found = self._next()
         if not found or found not in expected:
             wanted = " or ".join(f"'{character}'" for character in expected)
@@ -150,7 +150,7 @@ class _Scanner:
         return found
 
     def _next(self) -> str:
-        """The next character that is no white space, empty at the end of the text."""
+        """The next character other than white space; empty at the end of the text."""
         while True:
             while self._at < len(self._window) and self._window[self._at] in _SPACE:
                 self._at += 1
@@ -158,7 +158,7 @@ class _Scanner:
                 return self._window[self._at : self._at + 1]
 
     def _read_on(self) -> bool:
-        """Drop what is behind, and read as much again as is ahead; False at the end of the text."""
+        """Drop the text before the position and double the rest; False at the end of the text."""
         ahead = len(self._window) - self._at
         if ahead > _LONGEST:
             raise ValueError(f"the entry at {self._place()} is wrong, or longer than {_LONGEST:,} characters")

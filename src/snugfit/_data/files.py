@@ -1,7 +1,7 @@
-"""Files of data sets: which entries of a folder are read, what a list may name, and how much text is taken in.
+"""Files of data sets: entries of a folder, names in lists, and text within limits.
 
-**Links** to files and folders are followed, out of the data set too. A folder is read once, so a link to a folder that
-holds it, or that was read before, adds nothing. A file is listed once in its class; where links put one file into two
+**Links** to files and folders are followed, out of the data set too. A folder is read once, so a link to a parent
+folder, or to one that was read before, adds nothing. A file is listed once in its class; if links put a file into two
 classes or two splits, :func:`check_apart` refuses it.
 """
 
@@ -19,10 +19,10 @@ import numpy as np
 from snugfit.errors import DataError
 
 LARGEST_TEXT = 1 << 28
-"""Bytes of the largest text that is read line by line; a list of ImageNet's 1.3 million images has some 60 MB."""
+"""Largest size in bytes of a text; a list of ImageNet's 1.3 million images has some 60 MB."""
 LONGEST_LINE = 1 << 20
 LONGEST_NAME = 1024
-"""Characters of a file's name in a list."""
+"""Largest number of characters of a file's name in a list."""
 _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 
 
@@ -53,7 +53,7 @@ def below(folder: Path, name: str, place: str) -> Path:
     """The file that a list names, below the folder of the listed images.
 
     Raises:
-        DataError: the name leads out of the folder or is none; the message begins with ``place``.
+        DataError: the name is invalid or leads out of the folder; the message begins with ``place``.
     """
     parts = PurePosixPath(name).parts if "\0" not in name else ()
     if not parts or parts[0] == "/" or ".." in parts or len(name) > LONGEST_NAME:
@@ -62,7 +62,7 @@ def below(folder: Path, name: str, place: str) -> Path:
 
 
 def visible(entry: Path) -> bool:
-    """Whether an entry of a folder counts: not hidden, and not what macOS adds to archives."""
+    """Whether an entry is neither hidden nor added to an archive by macOS."""
     return not entry.name.startswith((".", "__MACOSX"))
 
 
@@ -70,9 +70,9 @@ def walk(folder: Path, suffixes: Collection[str], links: list[Path]) -> list[Pat
     """Visible regular files with one of the suffixes, sub-folders included, in sorted order; each real file once.
 
     Args:
-        folder: where to begin.
+        folder: the root.
         suffixes: in lower case, with the dot.
-        links: list that every link that was followed is added to.
+        links: list to which every followed link is added.
 
     Raises:
         DataError: an entry with such a suffix is no regular file, such as a FIFO.
@@ -112,10 +112,10 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def check_apart(*groups: FileNames) -> None:
-    """Refuse a file that links put into several classes or splits. Holds eight bytes per file meanwhile.
+    """Refuse a file that links put into several classes or splits. Takes eight bytes per file.
 
     Raises:
-        DataError: there is one; the message gives both of its names.
+        DataError: there is one; the message has both of its names.
     """
     hashes = [hash(os.path.realpath(file)) for group in groups for file in group]
     values = np.array(hashes, dtype=np.int64)
@@ -135,10 +135,10 @@ def _nth(groups: Sequence[FileNames], index: int) -> Path:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is no regular file: reading a FIFO or a device may never end.
+    """Refuse anything but a regular file: reading a FIFO or a device may never end.
 
     Raises:
-        DataError: it is none, or a link that leads nowhere.
+        DataError: it is not regular, or a broken link.
     """
     try:
         mode = path.stat().st_mode
@@ -151,10 +151,10 @@ def check_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def opening(what: str) -> Iterator[None]:
-    """Name the file where a folder or file cannot be read: no permission, too long a name, a damaged disk.
+    """Turn an ``OSError`` into an error with the name of the file.
 
     Raises:
-        DataError: there is one.
+        DataError: a file or folder cannot be read: no permission, a name that is too long, a damaged disk.
     """
     try:
         yield
@@ -169,7 +169,7 @@ def lines(path: Path, largest: int = LARGEST_TEXT) -> Iterator[str]:
 
     Args:
         path: the file.
-        largest: bytes that it may have.
+        largest: limit of its size in bytes.
 
     Raises:
         DataError: it is missing, no regular file, no UTF-8, or too large, or has a line of over a million characters.

@@ -35,8 +35,8 @@ class FileImages:
 def read(root: Path, image_size: int, workers: int, channels: int = 3) -> Parts:
     """List the images under ``root``; nothing is decoded yet.
 
-    ``train`` with ``val`` and ``test`` are used as they are; ``train`` with only one of the two uses that one as
-    test set (validation is then split off the training images); class folders alone are a training part alone.
+    ``train``, ``val`` and ``test`` are used unchanged. If only one of ``val`` and ``test`` exists, it is the test part,
+    and validation images are split off the training images. Class folders alone are a training part.
 
     Raises:
         DataError: a class folder is empty, there are fewer than two classes, the parts' classes differ, or a file
@@ -82,10 +82,10 @@ def class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, lin
     """List the images of each class folder, sub-folders included, in sorted order.
 
     Args:
-        folder: what holds the class folders.
+        folder: parent of the class folders.
         class_names: their names.
         decoder: decodes the images.
-        links: list that every link that was followed is added to.
+        links: list to which every followed link is added.
 
     Raises:
         DataError: a class folder holds no images, or a file is no image.
@@ -109,7 +109,7 @@ def _part(root: Path, part: str) -> Path | None:
 
 
 def _holds_folders(folder: Path) -> bool:
-    """Whether it is a split, with a folder for each class; a class may be called train."""
+    """Whether a folder is a split with a folder per class; a class may be called train."""
     return folder.is_dir() and any(entry.is_dir() and visible(entry) for entry in folder.iterdir())
 
 

@@ -87,7 +87,7 @@ def open_idx(path: Path, dimensions: int) -> Records:
     start = 4 + 4 * dimensions
     raw = _unpacked(path, start + math.prod(shape)) if packed else path
     if raw.stat().st_size != start + math.prod(shape):
-        raise DataError(f"{path} is truncated or too long: its header promises {shape} bytes. Get it anew.")
+        raise DataError(f"{path} is truncated or too long: its header promises {shape} bytes. Download it again.")
     return Records(raw, start, shape)
 
 
@@ -97,16 +97,18 @@ def _shape(path: Path, dimensions: int, opened: Callable[..., Any]) -> tuple[int
         with opened(path, "rb") as file:
             start = file.read(4 + 4 * dimensions)
     except _DAMAGED as error:
-        raise DataError(f"{path} is corrupt or truncated ({error}). Get it anew.") from error
+        raise DataError(f"{path} is corrupt or truncated ({error}). Download it again.") from error
     if len(start) < 4 + 4 * dimensions or int.from_bytes(start[:4], "big") != 0x0800 + dimensions:
-        raise DataError(f"{path} is no IDX file of {dimensions}-dimensional unsigned bytes. Get it anew.")
+        raise DataError(f"{path} is no IDX file of {dimensions}-dimensional unsigned bytes. Download it again.")
     records, *sides = struct.unpack(f">{dimensions}i", start[4:])
     if (
         not 0 < records <= MOST_RECORDS
         or not all(0 < side <= _LARGEST_SIDE for side in sides)
         or math.prod((records, *sides)) > _LARGEST
     ):
-        raise DataError(f"{path}: its header promises {(records, *sides)} bytes, which no images have. Get it anew.")
+        raise DataError(
+            f"{path}: its header promises {(records, *sides)} bytes, which no images have. Download it again."
+        )
     if math.prod((records, *sides)) > _LARGEST:
         raise DataError(f"{path}: its header promises {(records, *sides)} bytes, more than {_LARGEST:,}.")
     return (records, *sides)
@@ -116,7 +118,7 @@ def _unpacked(path: Path, size: int) -> Path:
     """The unpacked file; no more than ``size`` bytes and one are taken from the packed one."""
     status = path.stat()
     if status.st_size > size + _PACKING:  # zeros behind the end would all be read
-        raise DataError(f"{path} is larger than what its header promises, even unpacked. Get it anew.")
+        raise DataError(f"{path} is larger than what its header promises, even unpacked. Download it again.")
     key = hashlib.sha1(f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:12]
     target = cache_dir() / f"{path.stem}-{key}"
     if target.is_file():
@@ -128,11 +130,11 @@ def _unpacked(path: Path, size: int) -> Path:
                     part.write(chunk)
                     size -= len(chunk)
             if size:
-                raise DataError(f"{path} holds more or less than its header promises. Get it anew.")
+                raise DataError(f"{path} holds more or less than its header promises. Download it again.")
             part.flush()
             Path(part.name).replace(target)
         except _DAMAGED as error:
-            raise DataError(f"{path} is corrupt or truncated ({error}). Get it anew.") from error
+            raise DataError(f"{path} is corrupt or truncated ({error}). Download it again.") from error
         except OSError as error:
             if is_out_of_storage(error):
                 raise OutOfStorageError(f"no space left in {target.parent} to unpack {path}. Free some.") from error

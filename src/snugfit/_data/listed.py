@@ -1,4 +1,4 @@
-"""Data sets that name their training and test images in lists: what their readers share."""
+"""Reading of lists that name the training and test images of a data set."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from snugfit.errors import DataError
 
 
 def rows(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
-    """Lines of a text file, divided at white space into ``fields``, each after its place for messages.
+    """Lines of a text file, divided at white space into ``fields``, each with its file and line for messages.
 
-    Empty lines and those that begin with ``#`` are passed over.
+    Empty lines and comments (``#``) are skipped.
 
     Raises:
         DataError: the file is missing or no text, or a line has another number of fields.
@@ -29,7 +29,7 @@ def rows(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
         if not found or found[0].startswith("#"):
             continue
         if len(found) != fields:
-            raise DataError(f"{path}, line {number}: '{line[:60]}' is not {fields} fields. Get it anew.")
+            raise DataError(f"{path}, line {number}: '{line[:60]}' is not {fields} fields. Download it again.")
         yield f"{path}, line {number}", found
 
 
@@ -37,20 +37,20 @@ def number(text: str, low: int, high: int, place: str) -> int:
     """A whole number from ``low`` to ``high``.
 
     Raises:
-        DataError: it is none.
+        DataError: the text is not such a number.
     """
     if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
-        raise DataError(f"{place}: '{text[:60]}' is no number from {low} to {high}. Get the list anew.")
+        raise DataError(f"{place}: '{text[:60]}' is no number from {low} to {high}. Download the list again.")
     return int(text)
 
 
 class Listing:
-    """Image files in the order in which lists name them, with their labels; of the images only names are in memory.
+    """Image files in the order in which lists name them, with their labels; only file names are in memory.
 
     Args:
-        folder: what the names are relative to.
+        folder: base of the names.
         highest: the highest label in the lists; the lowest is 1.
-        parts: what the lists divide the images into; ``"val"`` where there are validation images.
+        parts: of the division; ``"val"`` if there are validation images.
     """
 
     def __init__(self, folder: Path, highest: int, parts: tuple[str, ...] = ("train", "test")) -> None:
@@ -62,7 +62,7 @@ class Listing:
         """Add an image to a part.
 
         Args:
-            part: which one.
+            part: name of the part.
             name: the file below the folder.
             label: as the list has it, from 1.
             class_name: the class's name as the list has it.
@@ -74,10 +74,10 @@ class Listing:
         """
         value, path = number(label, 1, self._highest, place), below(self._folder, name, place)
         if name in self._seen:
-            raise DataError(f"{place}: {name} was listed before. Get the list anew.")
+            raise DataError(f"{place}: {name} was listed before. Download the list again.")
         if self._classes.setdefault(value, class_name) != class_name:
             raise DataError(
-                f"{place}: label {value} is that of {class_name} and of {self._classes[value]}. Get the list anew."
+                f"{place}: label {value} is for {class_name} and {self._classes[value]}. Download the list again."
             )
         if not path.is_file():
             raise DataError(f"{place}: {path} is missing. Unpack the archive of images again.")
@@ -87,14 +87,14 @@ class Listing:
         labels.append(value - 1)
 
     def parts(self, image_size: int, workers: int, class_names: tuple[str, ...] = ()) -> Parts:
-        """The parts, every file of which was opened; classes are those of the lists where no names are given.
+        """The parts; every file was opened once. Classes are those of the lists unless names are given.
 
         Raises:
             DataError: a part or a class has no images, or a file is no image.
         """
         for part, (files, _) in self._parts.items():
             if not len(files):
-                raise DataError(f"the lists for {self._folder} have no {part} images. Get them anew.")
+                raise DataError(f"the lists for {self._folder} have no {part} images. Download them again.")
             check_headers(files[index] for index in range(len(files)))
         decoder = Decoder(image_size, workers=workers)
         images = {
@@ -108,7 +108,7 @@ class Listing:
         names = [self._classes.get(label, "") for label in range(1, max(self._classes) + 1)]
         if "" in names:
             raise DataError(
-                f"the lists for {self._folder} have no image of class {names.index('') + 1}. Get them anew."
+                f"the lists for {self._folder} have no image of class {names.index('') + 1}. Download them again."
             )
         if len(names) < 2 or len(set(names)) < len(names):
             raise DataError(f"the lists for {self._folder} give one class several labels, or are of one class alone.")

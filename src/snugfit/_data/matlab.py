@@ -1,4 +1,4 @@
-"""MATLAB files that list images: the vectors of numbers and of texts that are asked for, and nothing else.
+"""Vectors of numbers and of texts in MATLAB files; nothing else is read.
 
 Read by the published format (MathWorks, "MAT-File Format", level 5), with limits, rather than by scipy: a few changed
 bytes make ``scipy.io.loadmat`` end the process.
@@ -51,19 +51,19 @@ _LONGEST, _LARGEST = 10**6, 1 << 26
 def read_vectors(path: Path, *, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> dict[str, list[str]]:
     """Read variables of a ``.mat`` file (version 5 to 7); every entry as text, as lists in text files have it.
 
-    What the file says of a variable is checked before its content is read: objects, structures and functions never are.
+    Type and shape of a variable are checked before its content is read; objects, structures and functions never are.
 
     Args:
         path: the file.
         numbers: variables that are vectors of real numbers.
-        texts: variables that are vectors of cells with one text each.
+        texts: variables that are vectors of cells, one text each.
 
     Raises:
         DataError: the file is missing or damaged, or holds over 64 MB; or a variable is missing, has another type, is
             no vector, or has more than a million entries.
     """
     if not path.exists():
-        raise DataError(f"{path} is missing. Get it anew.")
+        raise DataError(f"{path} is missing. Download it again.")
     check_regular(path)
     try:
         if path.stat().st_size > _LARGEST:
@@ -74,7 +74,7 @@ def read_vectors(path: Path, *, numbers: Iterable[str] = (), texts: Iterable[str
             **{name: _texts(_one(found, name, _TEXTS)) for name in texts},
         }
     except (ValueError, OverflowError, OSError, struct.error, zlib.error) as error:
-        raise DataError(f"{path} is damaged or no list of images ({error}). Get it anew.") from error
+        raise DataError(f"{path} is damaged or no list of images ({error}). Download it again.") from error
 
 
 class _Elements:
@@ -90,7 +90,7 @@ class _Elements:
         """Type and content of the next element."""
         kind, size = struct.unpack_from(f"{self._order}II", self._content)
         start, padded = 8, kind != _COMPRESSED
-        if kind >> 16:  # at most four bytes, which stand in the tag
+        if kind >> 16:  # at most four bytes, inside the tag
             kind, size, start = kind & 0xFFFF, kind >> 16, 4
             if size > 4:
                 raise ValueError(f"an element of {size} bytes in 4")

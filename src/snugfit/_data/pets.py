@@ -26,6 +26,6 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
         for place, (name, label, _, _) in rows(root / marker, 4):
             breed = name.rpartition("_")[0]
             if not breed:
-                raise DataError(f"{place}: '{name[:60]}' does not begin with a breed. Get the list anew.")
+                raise DataError(f"{place}: '{name[:60]}' does not begin with a breed. Download the list again.")
             listing.add(part, f"{name}.jpg", label, breed, place)
     return listing.parts(image_size, workers)

@@ -1,6 +1,6 @@
-"""Rows of fixed size in a file of the user's, read when they are asked for.
+"""Rows of fixed size in a user's file, read on request.
 
-They are not memory-mapped: a map of a file that somebody cuts short meanwhile ends the process (SIGBUS).
+They are not memory-mapped: if a mapped file is truncated, reading it ends the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHUNK = 1 << 18
 
 
 class Records:
-    """Bytes of a file as an array whose first axis is the rows; only what is read is in memory.
+    """Bytes of a file as an array whose first axis is the rows; only rows that are read are in memory.
 
     Args:
         path: the file.
@@ -68,5 +68,5 @@ class Records:
         while (got := os.preadv(self._descriptor, [view], offset)) < len(view):
             if not got:
                 left = os.fstat(self._descriptor).st_size
-                raise DataError(f"{self.path} was cut short while it was in use, to {left:,} bytes. Get it anew.")
+                raise DataError(f"{self.path} was truncated to {left:,} bytes while it was in use. Download it again.")
             view, offset = view[got:], offset + got

@@ -1,4 +1,4 @@
-"""What a data set is: image sets on disk, and their division into training, validation and test splits."""
+"""Image sets on disk, and their division into training, validation and test splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from snugfit.errors import DataError
 MOST_CLASSES = 100_000
 """ImageNet-21k has 21,843."""
 MOST_RECORDS = 10**7
-"""Records of the largest file of images of one size; every one has a label in memory."""
+"""Largest number of records in a file; every record has a label in memory."""
+
+Statistics = tuple[float, ...]
+IMAGENET: tuple[Statistics, Statistics] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation per channel of ImageNet's images in [0, 1]."""
 
 
 class ImageSet(Protocol):
@@ -44,7 +48,7 @@ class Closeable(Protocol):
     """Something that holds threads or files."""
 
     def close(self) -> None:
-        """Let go of them."""
+        """Release them."""
         ...
 
 
@@ -84,7 +88,7 @@ class Parts:
     Attributes:
         class_names: names of the classes, in the order of their labels.
         train, val, test: the parts.
-        resources: what is to be closed with the data set.
+        resources: closed together with the data set.
         border: black pixels on every side of every image, part of its size.
     """
 
@@ -104,14 +108,14 @@ class Splits:
         name: its name, as given.
         class_names: names of the classes, in the order of their labels.
         image_shape: channels, height and width of every image.
-        train: what updates see.
-        val: what exits and settings are chosen on; no update sees it.
-        test: what the result is reported on; nothing is chosen on it. None where there is none.
+        train: images for updates.
+        val: images for the choice of exits and settings; not for updates.
+        test: images for the reported result; not for any choice. None if there are none.
         mean, std: per-channel statistics that normalise images scaled to [0, 1].
         flip: whether a mirrored image still belongs to its class.
-        resources: what :meth:`close` closes.
+        resources: closed by :meth:`close`.
         border: black pixels on every side of every image, part of its size.
-        notes: what the user should know of the data, a line each.
+        notes: lines about the data for the user.
     """
 
     name: str
@@ -151,7 +155,7 @@ def resized(images: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def check_class_count(count: int, source: object) -> None:
-    """Refuse more classes than any classifier has: every one costs memory, here and in the network.
+    """Refuse more classes than any classifier has; each takes memory, here and in the network.
 
     Raises:
         DataError: there are over 100,000; the message begins with ``source``.
@@ -161,7 +165,7 @@ def check_class_count(count: int, source: object) -> None:
 
 
 def _check_names(names: tuple[str, ...], source: str) -> None:
-    """Refuse names of classes that cannot be written into reports and files."""
+    """Refuse class names that cannot be written into reports and files."""
     for name in names:
         if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
             raise DataError(
@@ -179,5 +183,5 @@ def check_labels(labels: np.ndarray, classes: int, source: object) -> None:
     if len(wrong):
         raise DataError(
             f"{source}: record {wrong[0]} has label {labels[wrong[0]]}, but labels go from 0 to {classes - 1}. "
-            "The file is corrupt or belongs to another data set; get it anew."
+            "The file is corrupt or belongs to another data set; download it again."
         )

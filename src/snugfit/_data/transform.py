@@ -105,18 +105,18 @@ def uniforms(seed: int | Sequence[int], start: int, count: int) -> np.ndarray:
 
 
 def padded_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
-    """Crop each uint8 image (B, C, S, S) at a random place after padding it with 4 black pixels on every side."""
+    """Crop each uint8 image (B, C, S, S) at a random position after padding it with 4 black pixels on every side."""
     size = images.shape[-1]
     left, top = np.floor(draws[:, :2] * (2 * _PADDING + 1)).astype(np.int64).T
     side = np.full(len(images), size)
-    return crop_by_indices(F.pad(images, (_PADDING,) * 4), _corners(left, top, side, side), (size, size))
+    return crop_by_indices(F.pad(images, (_PADDING,) * 4), corners(left, top, side, side), (size, size))
 
 
 def resized_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
     """Cut a random rectangle out of each uint8 image (B, C, S, S) and resize it to S x S, bilinearly."""
     size = images.shape[-1]
     left, top, width, height = _rectangles(size, draws, _CROP_AREA, _CROP_RATIO)
-    return crop_by_indices(images, _corners(left, top, width, height), (size, size))
+    return crop_by_indices(images, corners(left, top, width, height), (size, size))
 
 
 def erase(images: torch.Tensor, draws: np.ndarray, probability: float) -> None:
@@ -142,7 +142,8 @@ def _rectangles(
     return left, top, width, height
 
 
-def _corners(left: np.ndarray, top: np.ndarray, width: np.ndarray, height: np.ndarray) -> torch.Tensor:
+def corners(left: np.ndarray, top: np.ndarray, width: np.ndarray, height: np.ndarray) -> torch.Tensor:
+    """Corners (B, 4, 2) of rectangles, clockwise from the upper left one; all arguments are (B,), in pixels."""
     right, bottom = left + width - 1, top + height - 1
     xs, ys = np.stack((left, right, right, left), axis=1), np.stack((top, top, bottom, bottom), axis=1)
     return torch.from_numpy(np.stack((xs, ys), axis=2))

@@ -33,7 +33,7 @@ class Normalisation:
     std: torch.Tensor
 
     def undone(self, image: torch.Tensor) -> torch.Tensor:
-        """The image as it was, in [0, 1] but for rounding."""
+        """The image (C, H, W) before normalisation, in [0, 1] except for rounding."""
         return image.float() * self.std + self.mean
 
 
@@ -43,15 +43,20 @@ class DatasetImages:
     Args:
         dataset: yields (image, label); the image is float in [0, 1] or uint8, (C, H, W), or a PIL image.
         labels: (N,) int64.
-        channels, size: what every image must have.
+        channels, size: of every image.
         resize: bring images of another size to ``size`` instead of refusing them.
-        normalisation: what float images were normalised with; it is undone.
+        normalisation: of float images, which is undone.
     """
 
     def __init__(
-        self, dataset: Any, labels: np.ndarray, channels: int, size: int, resize: bool,
+        self,
+        dataset: Any,
+        labels: np.ndarray,
+        channels: int,
+        size: int,
+        resize: bool,
         normalisation: Normalisation | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._dataset, self.labels = dataset, labels
         self._channels, self._size, self._resize = channels, size, resize
         self._normalisation = normalisation
@@ -109,8 +114,8 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     (30, 10, (3, 8, 8))
 
     Images are float tensors in [0, 1] or uint8 tensors, (C, H, W), or PIL images; they are normalised later, with
-    ``mean`` and ``std`` (0.5 by default). Float images that were normalised already are taken back to 8 bits a channel:
-    give the ``mean`` and ``std`` that they were normalised with.
+    ``mean`` and ``std`` (0.5 by default). Float images that were normalised already are converted back to 8 bits a
+    channel: give the ``mean`` and ``std`` that they were normalised with.
 
     Labels come from ``targets`` or ``labels`` where a data set has them; otherwise every item is read once. Splits that
     are missing are made from ``train``: ``val_fraction`` of its images each, stratified and determined by ``seed``.
@@ -124,7 +129,7 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
 
     Raises:
         UnknownNameError: there is no such option.
-        UsageError: something else than map-style data sets was given, or ``mean`` and ``std`` make no sense.
+        UsageError: a data set is not map-style, or ``mean`` or ``std`` is invalid.
         DataError: an image or label cannot be used; the message names its index.
     """
     chosen = of_keywords(DatasetOptions, options)
@@ -154,7 +159,7 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
 
 
 def _class_names(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> tuple[str, ...]:
-    """Names by label, of which every label has one."""
+    """Names by label; there is one for every label in ``labels``, each (N,) int64."""
     count = len(named) if named else max(int(values.max()) for values in labels.values()) + 1
     check_class_count(count, "the data set")
     if count < 2:
@@ -178,7 +183,7 @@ def _check_map_style(dataset: Any, name: str) -> None:
 
 
 def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> Normalisation | None:
-    """What was given; None where it was not."""
+    """Mean and standard deviation as given; None if they are not."""
     if mean is None and std is None:
         return None
     if mean is None or std is None or not len(mean) == len(std) == channels:
@@ -191,7 +196,7 @@ def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None, ch
 
 
 def _is_normalised(dataset: Any) -> bool:
-    """Whether one of a few float images leaves [0, 1]."""
+    """Whether one of a few float images has values outside [0, 1]."""
     for index in np.linspace(0, len(dataset) - 1, _LOOKED_AT, dtype=int).tolist():
         image = _sample(dataset, index)[0]
         if isinstance(image, torch.Tensor) and image.is_floating_point() and not _within(image, 0):
@@ -204,7 +209,7 @@ def _within(image: torch.Tensor, slack: float) -> bool:
 
 
 def labels_of(dataset: Any, name: str = "train") -> np.ndarray:
-    """Labels of a map-style data set, (N,) int64, without reading images where that is possible.
+    """Labels of a map-style data set, (N,) int64, without reading images if possible.
 
     Raises:
         DataError: the data set is empty or a label is not an integer.
@@ -263,7 +268,7 @@ def _from_pil(image: Image.Image, index: int, channels: int, size: int) -> torch
 
 
 def _map(image: Any, index: int) -> torch.Tensor:
-    """The image, if it is one as a tensor (C, H, W)."""
+    """Check that an image is a tensor (C, H, W)."""
     if not isinstance(image, torch.Tensor):
         raise DataError(f"image {index} is a {type(image).__name__}, not a tensor or PIL image.")
     if image.ndim != 3 or not image.numel() or (image.shape[0] > 4 and image.shape[-1] <= 4):

@@ -37,9 +37,9 @@ _LIST = "mscoco_minival_ids.txt"
 def read(root: Path, image_size: int, workers: int) -> Parts:
     """Read ``annotations/instances_train|val<year>.json`` with the images in ``train<year>/`` and ``val<year>/``.
 
-    The year is 2014, or 2017 where one of the two files of 2014 is missing. The half GB of annotations is read anew
-    each time: that takes some 20 seconds and, as it is read entry by entry, some 50 MB of memory, of which 30 MB are
-    kept. A memory budget must have headroom for them.
+    The year is 2014, or 2017 if one of the two files of 2014 is missing. The half GB of annotations is read each time,
+    entry by entry: that takes some 20 seconds and some 50 MB of memory, of which 30 MB are kept. A memory budget must
+    have headroom for them.
 
     Raises:
         DataError: a file, folder or image is missing, a file is damaged or not in COCO's format, or the list of test
@@ -81,10 +81,12 @@ def _tested(path: Path, ids: np.ndarray, trained: int) -> np.ndarray:
     listed = _listed(path)
     unknown = np.setdiff1d(listed, ids)
     if len(unknown):
-        raise DataError(f"{path} lists image {unknown[0]}, which neither part of COCO has. Get it anew or remove it.")
+        raise DataError(
+            f"{path} lists image {unknown[0]}, which neither part of COCO has. Download it again or remove it."
+        )
     tested = np.isin(ids, listed)
     if tested.all():
-        raise DataError(f"{path} leaves no images to train on. Get it anew or remove it.")
+        raise DataError(f"{path} leaves no images to train on. Download it again or remove it.")
     return tested
 
 
@@ -92,8 +94,8 @@ def _listed(path: Path) -> np.ndarray:
     listed = []
     for number, text in enumerate(lines(path), start=1):
         if text and not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise DataError(f"{path}, line {number}: '{text[:60]}' is no image id. Get it anew or remove it.")
+            raise DataError(f"{path}, line {number}: '{text[:60]}' is no image id. Download it again or remove it.")
         listed += [int(text)] if text else []
     if not listed:
-        raise DataError(f"{path} lists no images. Get it anew or remove it.")
+        raise DataError(f"{path} lists no images. Download it again or remove it.")
     return np.array(listed, dtype=np.int64)

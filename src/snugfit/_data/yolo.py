@@ -1,4 +1,4 @@
-"""Boxes in YOLO's format: an image's labels stand in a text file of its name, ``class x y width height`` a line.
+"""Boxes in YOLO's format: an image has a text file of labels of the same name, ``class x y width height`` a line.
 
 Centre and size are fractions of the image's sides. A line of more numbers is an outline (x y x y ...), whose bounding
 box counts. Labels of ``.../images/a.jpg`` are in ``.../labels/a.txt``; an image without such a file has no objects.
@@ -54,7 +54,7 @@ class YoloFolder:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """Names by label, from ``data.yaml`` or ``classes.txt``; None where there is neither."""
+        """Names by label, from ``data.yaml`` or ``classes.txt``; None if there is neither."""
         named, listed = self._settings.get("names"), self.root / "classes.txt"
         if named is None and "nc" in self._settings:
             return tuple(str(label) for label in range(self._settings["nc"]))
@@ -107,10 +107,10 @@ class YoloFolder:
 def read(
     path: Path, image_size: int, workers: int
 ) -> tuple[tuple[str, ...], dict[str, BoxedImages], Decoder, BoxChecks]:
-    """Read a folder in YOLO's format; images are not decoded yet, but their headers are looked at (up to 20,000).
+    """Read a folder in YOLO's format; images are not decoded yet, but up to 20,000 headers are checked.
 
     Returns:
-        Class names, the parts that there are, what decodes their images, and what was counted.
+        Class names, the parts, the decoder of their images, and the counted repairs.
 
     Raises:
         DataError: a line is malformed, a class has no name, a file is no image, or there are no boxes to train on.
@@ -140,7 +140,7 @@ def read(
 
 
 def label_file(image: Path) -> Path:
-    """Where the labels of an image are: in ``labels`` instead of the last ``images`` of its path."""
+    """File of an image's labels: in ``labels`` instead of the last ``images`` of its path."""
     parts = list(image.parts)
     for place in range(len(parts) - 2, -1, -1):
         if parts[place] == "images":
@@ -162,7 +162,7 @@ def row_of(line: str, place: str, names: tuple[str, ...] | None) -> Row:
     """One line of labels: a class and a box, or a class and an outline.
 
     Raises:
-        DataError: it is neither, or the class is unknown.
+        DataError: it is malformed, or the class is unknown.
     """
     try:
         label, *values = (float(text) for text in line.split())
@@ -180,11 +180,12 @@ def row_of(line: str, place: str, names: tuple[str, ...] | None) -> Row:
         across, down = values[::2], values[1::2]
         left, right, top, bottom = min(across), max(across), min(down), max(down)
         values = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
-    return (label, *values)  # type: ignore[return-value]
+    x, y, width, height = values
+    return label, x, y, width, height
 
 
 def _count_lost_labels(files: Sequence[Path], checks: BoxChecks) -> None:
-    """Count files of labels beside those of the images, whose image is missing."""
+    """Count files of labels without an image."""
     known = {label_file(file) for file in files}
     for folder in {file.parent for file in known}:
         for path in folder.glob("*.txt") if folder.is_dir() else ():

@@ -44,7 +44,7 @@ def names() -> tuple[str, ...]:
 
 
 def recognise(shapes: Mapping[str, tuple[int, ...]]) -> Match | None:
-    """Which of :func:`names` weights of these names and shapes are of, their classifier apart; None for none.
+    """The network of :func:`names` that weights belong to, by their names and shapes without the classifier, or None.
 
     Args:
         shapes: shape of each tensor, by its name in a state dict.

@@ -103,7 +103,7 @@ def _package(module: str, package: str) -> Any:
 
 @cache
 def _declare_detection() -> torch.library.Library:
-    """Declare torchvision's operators, with nothing that computes them, for as long as what is returned lives."""
+    """Declare torchvision's operators, without implementations, as long as the returned library lives."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in _DETECTION:
         signature = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"

@@ -17,7 +17,7 @@ class LLSNet(nn.Module):
     Maps (batch, channels, image_size, image_size) to (batch, classes).
 
     Args:
-        layout: width of each conv block, or ``"pool"`` for a max-pool that halves the map.
+        layout: width of each conv block, or ``"pool"`` for a max-pool that halves the feature map.
         hidden: width of the linear block.
         classes: number of outputs.
         image_size: side of the square input in pixels.

@@ -1,4 +1,4 @@
-"""MobileNetV1 of the LLS paper (Table 4), with strides as strides."""
+"""MobileNetV1 of the LLS paper (Table 4); the table's strides are strides of the depthwise convolutions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-_BLOCKS = (  # output channels, stride (Howard et al., 2017, Table 1, without its classifier)
-    (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
-    (512, 1), (512, 1), (512, 1), (512, 1), (512, 1), (1024, 2), (1024, 1),
-)  # fmt: skip
+_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
+"""Output channels and stride (Howard et al., 2017, Table 1, without its classifier)."""
 
 
 class ConvDWBlock(nn.Sequential):

@@ -1,4 +1,4 @@
-"""Which of our networks some weights are of, told from their names and shapes."""
+"""Recognise the network of some weights by their names and shapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Trunk(NamedTuple):
 
 
 def recognise(shapes: Shapes, builders: Mapping[str, Builder]) -> Match | None:
-    """The network whose layers before the classifier all have these names and shapes; the largest where several fit.
+    """The network whose layers before the classifier all have these names and shapes; the largest if several fit.
 
     Args:
         shapes: shape of each tensor, by its name in a state dict.
@@ -52,7 +52,7 @@ def recognise(shapes: Shapes, builders: Mapping[str, Builder]) -> Match | None:
 
 
 def trained_image_size(shapes: Shapes) -> int | None:
-    """Side in pixels of the images that weights are for; None where their shapes do not say."""
+    """Side in pixels of the images that weights are for; None if their shapes do not say."""
     return image_size_of(shapes.get(POSITIONS, ()))
 
 

@@ -18,7 +18,8 @@ class VGG(nn.Module):
 
     def __init__(self, layout: tuple[int | str, ...], classes: int, image_size: int, channels: int) -> None:
         super().__init__()
-        self.features = _features(layout, image_size, channels)
+        round_up = image_size % 2 ** layout.count("pool") != 0  # if the image cannot be halved so often
+        self.features = _features(layout, channels, norm=True, round_up=round_up)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(512, classes)
 
@@ -34,7 +35,7 @@ class ImageNetVGG(nn.Module):
     Maps (batch, channels, image_size, image_size) to (batch, classes); names and shapes are those of torchvision's VGG.
 
     Args:
-        layout: width of each convolution, or ``"pool"`` for a max-pool that halves the map.
+        layout: width of each convolution, or ``"pool"`` for a max-pool that halves the feature map.
         classes: number of outputs.
         image_size: side of the square input in pixels.
         channels: channels of the input.
@@ -47,13 +48,12 @@ class ImageNetVGG(nn.Module):
         super().__init__()
         width = [item for item in layout if isinstance(item, int)][-1]
         round_up = image_size < 2 ** layout.count("pool")  # torchvision's pools round down, to nothing for tiny images
-        self.features = _plain_features(layout, channels, round_up)
+        self.features = _features(layout, channels, norm=False, round_up=round_up)
         self.avgpool = nn.AdaptiveAvgPool2d(7)
-        self.classifier = nn.Sequential(
-            nn.Linear(width * 7 * 7, hidden), nn.ReLU(inplace=True), nn.Dropout(0.5),
-            nn.Linear(hidden, hidden), nn.ReLU(inplace=True), nn.Dropout(0.5),
-            nn.Linear(hidden, classes),
-        )  # fmt: skip
+        layers: list[nn.Module] = []
+        for inputs in (width * 7 * 7, hidden):
+            layers += [nn.Linear(inputs, hidden), nn.ReLU(inplace=True), nn.Dropout(0.5)]
+        self.classifier = nn.Sequential(*layers, nn.Linear(hidden, classes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of a batch of images."""
@@ -61,26 +61,15 @@ class ImageNetVGG(nn.Module):
         return logits
 
 
-def _features(layout: tuple[int | str, ...], image_size: int, channels: int) -> nn.Sequential:
-    """Convolution stack; pools round up only where the image cannot be halved so often."""
-    round_up = image_size % 2 ** layout.count("pool") != 0
+def _features(layout: tuple[int | str, ...], channels: int, *, norm: bool, round_up: bool) -> nn.Sequential:
+    """Convolutions with or without BatchNorm, and pools that round up or down."""
     layers: list[nn.Module] = []
     for item in layout:
         if isinstance(item, str):
             layers.append(nn.MaxPool2d(2, ceil_mode=round_up))
         else:
-            layers += [nn.Conv2d(channels, item, 3, padding=1), nn.BatchNorm2d(item), nn.ReLU(inplace=True)]
-            channels = item
-    return nn.Sequential(*layers)
-
-
-def _plain_features(layout: tuple[int | str, ...], channels: int, round_up: bool) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for item in layout:
-        if isinstance(item, str):
-            layers.append(nn.MaxPool2d(2, ceil_mode=round_up))
-        else:
-            layers += [nn.Conv2d(channels, item, 3, padding=1), nn.ReLU(inplace=True)]
+            norms = [nn.BatchNorm2d(item)] if norm else []
+            layers += [nn.Conv2d(channels, item, 3, padding=1), *norms, nn.ReLU(inplace=True)]
             channels = item
     return nn.Sequential(*layers)
 
@@ -93,7 +82,7 @@ def vgg11(classes: int, image_size: int, channels: int) -> nn.Module:
 def vgg16(classes: int, image_size: int, channels: int) -> nn.Module:
     """VGG-16 for small images: 14,728,266 parameters for 10 classes.
 
-    Not the network that ImageNet weights are for: that is :func:`vgg16_imagenet`.
+    ImageNet weights are for :func:`vgg16_imagenet`.
     """
     return VGG(_VGG16, classes, image_size, channels)
 

@@ -1,9 +1,9 @@
 """The first 16 layers of YOLOv2 with a small detection head (Redmon and Farhadi, 2017, arXiv:1612.08242).
 
 Twelve convolutions and four pools, which the Tiled paper (Rama and Gerstlauer, section 5.2) counts as layers: darknet's
-``yolov2.cfg`` up to the second map before its fifth pool, 1/16 of the image's side. A convolution has no bias and is
-followed by BatchNorm and LeakyReLU(0.1). BatchNorm is torch's, which divides by the biased variance with its epsilon
-inside the root; darknet's does neither.
+``yolov2.cfg`` up to the second feature map before its fifth pool, 1/16 of the image's side. A convolution has no bias
+and is followed by BatchNorm and LeakyReLU(0.1). BatchNorm is torch's, which divides by the biased variance with its
+epsilon inside the root; darknet's does neither.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import nn
 
 from snugfit.errors import ModelError
 
-LAYERS: Final = (
-    (32, 3), "pool", (64, 3), "pool", (128, 3), (64, 1), (128, 3), "pool", (256, 3), (128, 1), (256, 3), "pool",
-    (512, 3), (256, 1), (512, 3), (256, 1),
-)  # fmt: skip
-"""Channels and kernel of each convolution; ``"pool"`` halves the map."""
+LAYERS: Final[tuple[tuple[int, int] | str, ...]] = (
+    *((32, 3), "pool", (64, 3), "pool", (128, 3), (64, 1), (128, 3), "pool"),
+    *((256, 3), (128, 1), (256, 3), "pool", (512, 3), (256, 1), (512, 3), (256, 1)),
+)
+"""Channels and kernel of each convolution; ``"pool"`` halves the feature map."""
 
 STRIDE = 16
 ANCHORS = 5
-"""Boxes that each cell of the last map predicts; the paper's number."""
+"""Boxes per cell of the last feature map; the paper's number."""
 HEAD_WIDTH = 512
 SLOPE = 0.1
 

@@ -97,7 +97,7 @@ def _relative(values: np.ndarray) -> np.ndarray:
 
 
 def _stems(axes: Axes, x: np.ndarray, heights: np.ndarray, colour: str) -> None:
-    """Vertical lines from 0, as one path, which halves the size of the page."""
+    """Draw vertical lines from 0 at ``x`` (F,) to ``heights`` (F,), as one path, which halves the size of the page."""
     gaps = np.full_like(heights, np.nan)
     ends = np.stack([np.zeros_like(heights), heights, gaps], axis=1).ravel()
     axes.plot(np.repeat(x, 3), ends, color=colour, linewidth=1)

@@ -1,4 +1,4 @@
-"""Anchors: the sizes of boxes that predictions start from (YOLOv2, section 2, "Dimension Clusters")."""
+"""Anchors: sizes of boxes that predictions are relative to (YOLOv2, section 2, "Dimension Clusters")."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import numpy as np
 
 Anchors = tuple[tuple[float, float], ...]
 
-COCO_ANCHORS: Anchors = tuple(
-    (width / 13, height / 13)
-    for width, height in (
-        (0.57273, 0.677385), (1.87446, 2.06253), (3.33843, 5.47434), (7.88282, 3.52778), (9.77052, 9.16828),
-    )
-)  # fmt: skip
-"""Widths and heights of darknet's ``yolov2.cfg``, which gives them in cells of a 13x13 map, as fractions."""
+_CELLS = ((0.57273, 0.677385), (1.87446, 2.06253), (3.33843, 5.47434), (7.88282, 3.52778), (9.77052, 9.16828))
+COCO_ANCHORS: Anchors = tuple((width / 13, height / 13) for width, height in _CELLS)
+"""Widths and heights of darknet's ``yolov2.cfg`` as fractions; darknet has them in cells of a 13x13 feature map."""
 
 _LARGEST = 20_000
 _ROUNDS = 100
@@ -20,17 +16,17 @@ _SMALLEST = 1e-3
 
 
 def anchors_for(sizes: np.ndarray, count: int) -> Anchors:
-    """Cluster the sizes of training boxes by k-means with the distance 1 - IoU; the published anchors without any.
+    """Cluster the sizes of training boxes by k-means with the distance 1 - IoU; without boxes, the published anchors.
 
-    It begins at evenly spread quantiles of the area, so that the same boxes always give the same anchors. Of more than
-    20,000 boxes every so-manieth one is looked at.
+    It starts at evenly spread quantiles of the area, so that the same boxes always give the same anchors. Of more than
+    20,000 boxes a regular sample is used.
 
     Args:
         sizes: widths and heights as fractions of the image's sides, (N, 2).
         count: number of anchors.
 
     Returns:
-        Widths and heights, by area.
+        Widths and heights, in the order of their area.
     """
     if not len(sizes):
         return tuple(COCO_ANCHORS[i % len(COCO_ANCHORS)] for i in range(count))
@@ -49,7 +45,7 @@ def anchors_for(sizes: np.ndarray, count: int) -> Anchors:
 
 
 def iou(sizes: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Intersection over union of sizes (N, 2) with centres (K, 2), as if at the same place: (N, K)."""
+    """Intersection over union of sizes (N, 2) with centres (K, 2), at the same centre: (N, K)."""
     shared = np.minimum(sizes[:, None], centres).prod(axis=2)
     together = sizes.prod(axis=1)[:, None] + centres.prod(axis=1)
     overlap: np.ndarray = shared / (together - shared)

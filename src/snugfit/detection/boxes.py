@@ -1,4 +1,4 @@
-"""Boxes: corners, intersection over union, and suppression of those that find the same object."""
+"""Boxes: corners, intersection over union, and suppression of duplicates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _ROWS = 64
-"""Boxes compared with all others at once, which bounds the memory of suppression."""
+"""Number of boxes that are compared with all others at once; it bounds the memory of suppression."""
 
 
 def corners(boxes: Tensor) -> Tensor:
@@ -16,7 +16,7 @@ def corners(boxes: Tensor) -> Tensor:
 
 
 def pairwise_iou(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of boxes (..., P, 4) with boxes (..., M, 4): (..., P, M); 0 where both are empty."""
+    """Intersection over union of boxes (..., P, 4) with boxes (..., M, 4): (..., P, M); 0 if both are empty."""
     a, b = corners(one)[..., :, None, :], corners(other)[..., None, :, :]
     width = torch.minimum(a[..., 2], b[..., 2]) - torch.maximum(a[..., 0], b[..., 0])
     height = torch.minimum(a[..., 3], b[..., 3]) - torch.maximum(a[..., 1], b[..., 1])
@@ -32,10 +32,10 @@ def shape_iou(sizes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def suppressed(boxes: Tensor, classes: Tensor, overlap: float) -> Tensor:
-    """Which boxes (K, 4), best first, remain when those go that overlap a better one of their class by more.
+    """Suppress boxes (K, 4), best first, that overlap a better one of their class (K,) by more than ``overlap``.
 
     Returns:
-        Mask of those that remain, (K,) bool.
+        Mask of the boxes that remain, (K,) bool.
     """
     count, better = len(boxes), torch.arange(len(boxes))
     remains = torch.ones(count, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""From a network's outputs to boxes (YOLOv2, section 2, "Direct location prediction")."""
+"""Decode a network's outputs into boxes (YOLOv2, section 2, "Direct location prediction")."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from snugfit.detection.boxes import suppressed
 
 MOST = 100
-"""Boxes that an image keeps; COCO's limit."""
+"""Largest number of boxes per image; COCO's limit."""
 OVERLAP = 0.45
-"""Suppression goes beyond this; darknet's value."""
+"""Boxes that overlap by more are suppressed; darknet's value."""
 _CANDIDATES = 512
 _LARGEST_LOG = 10.0
 
 
 @dataclass(frozen=True)
 class Detections:
-    """Boxes found in one image, the surest first.
+    """Boxes found in one image, in the order of falling scores.
 
     Attributes:
         boxes: (K, 4).
@@ -43,7 +43,7 @@ def fields_of(outputs: Tensor, anchors: int) -> Tensor:
 def boxes_of(fields: Tensor, anchors: Tensor) -> Tensor:
     """Boxes (B, A, H, W, 4): a sigmoid offset in the cell, and the anchor's size (A, 2) times the exponential.
 
-    Logarithms of sizes are cut off at 10, so that a box never becomes infinite.
+    Logarithms of sizes are clamped to 10, so that boxes stay finite.
     """
     rows, columns = fields.shape[-2:]
     across = torch.arange(columns, device=fields.device, dtype=fields.dtype)
@@ -57,13 +57,13 @@ def boxes_of(fields: Tensor, anchors: Tensor) -> Tensor:
 def detections(
     outputs: Tensor, anchors: Sequence[Sequence[float]], threshold: float, most: int = MOST
 ) -> list[Detections]:
-    """What a network has found in each image: every predictor's likeliest class, the same object once.
+    """Boxes of each image: the likeliest class of every predictor, after suppression.
 
     Args:
         outputs: (B, A (5 + C), H, W).
         anchors: widths and heights, A of them.
-        threshold: least score.
-        most: boxes that an image keeps, the surest.
+        threshold: smallest score.
+        most: largest number of boxes per image; those with the highest scores are kept.
     """
     fields = fields_of(outputs, len(anchors))
     return [_of_image(each[None], fields.new_tensor(anchors), threshold, most) for each in fields]

@@ -1,14 +1,14 @@
 """YOLOv2's loss, as darknet's region layer computes it (``region_layer.c`` with the settings of ``yolov2.cfg``).
 
 The paper (Redmon and Farhadi, 2017) gives the predictions, section 2, and not the loss; darknet writes its gradient.
-Here is what has that gradient: half of squared errors of the sigmoid offsets, of the logarithms of sizes and of the
-sigmoid objectness, and the cross entropy of the softmax over classes. A box is answered for by the predictor of the
-cell that its centre lies in whose anchor has the most similar shape (``bias_match``); a predictor that answers for
-several boxes is told of the last one alone. Its objectness should be its overlap with the box (``rescore``); that of
-all others 0, unless they overlap some box by more than 0.6. Errors of coordinates weigh 2 - width * height, more for
-small boxes.
+This loss has that gradient: half of squared errors of the sigmoid offsets, of the logarithms of sizes and of the
+sigmoid objectness, and the cross entropy of the softmax over classes. One predictor is responsible for a box: in the
+cell of the box's centre, the one whose anchor has the most similar shape (``bias_match``). If it is responsible for
+several boxes, only the last one counts. Its objectness should be its overlap with the box (``rescore``); that of all
+others 0, unless they overlap a box by more than 0.6. Errors of coordinates are weighted by 2 - width * height, so that
+small boxes weigh more.
 
-Left out: the pull of every box towards its anchor during the first 12,800 images.
+Darknet's term that draws boxes to their anchors during the first 12,800 images is left out.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class LossScales:
 
     Attributes:
         coordinates: of offsets and sizes.
-        objects: of the objectness of predictors that answer for a box.
+        objects: of the objectness of responsible predictors.
         no_objects: of the objectness of the others.
         classes: of the class.
-        ignored_above: a predictor that overlaps a box by more than this is not told that there is nothing.
+        ignored_above: the objectness of a predictor that overlaps a box by more than this has no loss.
     """
 
     coordinates: float = 1.0
@@ -48,12 +48,12 @@ _DARKNET = LossScales()
 
 @dataclass(frozen=True)
 class Answers:
-    """Which predictor answers for each target, (B, M) each.
+    """The predictor that is responsible for each target; all tensors are (B, M).
 
     Attributes:
-        counts: whether the target is a box, and none after it has the same predictor.
+        counts: whether the target is a box, and no later box has the same predictor.
         slot: number of the predictor among the A H W ones of an image, 0 for padding.
-        anchor, row, column: the same, taken apart.
+        anchor, row, column: the parts of that number.
     """
 
     counts: Tensor
@@ -68,7 +68,7 @@ def yolov2_loss(
 ) -> Tensor:
     """Sum over predictors, mean over images (scalar).
 
-    Its tensors have the same shapes however many boxes the images have.
+    The shapes of its tensors do not depend on the number of boxes.
 
     Args:
         outputs: (B, A (5 + C), H, W).
@@ -91,13 +91,13 @@ def yolov2_loss(
 
 
 def assign(truths: Tensor, real: Tensor, priors: Tensor, cells: tuple[int, int]) -> Answers:
-    """Find the predictor that answers for each box.
+    """Find the predictor that is responsible for each box.
 
     Args:
         truths: boxes (B, M, 4).
         real: whether each is one, (B, M).
         priors: anchors (A, 2).
-        cells: rows and columns of the map.
+        cells: rows and columns of the feature map.
     """
     rows, columns = cells
     column = (truths[..., 0] * columns).long().clamp(0, columns - 1)
@@ -110,7 +110,7 @@ def assign(truths: Tensor, real: Tensor, priors: Tensor, cells: tuple[int, int])
 
 
 def _free(boxes: Tensor, truths: Tensor, real: Tensor, scales: LossScales) -> Tensor:
-    """1 for each predicted box (P, 4) of an image that overlaps none of its boxes (M, 4) by much, 0 for others."""
+    """1 for each predicted box (P, 4) of an image that overlaps all boxes (M, 4) little, 0 for others: (P,)."""
     if not len(truths):
         return boxes.new_ones(len(boxes))
     best = (pairwise_iou(boxes, truths) * real).amax(dim=1)
@@ -120,7 +120,16 @@ def _free(boxes: Tensor, truths: Tensor, real: Tensor, scales: LossScales) -> Te
 def _of_boxes(
     fields: Tensor, truths: Tensor, classes: Tensor, priors: Tensor, answers: Answers, scales: LossScales
 ) -> Tensor:
-    """What the predictors that answer for a box have to say of it."""
+    """Loss (scalar) of the predictors that are responsible for boxes.
+
+    Args:
+        fields: outputs (B, A, 5 + C, H, W).
+        truths: boxes (B, M, 4).
+        classes: their classes (B, M).
+        priors: anchors (A, 2).
+        answers: the responsible predictors.
+        scales: weights of the parts.
+    """
     images = torch.arange(len(fields), device=fields.device)[:, None]
     said = fields[images, answers.anchor, :, answers.row, answers.column]
     counts, cells = answers.counts.to(said.dtype), said.new_tensor([fields.shape[-1], fields.shape[-2]])

@@ -11,14 +11,14 @@ from snugfit.detection.decoding import Detections
 
 OVERLAP = 0.5
 THRESHOLD = 0.005
-"""Least score of boxes that count; darknet's value for validation."""
+"""Smallest score of boxes that count; darknet's value for validation."""
 
 
 def matches(found: Detections, truths: Tensor) -> np.ndarray:
-    """Which boxes of one image, the surest first, are the first to find an object of their class.
+    """Which boxes of one image, by falling score, are the first to find an object of their class.
 
-    As in VOC's script, a box is compared with the object that it overlaps most; where that one has been found, it is
-    wrong, whatever else it overlaps.
+    As in VOC's script, a box is compared with the object that it overlaps most. If that object was found before, the
+    box is wrong, whatever else it overlaps.
 
     Args:
         found: K boxes.
@@ -42,12 +42,12 @@ def matches(found: Detections, truths: Tensor) -> np.ndarray:
 
 
 def average_precision(scores: np.ndarray, right: np.ndarray, objects: int) -> float:
-    """Area under the precision of the boxes of one class over recall, precision made to fall.
+    """Area under the monotone precision over recall of the boxes of one class.
 
     Args:
-        scores: of every box (K,), in any order; of equal ones the first is surer.
-        right: whether each has found an object.
-        objects: how many there are, at least 1.
+        scores: of every box (K,), in any order; of equal scores the first ranks higher.
+        right: whether each box has found an object, (K,).
+        objects: number of objects, at least 1.
     """
     order = np.argsort(-scores, kind="stable")
     hits = np.cumsum(right[order])
@@ -57,7 +57,7 @@ def average_precision(scores: np.ndarray, right: np.ndarray, objects: int) -> fl
 
 
 class MeanAveragePrecision:
-    """Gathers 7 bytes of every box found, image by image.
+    """Mean average precision of all images; keeps 7 bytes per box.
 
     Args:
         classes: number of classes.
@@ -70,7 +70,7 @@ class MeanAveragePrecision:
         self._right: list[np.ndarray] = []
 
     def add(self, found: Detections, truths: Tensor) -> None:
-        """Take in one image: what was found, and its objects (M, 5)."""
+        """Add an image: its K boxes, and its objects (M, 5)."""
         real = truths[truths[:, 0] >= 0]
         self.objects += np.bincount(real[:, 0].long().numpy(), minlength=len(self.objects))
         self._scores.append(found.scores.float().numpy())
@@ -90,6 +90,6 @@ class MeanAveragePrecision:
 
     @property
     def value(self) -> float:
-        """Mean over the classes that have objects, in [0, 1]; 0 where there are none."""
+        """Mean over the classes that have objects, in [0, 1]; 0 if there are none."""
         known = [each for each in self.per_class if each is not None]
         return sum(known) / len(known) if known else 0.0

@@ -107,7 +107,7 @@ def test_boxes_that_reach_beyond_the_image_are_cut_off_and_counted(folder):
 def test_empty_and_repeated_boxes_are_left_out_and_counted(folder):
     label(folder, "0 0.5 0.5 0 0.2\n1 0.5 0.5 0.2 0.2\n1 0.5 0.5 0.2 0.2\n1 0.5 0.5 0.2 0.2\n")
     said = notes(folder)
-    assert "1 boxes without width or height" in said and "2 boxes stand twice" in said
+    assert "1 boxes without width or height" in said and "2 boxes are listed twice" in said
     assert load_boxed(str(folder), image_size=32).train.boxes.counts[0] == 1
 
 

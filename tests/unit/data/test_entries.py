@@ -42,7 +42,7 @@ def test_every_truncation_is_noticed(tmp_path, monkeypatch):
     whole, path = json.dumps(CONTENT), tmp_path / "a.json"
     for length in range(len(whole)):
         path.write_text(whole[:length])
-        with pytest.raises(DataError, match=r"a.json .*character [\d,]+.* Get it anew"):
+        with pytest.raises(DataError, match=r"a.json .*character [\d,]+.* Restore it"):
             list(entries(path))
 
 

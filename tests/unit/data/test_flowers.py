@@ -140,7 +140,7 @@ def test_what_a_variable_is_said_to_be_is_checked_before_it_is_read(flowers, mon
 def test_damaged_lists(flowers, name, kept):
     content = (flowers / name).read_bytes()
     (flowers / name).write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
-    fails(flowers, rf"{name} is damaged or no list of images \(.*Get it anew")
+    fails(flowers, rf"{name} is damaged or no list of images \(.*Download it again")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_an_idx_file_that_is_cut_short_while_it_is_in_use_is_named(tmp_path):
     path = tmp_path / "train-images-idx3-ubyte"
     os.truncate(path, 16 + 784 * 30 + 100)
     assert images.images(np.arange(30)).shape[0] == 30
-    with pytest.raises(DataError, match=f"{path} was cut short while it was in use, to 23,636 bytes"):
+    with pytest.raises(DataError, match=f"{path} was truncated to 23,636 bytes while it was in use"):
         images.images(np.arange(40))
 
 
@@ -76,7 +76,7 @@ def test_a_cifar_file_that_is_cut_short_does_not_end_the_process(tmp_path):
     done = subprocess.run([sys.executable, "-c", CUT, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done
     path = tmp_path / "data_batch_3.bin"
-    assert done.stdout.startswith(f"4 {path} was cut short while it was in use, to 5,000 bytes")
+    assert done.stdout.startswith(f"4 {path} was truncated to 5,000 bytes while it was in use")
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -150,7 +150,7 @@ def test_an_image_in_both_parts_would_be_trained_and_tested_on(write_coco):
 def test_truncated_json(write_coco, keep):
     path = write_coco() / "annotations" / "instances_val2014.json"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"instances_val2014.json .*character [\d,]+.*Get it anew"):
+    with pytest.raises(DataError, match=r"instances_val2014.json .*character [\d,]+.*Restore it"):
         load("vww", data_dir=path.parents[2])
 
 
@@ -164,7 +164,7 @@ def test_truncated_json(write_coco, keep):
 def test_file_that_is_no_json_object(write_coco, content):
     path = write_coco() / "annotations" / "instances_val2014.json"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"instances_val2014.json .*Get it anew"):
+    with pytest.raises(DataError, match=r"instances_val2014.json .*Restore it"):
         load("vww", data_dir=path.parents[2])
 
 
