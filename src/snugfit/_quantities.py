@@ -92,3 +92,10 @@ def format_seconds(seconds: float) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours}h{minutes:02d}m"
+
+
+def format_short_seconds(seconds: float) -> str:
+    """Print seconds with three digits, down to microseconds: ``format_short_seconds(0.00123) == "1.23ms"``."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f}us"
+    return f"{1e3 * seconds:.3g}ms" if seconds < 1 else format_seconds(seconds)

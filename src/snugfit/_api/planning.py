@@ -24,6 +24,7 @@ from snugfit._engine.running import execute
 from snugfit._engine.trials import compare
 from snugfit._planner import infeasible_error
 from snugfit._report.console import ConsoleProgress
+from snugfit._report.plan_table import plan_text
 from snugfit._training.events import Subscriber
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import UnknownNameError, UsageError
@@ -38,10 +39,13 @@ class RunnablePlan(Planned):
     >>> planned = snugfit.plan("smallconv", "digits", **small)
     >>> print(planned)
     smallconv on digits, budget 100.0 MB of memory
-    strategy    fits  predicted peak  time/epoch  in all  storage  exact  notes
+                      predicted  time per    time
+    strategy    fits       peak     epoch  in all  storage  exact  why not, or notes
     * backprop  yes ...
+    Chosen: backprop, ...
     backprop is chosen: it was asked for.
     Its gradients are exact: those of plain backpropagation.
+    Run it: ...
     >>> record = planned.run(subscribers=(), out="runs/planned")
     >>> record.measured["peak_bytes"] <= record.predicted["peak_bytes"]
     True
@@ -52,7 +56,7 @@ class RunnablePlan(Planned):
     """
 
     def __str__(self) -> str:
-        return str(self.plan)
+        return plan_text(self.plan)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as data."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from snugfit._cli.examine import MARK
 from snugfit._cli.failures import FailedError
@@ -12,12 +11,14 @@ from snugfit._cli.launch_commands import ClusterOptions, Launching, starts
 from snugfit._cli.launcher import run_all
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import SCHEMA, note, print_json
-from snugfit._core.cluster import Cluster
+from snugfit._core.cluster import Cluster, Link, Rank
 from snugfit._core.outputs import require_file, whole_file
 from snugfit._quantities import format_bytes
 from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError
 
 MODULE = "snugfit._cli.examine"
+_RANK_COLUMNS = "rank", "host", "cores", "threads", "free memory", "clock", "speed"
+_LINK_COLUMNS = "from", "to", "bandwidth", "", "latency"
 
 
 def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: OutputOptions = SHOW_ALL) -> int:
@@ -83,19 +84,21 @@ def _write(cluster: Cluster, out: str | None) -> None:
 
 def print_cluster(cluster: Cluster) -> None:
     """Print ranks, links and differing versions on stderr."""
-    from rich.console import Console
-    from rich.table import Table
+    from snugfit._report.tables import make_table, print_tables
 
-    console = Console(file=sys.stderr)
-    ranks = Table("rank", "host", "cores", "threads", "free memory", "clock", "speed", title="Processes")
-    for each in cluster.ranks:
-        clock, speed = f"{each.clock_offset_seconds * 1e3:+.1f} ms", f"{each.macs_per_second / 1e9:.2f} GMAC/s"
-        memory = format_bytes(each.free_bytes)
-        ranks.add_row(str(each.rank), each.host, str(each.cores), str(each.threads), memory, clock, speed)
-    links = Table("from", "to", "bandwidth", "", "latency", title="Links")
-    for link in cluster.links:
-        bits, latency = f"{link.bytes_per_second * 8 / 1e6:.1f} Mbit/s", f"{link.latency_seconds * 1e3:.2f} ms"
-        links.add_row(str(link.source), str(link.target), f"{format_bytes(link.bytes_per_second)}/s", bits, latency)
-    console.print(ranks, links)
+    print_tables(
+        make_table("Processes", _RANK_COLUMNS, map(_rank_row, cluster.ranks)),
+        make_table("Links", _LINK_COLUMNS, map(_link_row, cluster.links)),
+    )
     for name, versions in cluster.differing_versions().items():
         note(f"warning: {name} differs between ranks: {', '.join(versions)}. Install the same everywhere.")
+
+
+def _rank_row(rank: Rank) -> list[str]:
+    clock, speed = f"{rank.clock_offset_seconds * 1e3:+.1f} ms", f"{rank.macs_per_second / 1e9:.2f} GMAC/s"
+    return [*map(str, (rank.rank, rank.host, rank.cores, rank.threads)), format_bytes(rank.free_bytes), clock, speed]
+
+
+def _link_row(link: Link) -> list[str]:
+    bits, latency = f"{link.bytes_per_second * 8 / 1e6:.1f} Mbit/s", f"{link.latency_seconds * 1e3:.2f} ms"
+    return [str(link.source), str(link.target), f"{format_bytes(link.bytes_per_second)}/s", bits, latency]

@@ -38,13 +38,11 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
     request, steps = flags.request(), trials.steps()
     require_places(request.machine.out, request.strategy.cache_dir)
     found = _planned(request, steps, output) if steps else _answered(request, output)
-    from snugfit._report.table import print_plan
+    from snugfit._report.plan_table import print_comparison, print_plan
 
     print_plan(Plan.from_json(found["plan"]))
     if found["infeasible"] is None:
         if steps:
-            from snugfit._report.comparison import print_comparison
-
             print_comparison([from_data(Trial, each) for each in found["comparison"]])
         if output.json:
             print_json({**found["plan"], **({"comparison": found["comparison"]} if steps else {})})

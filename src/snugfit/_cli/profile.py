@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import NO_FLAGS, SHOW_ALL, UNITS_ALONE, OutputOptions, ProfileOptions, RequestFlags
 from snugfit._cli.output import note, print_json
 from snugfit._core.outputs import require_file, require_folder
-from snugfit._quantities import format_bytes, format_seconds
+from snugfit._quantities import format_bytes, format_seconds, format_short_seconds
 from snugfit.errors import UsageError
 
 
@@ -78,11 +78,10 @@ def print_learning_signal(signals: dict[str, dict[str, int]], batch_size: int) -
         batch_size: images in the step whose peak it is.
     """
     whole = signals["backprop"]["macs"]
-    rows = [
-        (method, f"{row['macs']:,}", f"{row['macs'] / whole:.2%}", f"{row['additional_parameters']:,}",
-         format_bytes(row["peak_bytes"]))
-        for method, row in signals.items()
-    ]  # fmt: skip
+    rows = []
+    for method, row in signals.items():
+        macs, more = row["macs"], row["additional_parameters"]
+        rows.append((method, f"{macs:,}", f"{macs / whole:.2%}", f"{more:,}", format_bytes(row["peak_bytes"])))
     title = f"learning signal: MACs per image; peak tensors of a step at batch {batch_size}"
     peak = "peak tensors (local: one unit at a time)"
     _print_table(title, ("method", "MACs", "of backprop's", "additional parameters", peak), rows)
@@ -95,16 +94,15 @@ def print_tensors(tensors: list[dict[str, Any]], timing: dict[str, Any]) -> None
         tensors: one row each.
         timing: ``batch``, ``forward_seconds`` and ``steps`` (``stock`` is that of full training, or None).
     """
-    rows = [
-        (row["name"], f"{row['parameters']:,}", *(_fine(row[key]) for key in ("t_dw", "t_dy")),
-         format_bytes(row["saved_bytes"]))
-        for row in tensors
-    ]  # fmt: skip
+    rows = []
+    for row in tensors:
+        seconds = (format_short_seconds(row[key]) for key in ("t_dw", "t_dy"))
+        rows.append((row["name"], f"{row['parameters']:,}", *seconds, format_bytes(row["saved_bytes"])))
     batch, steps = timing["batch"], timing["steps"]
-    whole = f"forward pass {_fine(timing['forward_seconds'])}"
+    whole = f"forward pass {format_short_seconds(timing['forward_seconds'])}"
     if steps:
         images = "" if steps["batch"] == batch else f" of {steps['batch']}"
-        whole += f", full step{images} {_fine(steps['stock'])}"
+        whole += f", full step{images} {format_short_seconds(steps['stock'])}"
     title = f"tensors in order of execution, batch of {batch}\n{whole}\nt_dw: its gradient and update\n"
     title += "t_dy: passing the gradient on\nsaved: per image, because it trains"
     _print_table(title, ("tensor", "parameters", "t_dw", "t_dy", "saved"), rows)
@@ -141,20 +139,7 @@ def print_activation_memory(memory: dict[str, Any]) -> None:
     _print_table("whole step", ("figure", "bytes"), totals(memory))
 
 
-def _fine(seconds: float) -> str:
-    """Seconds down to microseconds; operators take no longer."""
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.0f}us"
-    return f"{1e3 * seconds:.3g}ms" if seconds < 1 else format_seconds(seconds)
+def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from snugfit._report.tables import make_table, print_tables
 
-
-def _print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(columns[0], title=title, title_justify="left")
-    for column in columns[1:]:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    Console(stderr=True).print(table)
+    print_tables(make_table(title, columns, rows))

@@ -11,10 +11,14 @@ from snugfit._cli.output import note, print_json
 from snugfit._core import known
 from snugfit._core.request import TileOptions
 from snugfit._core.tile_request import TileRequest
-from snugfit._quantities import format_bytes, format_seconds
+from snugfit._quantities import format_bytes, format_short_seconds
 
 _GROUPS = {"chosen": "chosen", "one": "one group", "every": "a group per layer"}
-
+_DEVICE_COLUMNS = "rank", "host", "tiles", "computes", "sends", "receives", "keeps of feature maps"
+_GROUP_COLUMNS = (
+    *("groups", "step", "forward", "backward"),
+    *("busiest computes", "halos of all", "exchanges", "keeps at most"),
+)
 
 AUTO = TileOptions()
 
@@ -66,7 +70,8 @@ def plan_cluster(
 
 def print_tiles(found: dict[str, Any]) -> None:
     """Print what ``cluster plan --json`` tells as tables on stderr."""
-    layers, seconds = found["tiled_layers"], found["predicted"]
+    layers, predicted = found["tiled_layers"], found["predicted"]
+    seconds = {key: format_short_seconds(value) for key, value in predicted.items() if key.endswith("seconds")}
     source = found["cluster"] or "typical, not measured"
     note(f"{found['model']}, {found['image_size']}x{found['image_size']}, batch of {found['batch_size']}; {source}")
     note(f"tiles    {found['tiles']}, over {found['processes']} processes, {found['tile_sizes']} sizes")
@@ -74,49 +79,27 @@ def print_tiles(found: dict[str, Any]) -> None:
     note(f"forward  {found['forward_groups']}")
     note(f"backward {found['backward_groups']}")
     note(
-        f"a step   {_fine(seconds['seconds'])}: forward {_fine(seconds['forward_seconds'])}, backward "
-        f"{_fine(seconds['backward_seconds'])}, weights {_fine(seconds['weight_seconds'])}"
+        f"a step   {seconds['seconds']}: forward {seconds['forward_seconds']}, backward "
+        f"{seconds['backward_seconds']}, weights {seconds['weight_seconds']}"
     )
     where = "every process" if found["rest"] == "replicated" else "the gateway"
-    sending = f"{_fine(seconds['last_map_seconds'])} for sending the last map and its gradient"
-    note(f"the rest on {where}: {_fine(seconds['rest_seconds'])}, and {sending}")
-    rows = [
-        (str(each["rank"]), each["host"], str(each["tiles"]), f"{each['macs'] / 1e9:.2f} GMAC",
-         *(format_bytes(each[key]) for key in ("sent_bytes", "received_bytes", "kept_bytes")))
-        for each in found["devices"]
-    ]  # fmt: skip
-    _table("Devices, per step", ("rank", "host", "tiles", "computes", "sends", "receives", "keeps of maps"), rows)
-    rows = [
-        (_GROUPS[each["groups"]], *(_fine(each[f"{part}seconds"]) for part in ("", "forward_", "backward_")),
-         f"{each['macs'] / 1e9:.2f} GMAC", format_bytes(each["halo_bytes"]), str(each["synchronisations"]),
-         format_bytes(each["kept_bytes"]))
-        for each in found["compared"]
-    ]  # fmt: skip
-    columns = (
-        "groups",
-        "step",
-        "forward",
-        "backward",
-        "busiest computes",
-        "halos of all",
-        "exchanges",
-        "keeps at most",
+    sending = f"{seconds['last_map_seconds']} for sending the last map and its gradient"
+    note(f"the rest on {where}: {seconds['rest_seconds']}, and {sending}")
+    from snugfit._report.tables import make_table, print_tables
+
+    print_tables(
+        make_table("Devices, per step", _DEVICE_COLUMNS, map(_device_row, found["devices"])),
+        make_table("Groups compared", _GROUP_COLUMNS, map(_group_row, found["compared"])),
     )
-    _table("Groups compared", columns, rows)
 
 
-def _fine(seconds: float) -> str:
-    """Seconds down to microseconds."""
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.0f}us"
-    return f"{1e3 * seconds:.3g}ms" if seconds < 1 else format_seconds(seconds)
+def _device_row(device: dict[str, Any]) -> list[str]:
+    sizes = (format_bytes(device[key]) for key in ("sent_bytes", "received_bytes", "kept_bytes"))
+    return [str(device["rank"]), device["host"], str(device["tiles"]), f"{device['macs'] / 1e9:.2f} GMAC", *sizes]
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns, title=title)
-    for row in rows:
-        table.add_row(*row)
-    Console(stderr=True).print(table)
+def _group_row(groups: dict[str, Any]) -> list[str]:
+    seconds = (format_short_seconds(groups[f"{part}seconds"]) for part in ("", "forward_", "backward_"))
+    computes, halos = f"{groups['macs'] / 1e9:.2f} GMAC", format_bytes(groups["halo_bytes"])
+    exchanges, kept = str(groups["synchronisations"]), format_bytes(groups["kept_bytes"])
+    return [_GROUPS[groups["groups"]], *seconds, computes, halos, exchanges, kept]

@@ -10,7 +10,6 @@ from snugfit._core.cost import Cost
 from snugfit._core.hardware import Hardware
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
-from snugfit._quantities import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
@@ -137,37 +136,3 @@ class Plan:
     def from_json(cls, data: dict[str, Any]) -> Plan:
         """Inverse of :meth:`to_json`."""
         return from_data(cls, data)
-
-    def __str__(self) -> str:
-        sends = any(candidate.predicted and candidate.predicted.sent_bytes for candidate in self.candidates)
-        sent = ["sent"] if sends else []
-        heads = ["strategy", "fits", "predicted peak", "time/epoch", "in all", "storage", *sent, "exact", "notes"]
-        rows = [heads, *(_row(each, index == self.chosen, sends) for index, each in enumerate(self.candidates))]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        title = f"{self.workload.model} on {self.workload.data}, budget {self.budget}"
-        return "\n".join([title, *lines, *self.explanation])
-
-
-def _row(candidate: Candidate, chosen: bool, sends: bool) -> list[str]:
-    cost = candidate.predicted
-    timed = cost if candidate.feasible else None
-    sent = [format_bytes(cost.sent_bytes) if cost else "-"] if sends else []
-    return [
-        ("* " if chosen else "  ") + candidate.strategy,
-        "yes" if candidate.feasible else "no" if candidate.considered else "-",
-        format_bytes(cost.peak_bytes) if cost else "-",
-        format_seconds(timed.seconds_per_epoch) if timed else "-",
-        format_seconds(timed.seconds) if timed else "-",
-        format_bytes(cost.storage_bytes) if cost else "-",
-        *sent,
-        "yes" if candidate.exact else "no",
-        _notes(candidate),
-    ]
-
-
-def _notes(candidate: Candidate) -> str:
-    if candidate.reasons:
-        return "; ".join(candidate.reasons)
-    batches = " | ".join(map(str, candidate.batches))
-    return ", ".join(filter(None, (f"batch {batches}" if batches else "", *candidate.terms)))

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Column, Table
 from rich.text import Text
 
 from snugfit._quantities import format_bytes
@@ -19,7 +18,6 @@ from snugfit._report.console_lines import (
     epoch_line,
     exit_line,
     frame,
-    make_console,
     phase_line,
     result_table,
     selection_line,
@@ -29,6 +27,7 @@ from snugfit._report.console_lines import (
 )
 from snugfit._report.eta import TimeLeft
 from snugfit._report.formatting import NONE, duration
+from snugfit._report.tables import make_console, make_table
 from snugfit._training.events import (
     CacheProgress,
     EpochDone,
@@ -204,6 +203,4 @@ def _warm_up() -> None:
     with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
         live.update(frame("block \N{HORIZONTAL ELLIPSIS}", 0.5, "epoch 1/1", Text("note", "yellow")), refresh=True)
         console.print(Text("line", "green"), soft_wrap=True)
-    table = Table("a", Column("b", justify="right"))
-    table.add_row("1", NONE)
-    console.print(table)
+    console.print(make_table("", ("a", "b"), [("1", NONE)]))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
-from typing import Any, TextIO
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,17 +14,8 @@ from snugfit._core.record import Record
 from snugfit._quantities import format_bytes, format_seconds
 from snugfit._report.formatting import NONE, count, duration, metric_of, percent, share, shorten, size
 from snugfit._report.intervals import StepTime, step_time
+from snugfit._report.tables import make_table
 from snugfit._training.events import EpochDone, ExitMeasured, PhaseDone, RunStarted, StepDone, TensorsSelected
-
-PIPE_WIDTH = 120
-"""Columns of what is written to a file or pipe."""
-
-
-def make_console(file: TextIO | None = None) -> Console:
-    """A console on a stream, stderr by default, that shows text as it is: no markup, no emoji, no guessed colours."""
-    stream = file or sys.stderr
-    width = None if stream.isatty() else PIPE_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def against(used: float | None, budget: int | None) -> Text:
@@ -116,19 +106,18 @@ def phase_line(event: PhaseDone, predicted_seconds: float | None, budget: int | 
 
 def result_table(record: Record) -> RenderableType:
     """The end of a run: predicted, measured and budget side by side, then what was trained."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for head in ("", "predicted", "measured", "budget"):
-        table.add_column(head, justify="right" if head else "left")
+    rows: list[tuple[str, str, Text | str, str]] = []
     for name, key, limit in (
         ("peak memory", "peak_bytes", "memory_bytes"),
         ("storage", "storage_bytes", "storage_bytes"),
     ):
         used, budget = record.measured.get(key), record.budget.get(limit)
         style = "" if budget is None or used is None else "red" if used > budget else "green"
-        table.add_row(name, size(record.predicted.get(key)), Text(size(used), style), size(budget))
-    table.add_row("time", duration(record.predicted.get("seconds")), duration(record.measured.get("seconds")), NONE)
+        rows.append((name, size(record.predicted.get(key)), Text(size(used), style), size(budget)))
+    rows.append(("time", duration(record.predicted.get("seconds")), duration(record.measured.get("seconds")), NONE))
     if (step := step_time(record.intervals)) is not None:
-        table.add_row(*_step_row(step, record.budget.get("time_ratio")))
+        rows.append(_step_row(step, record.budget.get("time_ratio")))
+    table = make_table("", ("", "predicted", "measured", "budget"), rows)
     facts = Table.grid(padding=(0, 2, 0, 0))
     for label, value in _facts(record):
         facts.add_row(Text(label, "dim"), value)

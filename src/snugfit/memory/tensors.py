@@ -64,6 +64,11 @@ class LiveBytes(TorchDispatchMode):
         return outputs
 
 
+def storage_id(tensor: Tensor) -> int:
+    """Identity of the memory that a tensor of any shape is a view of."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def tensor_peak_bytes(step: Callable[[], object], tracked: Iterable[nn.Module | Tensor] = (), repeats: int = 1) -> int:
     """Run ``step`` and return the peak bytes of live tensors.
 
@@ -88,7 +93,7 @@ def tensor_peak_bytes(step: Callable[[], object], tracked: Iterable[nn.Module | 
 
 def saved_bytes(forward: Callable[[], object], held: Iterable[Tensor] = ()) -> int:
     """Bytes that autograd keeps for the backward pass of ``forward``, each storage once, those of ``held`` left out."""
-    known = {tensor.untyped_storage()._cdata for tensor in held}
+    known = {storage_id(tensor) for tensor in held}
     sizes: dict[int, int] = {}
     kept: list[Tensor] = []
 

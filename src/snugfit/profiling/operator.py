@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from snugfit.memory.tensors import LiveBytes
+from snugfit.memory.tensors import LiveBytes, storage_id
 
 REPEATS = 5
 """Timed runs, after one that is not (ElasticTrainer's profiler: five after two)."""
@@ -102,7 +102,7 @@ class Operator:
     @property
     def numbers(self) -> dict[int, int]:
         """Number of the map in each storage that it reads."""
-        return {storage(self.leaves[place]): self.maps[id(self.leaves[place])] for place in self.places}
+        return {storage_id(self.leaves[place]): self.maps[id(self.leaves[place])] for place in self.places}
 
     def forward(self) -> tuple[Any, float]:
         """Its output, with its arguments left as they are, and the seconds of a forward pass without gradients."""
@@ -173,8 +173,10 @@ class Operator:
         meter.peak = started = meter.live
         with meter, _counter() as counter:  # not in the forward pass: its hooks on layers fail in ``grad``
             found = torch.autograd.grad(outputs, [*leaves.values(), *trained], upper, allow_unused=True)
-        above = {storage(tensor) for tensor in upper}
-        new = {storage(g): g.untyped_storage().nbytes() for g in found if g is not None and storage(g) not in above}
+        above = {storage_id(tensor) for tensor in upper}
+        new = {
+            storage_id(g): g.untyped_storage().nbytes() for g in found if g is not None and storage_id(g) not in above
+        }
         return Timed(
             forward=0.0,
             kept=kept,
@@ -183,7 +185,7 @@ class Operator:
             handed=frozenset(
                 argument
                 for argument, gradient in zip(leaves, found, strict=False)
-                if gradient is not None and storage(gradient) in above
+                if gradient is not None and storage_id(gradient) in above
             ),
             passed=True,
             macs=counter.get_total_flops() // 2,
@@ -239,14 +241,14 @@ class Operator:
         kept: dict[int, Tensor] = {}
 
         def keep(tensor: Tensor) -> Tensor:
-            if storage(tensor) not in self.held and tensor.numel():
-                kept[storage(tensor)] = tensor.detach()
+            if storage_id(tensor) not in self.held and tensor.numel():
+                kept[storage_id(tensor)] = tensor.detach()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             output = self._run(handed)
-        numbers = {storage(t): self.maps[id(self.leaves[place])] for place, t in handed.items()}
-        numbers |= {storage(value): output_map for value in _with_gradient(output)}
+        numbers = {storage_id(t): self.maps[id(self.leaves[place])] for place, t in handed.items()}
+        numbers |= {storage_id(value): output_map for value in _with_gradient(output)}
         return output, {
             key: _told(tensor, numbers.get(key))
             for key, tensor in kept.items()
@@ -282,11 +284,6 @@ def _told(tensor: Tensor, number: int | None) -> KeptMap:
 
 def _with_gradient(output: Any) -> list[Tensor]:
     return [value for value in tree_iter(output) if isinstance(value, Tensor) and value.requires_grad]
-
-
-def storage(tensor: Tensor) -> int:
-    """Identity of the memory that a tensor is a view of."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def enough(times: list[float]) -> bool:

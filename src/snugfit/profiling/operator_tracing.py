@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from snugfit.memory.tensors import LiveBytes
+from snugfit.memory.tensors import LiveBytes, storage_id
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ def trace_call(call: Callable[[list[Tensor]], Any], arguments: Sequence[Tensor],
     with meter, _noted(stored):
         output = call(handed)
     outputs = [value for value in tree_iter(output) if isinstance(value, Tensor)]
-    known = {storage(tensor): place for place, tensor in enumerate(handed)}
+    known = {storage_id(tensor): place for place, tensor in enumerate(handed)}
     made: list[int] = []
     for value in outputs:
-        if storage(value) not in known:
+        if storage_id(value) not in known:
             made.append(value.untyped_storage().nbytes())
-            known[storage(value)] = -len(made)
+            known[storage_id(value)] = -len(made)
     taken, inside = meter.peak - before, meter.live - before - sum(made)
     flowing = [value for value in outputs if value.requires_grad]
     backward, passed = _backward(flowing, arguments, held, meter) if flowing else (0, ())
     return CallTrace(
         output=tree_map_only(Tensor, lambda value: value.detach().requires_grad_(value.requires_grad), output),
-        places=tuple(known[storage(value)] for value in outputs),
+        places=tuple(known[storage_id(value)] for value in outputs),
         made=tuple(made),
         kept=frozenset(known[each] for each in stored if each in known),
         kept_inside=max(inside, 0),
@@ -92,9 +92,9 @@ def _backward(
     meter.peak = before = meter.live
     with meter:
         found = torch.autograd.grad(outputs, [tensor for _, tensor in wanted], upper, allow_unused=True)
-    given = {storage(tensor) for tensor in upper}
+    given = {storage_id(tensor) for tensor in upper}
     passed = tuple(
-        (place, gradient.untyped_storage().nbytes(), storage(gradient) in given)
+        (place, gradient.untyped_storage().nbytes(), storage_id(gradient) in given)
         for (place, _), gradient in zip(wanted, found, strict=True)
         if gradient is not None and place < len(arguments)
     )
@@ -106,13 +106,8 @@ def _noted(stored: set[int]) -> Iterator[None]:
     """Note the storages that autograd keeps."""
 
     def keep(tensor: Tensor) -> Tensor:
-        stored.add(storage(tensor))
+        stored.add(storage_id(tensor))
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         yield
-
-
-def storage(tensor: Tensor) -> int:
-    """Identity of the memory that a tensor is a view of."""
-    return int(tensor.untyped_storage()._cdata)

@@ -24,7 +24,8 @@ from snugfit._chain import Chain
 from snugfit._core.tensors import OperatorFacts, Saved, Scratch, StepSeconds, TensorFacts, TensorProfile
 from snugfit.errors import ModelError
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
-from snugfit.profiling.operator import Kept, KeptMap, KernelContext, Operator, Timed, enough, storage, timed, typical
+from snugfit.memory.tensors import storage_id
+from snugfit.profiling.operator import Kept, KeptMap, KernelContext, Operator, Timed, enough, timed, typical
 
 MAP_BYTES = 32_000_000
 """Largest map that is timed: an operator takes some four times as much."""
@@ -170,7 +171,7 @@ class _UnitTimer(fx.Interpreter):
         self.values: dict[fx.Node, tuple[int, int]] = {}
         self.entry = found.entry[0]
         self.trains = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
-        self.held = {storage(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        self.held = {storage_id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         module.requires_grad_(False)
 
     def __enter__(self) -> _UnitTimer:
@@ -280,7 +281,7 @@ class _UnitTimer(fx.Interpreter):
         numbers = operator.numbers
         if operator.in_place:
             return next(iter(numbers.values()))
-        return numbers[storage(output)] if storage(output) in numbers else self.found.new_map()
+        return numbers[storage_id(output)] if storage_id(output) in numbers else self.found.new_map()
 
     def _tensors(
         self, operator: Operator, forward: float, passing: Timed | None, given: int, inside: dict[KeptMap, int]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit._quantities import format_bytes, format_seconds, parse_bytes, parse_seconds
+from snugfit._quantities import format_bytes, format_seconds, format_short_seconds, parse_bytes, parse_seconds
 from snugfit.errors import UsageError
 
 POWERS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -108,6 +108,13 @@ def test_what_is_no_duration_is_refused(text):
 )  # fmt: skip
 def test_durations_print(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0us"), (4.2e-6, "4us"), (1.234e-3, "1.23ms"), (0.25, "250ms"), (75, "1m15s")]
+)
+def test_short_durations_print(seconds, text):
+    assert format_short_seconds(seconds) == text
 
 
 @given(st.floats(0.001, 1e6))

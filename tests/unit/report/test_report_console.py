@@ -15,7 +15,8 @@ from rich.console import Console
 
 from snugfit._core.cost import Cost, Phase
 from snugfit._report.console import REFRESH_SECONDS, ConsoleProgress
-from snugfit._report.console_lines import against, make_console
+from snugfit._report.console_lines import against
+from snugfit._report.tables import make_console
 from snugfit._training.events import (
     CacheProgress,
     EpochDone,

@@ -8,9 +8,8 @@ from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Plan
-from snugfit._core.profile import Profile, UnitFacts
 from snugfit._core.workload import Workload
-from snugfit._report.table import print_plan, print_profile
+from snugfit._report.plan_table import plan_text, print_plan
 
 WORKLOAD = Workload("vgg16", "cifar10", (3, 32, 32), 10, 45_000, 5_000, 10_000)
 HARDWARE = Hardware("cpu", "cpu", 2, 4 * 10**9, "Linux", "2.13", enforces=True)
@@ -42,7 +41,7 @@ def test_plan_tells_the_rho_and_the_batch_of_a_selection():
     elastic = Candidate("elastic", True, settings, cost)
     head = Candidate("elastic", True, {"scheme": "head", "time_ratio": None}, cost)
     plan = Plan(WORKLOAD, Budget("100MB", time_ratio=0.5), HARDWARE, (elastic, head), 0)
-    for lines in (printed(plan), str(plan).splitlines()):
+    for lines in (printed(plan), plan_text(plan).splitlines()):
         assert lines[0].rstrip().endswith("budget 100.0 MB of memory, time ratio 0.5")
         notes = [" ".join(line.split()) for line in lines if "elastic" in line]
         assert notes[0].endswith("no batch 8, rho 0.5") and notes[1].endswith("no batch 8, scheme head")
@@ -51,16 +50,3 @@ def test_plan_tells_the_rho_and_the_batch_of_a_selection():
 def test_plan_without_a_choice_names_the_smallest_budget():
     lines = printed(Plan(WORKLOAD, Budget("10MB"), HARDWARE, (FAILS,), None))
     assert lines[-1] == "Nothing fits this budget. The smallest memory budget that would do is 118.0 MB."
-
-
-def test_profile_lists_units_and_their_sum():
-    units = (
-        UnitFacts("features.0", 1792, 7168, 1_769_472, (64, 32, 32), 262_144, 524_288, 0.0012),
-        UnitFacts("[head]", 5130, 20_520, 5_120, (10,), 40, 2_048),
-    )
-    stream = io.StringIO()
-    print_profile(Profile(units), stream)
-    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
-    assert "1 features.0 1.79k 1.77M 262.1 kB 524.3 kB 1.2 ms" in lines
-    assert "2 [head] 5.13k 5.12k 40 B 2.0 kB \N{EN DASH}" in lines
-    assert "all 6.92k 1.77M 262.2 kB 526.3 kB 1.2 ms" in lines

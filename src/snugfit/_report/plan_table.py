@@ -1,18 +1,21 @@
-"""Plans and profiles as tables for the terminal."""
+"""Plans, and trials of their candidates, as tables."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from typing import TextIO
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from snugfit._core.command import as_typed
 from snugfit._core.plan import Candidate, Plan
-from snugfit._core.profile import Profile
+from snugfit._core.trial import Trial
 from snugfit._quantities import format_bytes, format_seconds
-from snugfit._report.console_lines import make_console
-from snugfit._report.formatting import NONE, count, duration, size
+from snugfit._report.console_lines import against
+from snugfit._report.formatting import NONE, duration, size
+from snugfit._report.tables import make_console, make_table, print_tables
 
 
 def print_plan(plan: Plan, file: TextIO | None = None) -> None:
@@ -26,22 +29,25 @@ def print_plan(plan: Plan, file: TextIO | None = None) -> None:
         console.print(Text.assemble("Run it: ", (as_typed(plan.command), "bold")), soft_wrap=True)
 
 
-def print_profile(profile: Profile, file: TextIO | None = None) -> None:
-    """Print what every unit needs; to stderr by default."""
-    make_console(file).print(profile_table(profile))
+def plan_text(plan: Plan) -> str:
+    """What :func:`print_plan` prints, as text."""
+    stream = io.StringIO()
+    print_plan(plan, stream)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
 def plan_table(plan: Plan) -> Table:
     """A row per candidate: whether it fits, what it would cost, and why not; bytes sent where there are any."""
-    title = f"{plan.workload.model} on {plan.workload.data}, budget {plan.budget}"
-    table = _table(title)
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("fits")
     sends = any(candidate.predicted and candidate.predicted.sent_bytes for candidate in plan.candidates)
-    for head in ("predicted\npeak", "time per\nepoch", "time\nin all", "storage", *(["sent"] if sends else [])):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("exact")
-    table.add_column("why not, or notes", ratio=1, min_width=16)
+    figures = ("predicted\npeak", "time per\nepoch", "time\nin all", "storage", *(["sent"] if sends else []))
+    columns = [
+        Column("strategy", no_wrap=True),
+        Column("fits"),
+        *(Column(head, justify="right", no_wrap=True) for head in figures),
+        Column("exact"),
+        Column("why not, or notes", ratio=1, min_width=16),
+    ]
+    table = make_table(f"{plan.workload.model} on {plan.workload.data}, budget {plan.budget}", columns)
     for index, candidate in enumerate(plan.candidates):
         cells = _cells(candidate, chosen=index == plan.chosen, sends=sends)
         table.add_row(*cells, style="" if candidate.feasible else "dim")
@@ -62,30 +68,17 @@ def choice_line(plan: Plan) -> Text:
     return line.append(".")
 
 
-def profile_table(profile: Profile) -> Table:
-    """A row per unit: parameters, multiply-accumulates, bytes and seconds of one sample."""
-    table = _table("Units, per sample")
-    table.add_column("", justify="right")
-    table.add_column("unit")
-    for head in ("parameters", "MACs", "output", "saved for backward", "forward time"):
-        table.add_column(head, justify="right")
-    for number, unit in enumerate(profile.units, 1):
-        table.add_row(
-            str(number), Text(unit.name), count(unit.parameters), count(unit.macs), format_bytes(unit.output_bytes),
-            format_bytes(unit.saved_bytes), _short(unit.seconds),
-        )  # fmt: skip
-    units = profile.units
-    table.add_section()
-    table.add_row(
-        "", "all", count(sum(u.parameters for u in units)), count(sum(u.macs for u in units)),
-        format_bytes(sum(u.output_bytes for u in units)), format_bytes(sum(u.saved_bytes for u in units)),
-        _short(sum(u.seconds for u in units)),
-    )  # fmt: skip
-    return table
-
-
-def _table(title: str) -> Table:
-    return Table(title=Text(title, "bold"), title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+def print_comparison(trials: Sequence[Trial], file: TextIO | None = None) -> None:
+    """Print a row per trial: peak and seconds, predicted and measured, and their ratio; to stderr by default."""
+    images = max((trial.images for trial in trials), default=0)
+    figures = ("predicted\npeak", "measured,\nof budget", "ratio", "predicted\ntime", "measured", "ratio")
+    columns = [
+        Column("strategy", no_wrap=True),
+        *(Column(head, justify="right", no_wrap=True) for head in figures),
+        Column("error", ratio=1),
+    ]
+    rows = [_compared(trial) for trial in trials]
+    print_tables(make_table(f"Trials: one epoch over {images} images each", columns, rows), file=file)
 
 
 def _cells(candidate: Candidate, *, chosen: bool, sends: bool) -> list[Text | str]:
@@ -117,7 +110,18 @@ def _batches(batches: tuple[int, ...]) -> str:
     return f"batches {', '.join(map(str, batches))}" if batches else ""
 
 
-def _short(seconds: float) -> str:
-    if seconds <= 0:
-        return NONE
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else format_seconds(seconds)
+def _compared(trial: Trial) -> list[Text | str]:
+    return [
+        trial.strategy,
+        size(trial.predicted_peak_bytes),
+        against(trial.measured_peak_bytes, trial.budget_bytes),
+        _ratio(trial.peak_ratio),
+        duration(trial.predicted_seconds),
+        duration(trial.measured_seconds),
+        _ratio(trial.seconds_ratio),
+        Text(trial.error or "", "red"),
+    ]
+
+
+def _ratio(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
