@@ -21,6 +21,7 @@ from snugfit._core.workload import OptimizerSettings, TaskName, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
 from snugfit._engine.loading import Architecture, on_meta
 from snugfit._engine.tasks import default_optimizer, rules_of
+from snugfit._planner import Considered
 from snugfit._training.initial_weights import take_weights
 from snugfit._training.seeding import derive_seed
 from snugfit._training.split import TrainingData
@@ -217,21 +218,6 @@ def _optimizer(training: TrainingOptions, task: TaskName, *, transfers: bool) ->
     name = training.optimizer or ("adamw" if transfers else "sgd")
     own = (_TRANSFER_DEFAULTS if transfers else _DEFAULTS)[name]
     return replace(default_optimizer(own, task), **given)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Considered:
-    """The strategies of a plan.
-
-    Attributes:
-        strategies: what is asked for proposals.
-        standby: what is asked only where they leave something to be wished for.
-        left_out: names of those that are not asked, with the reason.
-    """
-
-    strategies: list[Strategy]
-    standby: list[Strategy]
-    left_out: dict[str, str]
 
 
 def make_strategies(request: Request) -> Considered:

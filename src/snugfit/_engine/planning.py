@@ -14,10 +14,10 @@ from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.request import Request
 from snugfit._data import Splits
-from snugfit._engine.builder import Assembly, Considered, assemble, make_strategies
+from snugfit._engine.builder import Assembly, assemble, make_strategies
 from snugfit._engine.history import measurements, past_runs
 from snugfit._engine.process import baseline, choose_device, describe_hardware
-from snugfit._planner import Experience, default_aim, search
+from snugfit._planner import Considered, Measuring, Question, default_aim, search
 from snugfit._training.events import Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
 from snugfit.local import check_local_loss
@@ -60,13 +60,13 @@ def make_plan(
     """
     if request.strategy.local_loss is not None:
         check_local_loss(request.strategy.local_loss)
-    considered = make_strategies(request) if measures else Considered([], [], {})
+    considered = make_strategies(request) if measures else Considered([])
     budget = Budget(**asdict(request.budget))
     aim = request.strategy.aim or default_aim(transfers=request.model.weights is not None)
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads)
     hardware = describe_hardware(device)
-    experience = Experience(measurements(request.machine, hardware), past_runs(request.machine, hardware))
+    known, runs = measurements(request.machine, hardware), past_runs(request.machine, hardware)
 
     def measured(name: str, index: int, count: int) -> None:
         for subscriber in subscribers:
@@ -77,17 +77,15 @@ def make_plan(
             assembly = assemble(request, splits, module)
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
-            found, profile = search(
-                considered.strategies, assembly.workload, assembly.chain, hardware, budget,
-                make_meter(resting, device), limit, on_measured, aim, considered.standby, considered.left_out,
-                experience,
-            )  # fmt: skip
+            question = Question(assembly.workload, assembly.chain, hardware, budget, aim)
+            measuring = Measuring(make_meter(resting, device), limit, on_measured, known)
+            found, profile = search(question, considered, measuring, runs)
         found = replace(found, command=command_of(request, found))
         return Planned(found, profile, assembly, resting)
 
     try:
         planned = attempt(budget.memory_bytes, measured)
-        for note in (*planned.assembly.splits.notes, *_reused(experience.measurements.found)):
+        for note in (*planned.assembly.splits.notes, *_reused(known.found)):
             for subscriber in subscribers:
                 subscriber(Notice(note))
         return planned

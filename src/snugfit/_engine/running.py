@@ -37,7 +37,7 @@ from snugfit._report.tensorboard import tensorboard_subscribers
 from snugfit._storage.files import write_json_atomic
 from snugfit._training.events import RunStarted, Subscriber
 from snugfit._training.metrics import METRICS_FILE
-from snugfit._training.run import Run
+from snugfit._training.run import Job, Machine, Run
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
 from snugfit.memory import MemoryLimit, make_meter
@@ -161,14 +161,8 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
         with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit:
             run = Run(
                 folder,
-                workload=plan.workload,
-                budget=plan.budget,
-                predicted=choice.predicted,
-                profile=planned.profile,
-                meter=make_meter(resting, device),
-                device=device,
-                hardware=plan.hardware,
-                limit=limit,
+                Job(plan.workload, plan.budget, choice.predicted, planned.profile),
+                Machine(plan.hardware, device, make_meter(resting, device), limit),
                 subscribers=(*subscribers, *tensorboard_subscribers()),
                 stop=flag,
                 cache_dir=run_cache_folder(options.cache_dir, folder),

@@ -2,11 +2,13 @@
 
 from snugfit._core.ranking import default_aim
 from snugfit._planner.calibration import PastRun, corrected, past_run
-from snugfit._planner.search import Experience, infeasible_error, search
+from snugfit._planner.search import Considered, Measuring, Question, infeasible_error, search
 
 __all__ = [
-    "Experience",
+    "Considered",
+    "Measuring",
     "PastRun",
+    "Question",
     "corrected",
     "default_aim",
     "infeasible_error",

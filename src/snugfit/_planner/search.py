@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from snugfit._chain import Chain
 from snugfit._core.budget import Aim, Budget
 from snugfit._core.eligibility import LAST_EXACT_RESORT, LAST_RESORT
 from snugfit._core.explanation import explanation_of
@@ -24,36 +24,79 @@ from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelErro
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.profiling import LOOKING_BYTES, Measurements, Probe, TensorProbe, describe, measure_probes, unit_facts
 
-if TYPE_CHECKING:
-    from snugfit._chain import Chain
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan answers.
+
+    Attributes:
+        workload: what is trained.
+        chain: the network, on the meta device.
+        hardware: the machine.
+        budget: what may be used.
+        aim: what candidates are ranked by.
+    """
+
+    workload: Workload
+    chain: Chain
+    hardware: Hardware
+    budget: Budget
+    aim: Aim = "time"
+
+
+@dataclass(frozen=True)
+class Considered:
+    """The strategies of a plan, with the user's settings.
+
+    Attributes:
+        strategies: asked for proposals.
+        standby: asked only if nothing else fits, or nothing else that is exact where the aim is not time.
+        left_out: names of those that are not asked, with the reason.
+    """
+
+    strategies: Sequence[Strategy]
+    standby: Sequence[Strategy] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How probes are measured.
+
+    Attributes:
+        meter: memory above the baseline.
+        limit: the memory budget, in force.
+        on_measured: called with every measured probe; None measures nothing, and so finds nothing feasible.
+        known: measurements from before; what is measured now is added.
+    """
+
+    meter: PeakMeter
+    limit: MemoryLimit
+    on_measured: Callable[[str, int, int], object] | None
+    known: Measurements = field(default_factory=Measurements)
+
+    def profile(self, probes: Sequence[Probe | TensorProbe]) -> Profile:
+        """Measure probes; lower bounds alone if the budget has no headroom for measuring, even between two steps."""
+        try:
+            return measure_probes(probes, self.meter, self.limit, self.on_measured, self.known)
+        except (RuntimeError, MemoryError, SystemError) as error:
+            if not is_out_of_memory(error):
+                raise
+        with self.limit.loosened(LOOKING_BYTES):
+            release_memory()
+            return measure_probes(probes, self.meter, self.limit, None, self.known)
 
 
 def search(
-    strategies: Sequence[Strategy],
-    workload: Workload,
-    chain: Chain,
-    hardware: Hardware,
-    budget: Budget,
-    meter: PeakMeter,
-    limit: MemoryLimit,
-    on_measured: Callable[[str, int, int], object] | None,
-    aim: Aim = "time",
-    standby: Sequence[Strategy] = (),
-    left_out: Mapping[str, str] | None = None,
-    experience: Experience | None = None,
+    question: Question, considered: Considered, measuring: Measuring, runs: Sequence[PastRun] = ()
 ) -> tuple[Plan, Profile]:
     """Measure the strategies' probes and rank what they propose.
 
     Args:
-        strategies: what to consider, with the user's settings.
-        workload, chain, hardware, budget: the question.
-        meter: memory above the baseline.
-        limit: the memory budget, in force.
-        on_measured: told of every measured probe; None measures nothing, and so finds nothing feasible.
-        aim: what candidates are ranked by.
-        standby: considered only where nothing else fits, or, where the aim is not time, nothing else that is exact.
-        left_out: names of strategies that are not considered, with the reason.
-        experience: what was measured before, and what runs came to.
+        question: what is planned.
+        considered: the strategies.
+        measuring: how probes are measured.
+        runs: finished runs, oldest first; predictions are corrected by them.
 
     Returns:
         The plan, feasible candidates first and the best of them first, and the profile behind it.
@@ -61,30 +104,17 @@ def search(
     Raises:
         ModelError: the only strategy finds the model unusable.
     """
-    experience = experience or Experience()
-    question = _Question(workload, chain, hardware, budget, meter, limit, on_measured, experience)
-    answers = question.ask(strategies, Profile(()))
-    unasked = dict(left_out or {})
-    if standby and _is_settled(answers.candidates, aim):
-        unasked |= {each.name: LAST_RESORT if aim == "time" else LAST_EXACT_RESORT for each in standby}
-    elif standby:
-        answers = question.ask(standby, answers.profile, answers)
+    asking, aim = _Asking(question, measuring, runs), question.aim
+    answers = asking.ask(considered.strategies, Profile(()))
+    unasked = dict(considered.left_out)
+    if considered.standby and _is_settled(answers.candidates, aim):
+        unasked |= {each.name: LAST_RESORT if aim == "time" else LAST_EXACT_RESORT for each in considered.standby}
+    elif considered.standby:
+        answers = asking.ask(considered.standby, answers.profile, answers)
     best = ranked([*answers.candidates, *(_unasked(*each) for each in unasked.items())], aim)
-    plan = Plan(workload, budget, hardware, best, 0 if best and best[0].feasible else None, aim)
+    chosen = 0 if best and best[0].feasible else None
+    plan = Plan(question.workload, question.budget, question.hardware, best, chosen, aim)
     return replace(plan, explanation=explanation_of(plan)), answers.profile
-
-
-@dataclass(frozen=True)
-class Experience:
-    """What is known of this machine from before.
-
-    Attributes:
-        measurements: of probes; what is measured now is added.
-        runs: oldest first; predictions are corrected by them.
-    """
-
-    measurements: Measurements = field(default_factory=Measurements)
-    runs: Sequence[PastRun] = ()
 
 
 @dataclass(frozen=True)
@@ -98,23 +128,18 @@ class _Answers:
 
 
 @dataclass(frozen=True)
-class _Question:
-    """What strategies are asked."""
+class _Asking:
+    """Asks strategies for proposals."""
 
-    workload: Workload
-    chain: Chain
-    hardware: Hardware
-    budget: Budget
-    meter: PeakMeter
-    limit: MemoryLimit
-    on_measured: Callable[[str, int, int], object] | None
-    experience: Experience
+    question: Question
+    measuring: Measuring
+    runs: Sequence[PastRun]
 
     def ask(self, strategies: Sequence[Strategy], known: Profile, before: _Answers | None = None) -> _Answers:
         """Measure what strategies still need; earlier strategies propose again with the remaining headroom."""
-        workload, chain, hardware = self.workload, self.chain, self.hardware
+        workload, chain, hardware = self.question.workload, self.question.chain, self.question.hardware
         alone = len(strategies) == 1 and before is None
-        with self.limit.loosened(LOOKING_BYTES):
+        with self.measuring.limit.loosened(LOOKING_BYTES):
             reasons = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
             able = [strategy for strategy in strategies if not reasons[strategy.name]]
             network = "\n".join(describe(unit.module) for unit in chain.all_units)
@@ -123,19 +148,18 @@ class _Question:
                 for strategy in able
                 for probe in strategy.probes(workload, chain, hardware)
             ]
-        measured = _measured(probes, self.meter, self.limit, self.on_measured, self.experience.measurements)
-        profile = _together(known, measured)
+        profile = _together(known, self.measuring.profile(probes))
         refused = [Candidate(name, False, reasons=tuple(words)) for name, words in reasons.items() if words]
         if before is not None:
             refused, able = [*before.refused, *refused], [*before.able, *able]
-        with self.limit.loosened(LOOKING_BYTES):
+        with self.measuring.limit.loosened(LOOKING_BYTES):
             profile = replace(profile, units=unit_facts(chain))
             found = [each for strategy in able for each in self._found(strategy, profile)]
         return _Answers([*refused, *found], refused, able, profile)
 
     def _found(self, strategy: Strategy, profile: Profile) -> list[Candidate]:
-        learnt = correction(self.experience.runs, strategy.name, self.workload)
-        return candidates_of(strategy, self.workload, profile, self.hardware, self.budget, learnt)
+        question, learnt = self.question, correction(self.runs, strategy.name, self.question.workload)
+        return candidates_of(strategy, question.workload, profile, question.hardware, question.budget, learnt)
 
 
 def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:
@@ -158,21 +182,6 @@ def _together(known: Profile, more: Profile) -> Profile:
         seconds=known.seconds + more.seconds,
         tensors=more.tensors or known.tensors,
     )
-
-
-def _measured(
-    probes: Sequence[Probe | TensorProbe], meter: PeakMeter, limit: MemoryLimit,
-    on_measured: Callable[[str, int, int], object] | None, known: Measurements | None,
-) -> Profile:  # fmt: skip
-    """The profile; floors alone if the budget has no headroom for measuring, even between two steps."""
-    try:
-        return measure_probes(probes, meter, limit, on_measured, known)
-    except (RuntimeError, MemoryError, SystemError) as error:
-        if not is_out_of_memory(error):
-            raise
-    with limit.loosened(LOOKING_BYTES):
-        release_memory()
-        return measure_probes(probes, meter, limit, None, known)
 
 
 def _reasons(

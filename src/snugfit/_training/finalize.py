@@ -32,6 +32,29 @@ class FinalEvaluation:
     confusion: list[list[int]]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a strategy came to.
+
+    Attributes:
+        strategy: its name.
+        settings: its settings as they were in the end.
+        evaluation: of the finished model.
+        parameters: counts by kind of model.
+        exit_taken: the chosen exit, in strategies that have some.
+        intervals: records of the intervals between two selections of tensors.
+        tensors: names of the tensors that selections are made among.
+    """
+
+    strategy: str
+    settings: dict[str, Any]
+    evaluation: FinalEvaluation
+    parameters: dict[str, int]
+    exit_taken: dict[str, Any] | None = None
+    intervals: Sequence[IntervalRecord] = ()
+    tensors: Sequence[str] = ()
+
+
 def evaluate_model(
     forward: Callable[[Tensor], Tensor], data: TrainingData, run: Run, batch_size: int
 ) -> FinalEvaluation:
@@ -80,23 +103,12 @@ def _accuracies(evaluation: FinalEvaluation, workload: Workload) -> dict[str, fl
     return found
 
 
-def make_record(
-    run: Run,
-    *,
-    strategy: str,
-    settings: dict[str, Any],
-    evaluation: FinalEvaluation,
-    parameters: dict[str, int],
-    data: TrainingData,
-    exit_taken: dict[str, Any] | None = None,
-    intervals: Sequence[IntervalRecord] = (),
-    tensors: Sequence[str] = (),
-) -> Record:
-    """Put prediction beside measurement, and tell the subscribers that the run is done."""
+def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
+    """Put prediction next to measurement, and tell the subscribers that the run is done."""
     run.tick()
     position, predicted, workload = run.position, run.predicted, run.workload
     record = Record(
-        strategy=strategy,
+        strategy=outcome.strategy,
         model=workload.model,
         data=workload.data,
         device=str(run.device),
@@ -120,18 +132,18 @@ def make_record(
             "missed_phases": [phase.name for phase in position.phases if phase.missed],
             "energy_joules": position.energy_joules if run.energy.counts else None,
         },
-        accuracy=_accuracies(evaluation, workload),
-        parameters=parameters,
-        exit=exit_taken,
-        settings=settings,
+        accuracy=_accuracies(outcome.evaluation, workload),
+        parameters=outcome.parameters,
+        exit=outcome.exit_taken,
+        settings=outcome.settings,
         run_dir=str(run.folder),
         phases=tuple(position.phases),
         exits=tuple(position.exits),
-        intervals=tuple(intervals),
-        tensors=tuple(tensors),
+        intervals=tuple(outcome.intervals),
+        tensors=tuple(outcome.tensors),
         profile=to_data(run.profile),
         overhead_seconds={"profiling": run.profile.seconds, **position.overheads},
-        confusion=evaluation.confusion,
+        confusion=outcome.evaluation.confusion,
         class_names=data.class_names,
         workload=to_data(workload),
         hardware=to_data(run.hardware),

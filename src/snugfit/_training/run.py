@@ -80,8 +80,42 @@ class Position:
         self.loss_sum, self.correct, self.samples = 0.0, 0, 0
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a run does: the chosen candidate of a plan.
+
+    Attributes:
+        workload: what is trained.
+        budget: what may be used.
+        predicted: the cost.
+        profile: what it was predicted from.
+    """
+
+    workload: Workload
+    budget: Budget
+    predicted: Cost
+    profile: Profile
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run takes place.
+
+    Attributes:
+        hardware: the machine.
+        device: the device that computes.
+        meter: memory above the baseline.
+        limit: the memory budget, in force.
+    """
+
+    hardware: Hardware
+    device: torch.device
+    meter: PeakMeter
+    limit: MemoryLimit
+
+
 class Run:
-    """What a strategy's ``fit`` is handed beside the chain and the data.
+    """What a strategy's ``fit`` receives in addition to the chain and the data.
 
     ``weights`` holds every unit's weights by its index in the chain, ``exits`` every exit's classifier likewise.
     """
@@ -89,24 +123,23 @@ class Run:
     def __init__(
         self,
         folder: Path,
+        job: Job,
+        machine: Machine,
         *,
-        workload: Workload,
-        budget: Budget,
-        predicted: Cost,
-        profile: Profile,
-        meter: PeakMeter,
-        device: torch.device,
         subscribers: Sequence[Subscriber] = (),
-        hardware: Hardware,
-        limit: MemoryLimit,
         stop: StopFlag | None = None,
         cache_dir: Path | None = None,
         commands: Commands | None = None,
     ) -> None:
-        self.folder, self.workload, self.budget, self.predicted = folder, workload, budget, predicted
-        self.profile, self.meter, self.device, self.stop = profile, meter, device, stop or StopFlag()
-        self.hardware, self.limit, self.enforced = hardware, limit, limit.enforced
-        self.commands = commands
+        self.folder, self.workload, self.budget = folder, job.workload, job.budget
+        self.predicted, self.profile = job.predicted, job.profile
+        self.hardware, self.device, self.meter, self.limit = (
+            machine.hardware,
+            machine.device,
+            machine.meter,
+            machine.limit,
+        )
+        self.enforced, self.stop, self.commands = machine.limit.enforced, stop or StopFlag(), commands
         self.cache_dir = cache_dir or folder / "cache"
         self.manifest = Manifest.take_up(folder, self.cache_dir)
         self.weights = UnitStore(folder / "weights", self.manifest)

@@ -20,7 +20,7 @@ from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._storage.weights_file import save_model
 from snugfit._training.dry_run import falling, rehearse
-from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import train_phase
 from snugfit._training.network import Forward, NetworkTrainer
 from snugfit._training.run import Run
@@ -160,10 +160,8 @@ def fit_whole(strategy: MicroBatching, chain: Chain, data: TrainingData, run: Ru
     evaluation = evaluate_model(trained.trainer.evaluating(), data, run, phase.batch_size)
     run.end_phase(phase, run.workload.epochs, trained.steps)
     parameters = {"full": chain.parameters, "trained_model": chain.parameters}
-    return make_record(
-        run, strategy=strategy.name, settings={**asdict(strategy), **asdict(trained.settings)}, evaluation=evaluation,
-        parameters=parameters, data=data,
-    )  # fmt: skip
+    settings = {**asdict(strategy), **asdict(trained.settings)}
+    return make_record(run, data, Outcome(strategy.name, settings, evaluation, parameters))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from snugfit._core.record import Record
 from snugfit._core.record_checks import read_record
 from snugfit._storage.files import write_json_atomic
 from snugfit._training.events import Notice, RunDone
-from snugfit._training.finalize import FinalEvaluation, evaluate_model, make_record
+from snugfit._training.finalize import FinalEvaluation, Outcome, evaluate_model, make_record
 from snugfit._training.split import TrainingData
 
 
@@ -70,10 +70,9 @@ def test_the_record_puts_prediction_beside_measurement(tmp_path):
     run.position.phase_tensor_bytes, run.position.storage_bytes = 60, 5
     run.add_overhead("caching", 2.0)
     run.end_phase(PHASE, 3, 5)
-    record = make_record(
-        run, strategy="backprop", settings={"micro_batch": 2}, evaluation=FinalEvaluation(0.5, 0.25, 1.0, [[1]]),
-        parameters={"full": 9, "trained_model": 4}, data=data(), exit_taken={"unit": "a", "index": 0, "of": 2},
-    )  # fmt: skip
+    evaluation, parameters = FinalEvaluation(0.5, 0.25, 1.0, [[1]]), {"full": 9, "trained_model": 4}
+    taken = {"unit": "a", "index": 0, "of": 2}
+    record = make_record(run, data(), Outcome("backprop", {"micro_batch": 2}, evaluation, parameters, taken))
     assert isinstance(record, Record) and events[-1] == RunDone(record)
     assert record.predicted == {"peak_bytes": 100, "seconds": 3.0, "storage_bytes": 7}
     seconds = record.measured.pop("seconds")
@@ -97,10 +96,7 @@ def test_a_phase_above_its_own_prediction_is_a_miss_although_the_run_holds(tmp_p
         run.start_phase(phase, 0, 2, 3, 5)
         run.meter.next_peak = peak
         run.end_phase(phase, 3, 5)
-    record = make_record(
-        run, strategy="backprop", settings={}, evaluation=FinalEvaluation(0.5, 0.25, 1.0, [[1]]), parameters={},
-        data=data(),
-    )  # fmt: skip
+    record = make_record(run, data(), Outcome("backprop", {}, FinalEvaluation(0.5, 0.25, 1.0, [[1]]), {}))
     assert record.measured["peak_bytes"] == 80 <= record.predicted["peak_bytes"]
     assert record.measured["missed_phases"] == ["low"]
     write_json_atomic(tmp_path / "record.json", record.to_json())

@@ -11,7 +11,7 @@ from training_samples import PHASE, OneWeight, Source, make_run, make_workload
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.events import EpochDone, StepDone
-from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import count_correct, train_phase
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.split import TrainingData
@@ -164,8 +164,6 @@ def test_the_record_holds_map50(tmp_path, test):
     data = TrainingData(Boxed(4), Boxed(4), Boxed(2) if test else None, ("a", "b"))
     run = make_run(tmp_path, **BOXES)
     found = evaluate_model(all_found, data, run, 2)
-    record = make_record(
-        run, strategy="backprop", settings={}, evaluation=found, parameters={"full": 1, "trained_model": 1}, data=data
-    )
+    record = make_record(run, data, Outcome("backprop", {}, found, {"full": 1, "trained_model": 1}))
     assert record.accuracy == {"val": 1.0, "test": 1.0 if test else None, "test_top5": None, "map50": 1.0}
     assert record.confusion == []

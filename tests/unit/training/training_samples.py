@@ -10,7 +10,7 @@ from snugfit._core.cost import Cost, Phase
 from snugfit._core.hardware import Hardware
 from snugfit._core.profile import Profile
 from snugfit._core.workload import OptimizerSettings, Workload
-from snugfit._training.run import Run
+from snugfit._training.run import Job, Machine, Run
 from snugfit._training.step import StepResult
 from snugfit.memory import Baseline, MemoryLimit
 
@@ -121,11 +121,8 @@ def make_workload(**changes):
 
 
 def make_run(folder, subscribers=(), budget=None, **changes):
-    return Run(
-        folder, workload=make_workload(**changes), budget=Budget(budget), predicted=Cost(100, 1.0, 3.0, 7),
-        profile=Profile(()), meter=ToldMeter(), device=CPU, subscribers=subscribers, hardware=HARDWARE,
-        limit=OpenLimit(),
-    )  # fmt: skip
+    job = Job(make_workload(**changes), Budget(budget), Cost(100, 1.0, 3.0, 7), Profile(()))
+    return Run(folder, job, Machine(HARDWARE, CPU, ToldMeter(), OpenLimit()), subscribers=subscribers)
 
 
 PHASE = Phase("network", 100, 3.0, 2, ("a", "b"))

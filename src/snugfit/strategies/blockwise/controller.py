@@ -19,7 +19,7 @@ from snugfit._storage.weights_file import save_model
 from snugfit._training.cached_batches import THREAD_BYTES, CachedBatches
 from snugfit._training.dry_run import falling, rehearse
 from snugfit._training.events import CacheProgress, ExitMeasured, Notice
-from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import BatchSource, stop_if_asked, train_phase
 from snugfit._training.recomputed_batches import RecomputedBatches
 from snugfit._training.run import Run
@@ -292,15 +292,10 @@ class Controller:
         evaluation = evaluate_model(model.eval(), self.data, run, phase.batch_size)
         run.end_phase(phase, 0, 0)
         self.caches.keep_only(None)
-        return make_record(
-            run,
-            strategy=self.strategy.name,
-            settings=asdict(self.strategy),
-            evaluation=evaluation,
-            parameters={"full": layout.chain.parameters, "trained_model": chosen.parameters},
-            data=self.data,
-            exit_taken={"unit": chosen.unit, "index": chosen.index, "of": len(layout)},
-        )
+        parameters = {"full": layout.chain.parameters, "trained_model": chosen.parameters}
+        taken = {"unit": chosen.unit, "index": chosen.index, "of": len(layout)}
+        settings = asdict(self.strategy)
+        return make_record(run, self.data, Outcome(self.strategy.name, settings, evaluation, parameters, taken))
 
     def _load_exit(self, index: int) -> nn.Module:
         """The exit model; on the processor its weights are maps of their files, which the budget does not count."""

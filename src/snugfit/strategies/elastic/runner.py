@@ -21,7 +21,7 @@ from snugfit._core.tensors import TensorProfile
 from snugfit._storage.weights_file import save_model
 from snugfit._training.dry_run import SPARE_BYTES
 from snugfit._training.events import Notice, TensorsSelected
-from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import count_correct, train_phase
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
@@ -62,10 +62,8 @@ def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -
     evaluation = evaluate_model(fit.trainer.module.eval(), data, run, phase.batch_size)
     kept = sum(parameter.numel() for parameter in fit.trainer.module.parameters())
     parameters = {"full": fit.parameters, "trained_model": kept}
-    return make_record(
-        run, strategy=strategy.name, settings=asdict(strategy), evaluation=evaluation, parameters=parameters, data=data,
-        intervals=fit.intervals, tensors=fit.sizes.memory.names,
-    )  # fmt: skip
+    outcome = Outcome(strategy.name, asdict(strategy), evaluation, parameters)
+    return make_record(run, data, replace(outcome, intervals=fit.intervals, tensors=fit.sizes.memory.names))
 
 
 class _Fit:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from snugfit._chain import Chain
 from snugfit._core.record import Record
 from snugfit._storage.weights_file import save_model
-from snugfit._training.finalize import evaluate_model, make_record
+from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
@@ -45,7 +45,5 @@ def fit_sidenet(strategy: Sidenet, chain: Chain, data: TrainingData, run: Run) -
     buffers = {name for name, _ in module.named_buffers()}
     kept = sum(tensor.numel() for name, tensor in state.items() if name not in buffers)
     settings = {**asdict(strategy), **asdict(trained.settings), "widths": frozen.table if taken.pruned else {}}
-    return make_record(
-        run, strategy=strategy.name, settings=settings, evaluation=evaluation,
-        parameters={"full": chain.parameters, "trained_model": kept}, data=data,
-    )  # fmt: skip
+    parameters = {"full": chain.parameters, "trained_model": kept}
+    return make_record(run, data, Outcome(strategy.name, settings, evaluation, parameters))
