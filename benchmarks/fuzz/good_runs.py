@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import ROOT
-from snugfit._core.manifest import Manifest
 from snugfit._storage.activation_cache import CacheWriter
+from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import write_tensors
 
 _TRAIN = (

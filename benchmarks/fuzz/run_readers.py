@@ -15,10 +15,8 @@ from snugfit._chain.store import UnitStore
 from snugfit._cli.config import read_config
 from snugfit._cli.hosts import read_hosts
 from snugfit._core.cluster import read_cluster
-from snugfit._core.digests import Digester
 from snugfit._core.documents import read_data as read_file
 from snugfit._core.hardware import Hardware
-from snugfit._core.manifest import MANIFEST_FILE, Manifest, _Content, _digest
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.request import MachineOptions, Request
@@ -30,6 +28,8 @@ from snugfit._report.page import read_record
 from snugfit._report.run_page import render
 from snugfit._storage.activation_cache import ActivationCache
 from snugfit._storage.checkpoint import CheckpointStore
+from snugfit._storage.digests import Digester
+from snugfit._storage.manifest import MANIFEST_FILE, Manifest, _Content, _digest
 from snugfit._storage.tensor_file import read_tensors
 from snugfit.errors import SnugfitError
 from snugfit.profiling.measurement_cache import Measurement

@@ -15,7 +15,7 @@ import torch
 
 import snugfit
 from snugfit._cli.evaluate import summary
-from snugfit._core.manifest import Manifest
+from snugfit._storage.manifest import Manifest
 from snugfit.detection import detections
 
 MODEL = ["--task", "detect", "--model", "yolov2_16", "--image-size", "64", "--threads", "1"]

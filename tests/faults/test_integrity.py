@@ -21,13 +21,13 @@ import torch
 import snugfit
 from snugfit._cli.app import run as command
 from snugfit._cli.worker import COMMANDS
-from snugfit._core import lock
-from snugfit._core.digests import FileDigest
-from snugfit._core.manifest import Manifest
-from snugfit._core.outputs import require_run_folder
 from snugfit._engine.images import RunImages
 from snugfit._engine.running import FIRST_FILES
+from snugfit._storage import lock
+from snugfit._storage.digests import FileDigest
 from snugfit._storage.files import write_json_atomic
+from snugfit._storage.manifest import Manifest
+from snugfit._storage.outputs import require_run_folder
 from snugfit.errors import CheckpointError, UsageError
 
 MAKE = """
@@ -277,7 +277,7 @@ def in_this_process(asked: dict[str, Any], on_row: Any = None) -> dict[str, Any]
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
 def test_a_run_that_was_killed_before_it_began_is_started_again(made: Path, kept: int, tmp_path: Path) -> None:
     """SIGKILL between two of the files that a run is resumed from, and before the first of them."""
-    manifest = Manifest.take_up(tmp_path)
+    manifest = Manifest.reopen(tmp_path)
     for name in FIRST_FILES[:kept]:
         write_json_atomic(tmp_path / name, json.loads((made / "interrupted" / name).read_text()), manifest)
     if kept == 0:
@@ -332,7 +332,7 @@ def test_a_folder_in_another_place_is_as_good(finished: Path, tmp_path: Path) ->
 HOLD = """
 import sys, time
 from pathlib import Path
-from snugfit._core.lock import run_lock
+from snugfit._storage.lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)

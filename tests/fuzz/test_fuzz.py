@@ -15,7 +15,7 @@ from benchmarks.fuzz.hunt import CORPUS, Trial, hunt, kept_trials
 from benchmarks.fuzz.readers import READERS
 
 import snugfit
-from snugfit._core.manifest import Manifest
+from snugfit._storage.manifest import Manifest
 from snugfit.errors import CheckpointError
 
 TRIALS = 8

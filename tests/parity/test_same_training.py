@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 import snugfit
 from snugfit._api import RunnablePlan
-from snugfit._core.manifest import Manifest
 from snugfit._core.serial import from_data, to_data
+from snugfit._storage.manifest import Manifest
 from snugfit._training.events import CacheProgress, Event, PhaseDone, StepDone
 from snugfit.errors import InterruptedRunError
 from snugfit.strategies.blockwise import Blockwise

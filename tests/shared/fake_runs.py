@@ -8,10 +8,10 @@ import math
 import random
 from pathlib import Path
 
-from snugfit._core.manifest import Manifest
 from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit._core.record import ExitRecord, PhaseRecord, Record
 from snugfit._core.serial import to_data
+from snugfit._storage.manifest import Manifest
 
 BUDGET = 100_000_000
 WIDTHS = [64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]

@@ -9,11 +9,11 @@ from snugfit._core.budget import Budget
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.record import Record
 from snugfit._core.request import Request
-from snugfit._core.verify import Verification, verify
 from snugfit._data import Splits, from_dataset, load_boxed
 from snugfit._engine.loading import Architecture
 from snugfit._engine.process import prepare_process
 from snugfit._report.console import ConsoleProgress
+from snugfit._storage.verify import Verification, verify
 from snugfit._training.events import (
     CacheProgress,
     EpochDone,

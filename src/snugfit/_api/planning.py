@@ -13,7 +13,6 @@ from snugfit._api.training import TrainedRecord
 from snugfit._core.budget import Budget
 from snugfit._core.command import as_typed
 from snugfit._core.options import Count, checked
-from snugfit._core.outputs import require_places
 from snugfit._core.request import OWN, BudgetOptions, Request, Trained
 from snugfit._core.trial import STEPS, Trial
 from snugfit._engine.builder import own_splits
@@ -25,6 +24,7 @@ from snugfit._engine.trials import compare
 from snugfit._planner import infeasible_error
 from snugfit._report.console import ConsoleProgress
 from snugfit._report.plan_table import plan_text
+from snugfit._storage.outputs import require_places
 from snugfit._training.events import Subscriber
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import UnknownNameError, UsageError

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from snugfit._chain.unit import Unit
-from snugfit._core.manifest import Manifest
+from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import map_tensors, read_tensors, write_tensors
 from snugfit.errors import CheckpointError
 

@@ -12,8 +12,8 @@ from snugfit._cli.launcher import run_all
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import SCHEMA, note, print_json
 from snugfit._core.cluster import Cluster, Link, Rank
-from snugfit._core.outputs import require_file, whole_file
 from snugfit._quantities import format_bytes
+from snugfit._storage.outputs import require_file, whole_file
 from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError
 
 MODULE = "snugfit._cli.examine"

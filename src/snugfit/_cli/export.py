@@ -6,8 +6,8 @@ from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import SCHEMA, note, print_json
 from snugfit._core.options import Workers
-from snugfit._core.outputs import require_folder
 from snugfit._core.request import ExportFormat
+from snugfit._storage.outputs import require_folder
 
 
 def export(

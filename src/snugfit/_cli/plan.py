@@ -10,11 +10,11 @@ from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, 
 from snugfit._cli.output import note, print_json
 from snugfit._cli.plan_cache import Answer
 from snugfit._cli.retries import plan_again
-from snugfit._core.outputs import require_places
 from snugfit._core.plan import Plan
 from snugfit._core.request import Request
 from snugfit._core.serial import from_data
 from snugfit._core.trial import Trial
+from snugfit._storage.outputs import require_places
 
 
 def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, output: OutputOptions = SHOW_ALL) -> int:

@@ -12,7 +12,7 @@ from snugfit._cli.failures import FailedError
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import SCHEMA, print_json
 from snugfit._core.options import Count, Workers
-from snugfit._core.outputs import require_file, whole_file
+from snugfit._storage.outputs import require_file, whole_file
 from snugfit.errors import DataError
 
 COLUMNS = ("path", "class", "probability", "left", "top", "right", "bottom")

@@ -9,8 +9,8 @@ from typing import Any
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import NO_FLAGS, SHOW_ALL, UNITS_ALONE, OutputOptions, ProfileOptions, RequestFlags
 from snugfit._cli.output import note, print_json
-from snugfit._core.outputs import require_file, require_folder
 from snugfit._quantities import format_bytes, format_seconds, format_short_seconds
+from snugfit._storage.outputs import require_file, require_folder
 from snugfit.errors import UsageError
 
 

@@ -16,8 +16,8 @@ from snugfit._cli.plan import planned
 from snugfit._cli.report import draw
 from snugfit._cli.retries import plan_again
 from snugfit._core.documents import read_data
-from snugfit._core.outputs import require_folder, require_places
 from snugfit._core.request import Request
+from snugfit._storage.outputs import require_folder, require_places
 from snugfit.errors import CheckpointError, UsageError
 
 Resume = Annotated[str | None, Parameter(group=Group("Machine", sort_key=6))]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import SCHEMA, print_json
 from snugfit._core.serial import to_data
-from snugfit._core.verify import Verification
-from snugfit._core.verify import verify as look
+from snugfit._storage.verify import Verification
+from snugfit._storage.verify import verify as look
 from snugfit.errors import CheckpointError
 
 

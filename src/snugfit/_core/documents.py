@@ -1,6 +1,6 @@
-"""JSON and other text files that somebody else may have written or damaged: read whole, checked, and within limits.
+"""JSON and other text files of unknown origin: read as a whole, checked, and within limits.
 
-Every small file that is read goes through here: run folders, kept measurements, clusters, lists beside data.
+Every small file is read here: of run folders, cached measurements, clusters, and lists next to data.
 :mod:`snugfit._core.yaml_text` does the same for YAML. Functions that take a path raise the error class that the caller
 gives; those that take a text or data raise :class:`DocumentError`.
 """
@@ -26,13 +26,13 @@ MOST_BYTES = 64 * 2**20
 """Largest text that is read whole."""
 _PIECE_BYTES = 2**16
 DEEPEST = 64
-"""Lists and objects inside one another."""
+"""Most levels of nested lists and objects."""
 LARGEST = 2**64
-"""Integers are smaller than this, up and down."""
+"""Absolute values of integers are smaller."""
 
 
 class DocumentError(ValueError):
-    """A text that is no JSON or YAML, or not one that is accepted; says what is wrong with it."""
+    """A text that is not JSON or YAML, or exceeds a limit; the message says what is wrong."""
 
 
 def read_text(
@@ -70,7 +70,7 @@ def read_json(path: str | Path, error: type[SnugfitError] = CheckpointError, adv
 def read_data(
     kind: type[T], path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "Restore it."
 ) -> T:
-    """Read a dataclass from what :func:`snugfit._core.serial.to_data` made of it; fields that it lacks are ignored.
+    """Read a dataclass that :func:`snugfit._core.serial.to_data` wrote; unknown fields are ignored.
 
     Raises:
         SnugfitError: of the class ``error``, naming the file, the field and what was expected there.
@@ -81,7 +81,7 @@ def read_data(
 def read_as(
     make: Callable[[Any], T], path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "Restore it."
 ) -> T:
-    """Read what a function makes of a JSON file.
+    """Read a JSON file and convert it with a function.
 
     Raises:
         SnugfitError: of the class ``error``, naming the file, what is wrong and the ``advice``.
@@ -97,7 +97,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON: numbers finite and below 2^64, lists and objects not too deep, no key twice in an object.
 
     Raises:
-        DocumentError: it is none, or not such.
+        DocumentError: it is not JSON, or exceeds a limit.
     """
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
@@ -110,7 +110,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def made(make: Callable[[Any], T], data: Any) -> T:
-    """What a function makes of data of unknown origin.
+    """Convert data of unknown origin with a function.
 
     Raises:
         DocumentError: a field is missing, of another type, or has a value that is refused.
@@ -161,7 +161,7 @@ def _check_scalar(item: Any) -> None:
 
 
 def open_regular(path: str | Path) -> int:
-    """Open a file for reading, and give its descriptor; opening a pipe would wait for who writes to it.
+    """Open a file for reading, and return its descriptor; a pipe is refused, because opening one may wait forever.
 
     Raises:
         OSError: it cannot be opened.

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit._core.manifest import listing
-from snugfit._core.outputs import require_file, require_folder
 from snugfit._core.serial import to_data
 from snugfit._engine.loading import Architecture, load
+from snugfit._storage.manifest import listing
+from snugfit._storage.outputs import require_file, require_folder
 from snugfit._storage.weights_file import MODEL_FILE
 from snugfit.errors import ModelError, UnusableInputError
 

@@ -14,14 +14,15 @@ from torch import fx, nn
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit._core import documents, record_checks
-from snugfit._core.manifest import Manifest, check_files
 from snugfit._core.record import Record
 from snugfit._core.request import OWN
 from snugfit._core.serial import to_data
 from snugfit._core.workload import TaskName
 from snugfit._storage.files import write_json_atomic
+from snugfit._storage.manifest import Manifest, check_files
 from snugfit._storage.tensor_file import read_tensors
 from snugfit._storage.weights_file import MODEL_FILE
+from snugfit._training.network import foreign_state
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.local.assignment import Layout
 from snugfit.memory.limit import is_out_of_memory
@@ -145,12 +146,8 @@ def load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None)
     check_files(folder, MODEL_FILE)
     state = read_tensors(folder / MODEL_FILE)
     module = rebuild(architecture.chain(model), record, len(architecture.class_names), state)
-    try:
+    with foreign_state(str(folder / MODEL_FILE), "Restore it from a copy, or train again."):
         module.load_state_dict(state, assign=True)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{folder / MODEL_FILE} belongs to another model: {str(error).splitlines()[-1]}"
-        ) from error
     return module.eval()
 
 

@@ -12,9 +12,6 @@ from typing import Any
 from torch import nn
 
 from snugfit._core.documents import DocumentError, made
-from snugfit._core.lock import run_lock
-from snugfit._core.manifest import Manifest
-from snugfit._core.outputs import require_folder, require_run_folder
 from snugfit._core.paths import run_cache_folder
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
@@ -35,6 +32,9 @@ from snugfit._planner import infeasible_error
 from snugfit._quantities import format_bytes
 from snugfit._report.tensorboard import tensorboard_subscribers
 from snugfit._storage.files import write_json_atomic
+from snugfit._storage.lock import run_lock
+from snugfit._storage.manifest import Manifest
+from snugfit._storage.outputs import require_folder, require_run_folder
 from snugfit._training.events import RunStarted, Subscriber
 from snugfit._training.metrics import METRICS_FILE
 from snugfit._training.run import Job, Machine, Run
@@ -60,7 +60,7 @@ def execute(
 
 def write_run(folder: Path, planned: Planned) -> None:
     """Write what :func:`resume` reads: from then on a run can be taken up, if it has begun or not."""
-    manifest = Manifest.take_up(folder)
+    manifest = Manifest.reopen(folder)
     write_json_atomic(folder / "request.json", from_anywhere(planned.assembly.request).to_json(), manifest)
     write_json_atomic(folder / "profile.json", to_data(planned.profile), manifest)
     planned.assembly.architecture.write(folder, manifest)

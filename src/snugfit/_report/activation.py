@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from snugfit._core.outputs import require_folder, whole_file
 from snugfit._quantities import format_bytes
 from snugfit._report.markup import html, page
+from snugfit._storage.outputs import require_folder, whole_file
 
 CHART = "Choose another --chart."
 

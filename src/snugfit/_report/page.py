@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snugfit._core import record_checks
-from snugfit._core.manifest import check_files, listing
-from snugfit._core.outputs import require_file
 from snugfit._core.record import Record
 from snugfit._report.metrics import read_metrics
 from snugfit._storage.files import replacing
+from snugfit._storage.manifest import check_files, listing
+from snugfit._storage.outputs import require_file
 from snugfit.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
         CheckpointError: ``record.json`` is missing or damaged.
         UsageError, OutOfStorageError: the page cannot be written.
     """
-    from snugfit._report.run_page import render
-
     run_dir = Path(run_dir)
     record = require_page(run_dir)
+    from snugfit._report.run_page import render  # imports matplotlib
+
     page = render(record, read_metrics(run_dir / "metrics.csv"), pictures)
     path = run_dir / "report.html"
     with listing(run_dir) as manifest, replacing(path, manifest) as file:

@@ -1,6 +1,6 @@
 """The activation cache: a trained block's outputs in one file on disk, and batches read back from it.
 
-NeuroFlux section 5.3. Rows are read with ``preadv``, not mapped: pages of a mapped file would blur the memory meter.
+NeuroFlux section 5.3. Rows are read with ``preadv`` and not mapped, because mapped pages blur the measured memory.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snugfit._core.digests import Digester, sync_file
 from snugfit._core.documents import read_data
-from snugfit._core.manifest import Manifest
 from snugfit._core.request import CacheDtype
 from snugfit._core.serial import to_data
 from snugfit._quantities import format_bytes
+from snugfit._storage.digests import Digester, sync_file
 from snugfit._storage.files import read_exactly, storage_errors, write_json_atomic
+from snugfit._storage.manifest import Manifest
 from snugfit._storage.row_format import RowFormat
 from snugfit._storage.tensor_file import as_bytes
 from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
@@ -46,7 +46,7 @@ def _paths(folder: Path, name: str) -> tuple[Path, Path]:
 
 @dataclass(frozen=True)
 class _Description:
-    """What the file beside the rows says of them."""
+    """What the JSON file next to the rows says of them."""
 
     format: int
     rows: int
@@ -61,21 +61,21 @@ def _describe(rows: int, row_format: RowFormat) -> _Description:
 
 
 class CacheWriter:
-    """Writes a cache row by row; it becomes a cache when :meth:`close` has written its description.
+    """Writes a cache row by row; it is complete when :meth:`close` has written its description.
 
-    Used as a context manager, it removes its file when it is left before that.
+    As a context manager it removes an incomplete file at the end.
 
     Args:
-        folder: where caches lie; made if missing.
-        name: name of the cache; one of the same name is replaced.
+        folder: folder of the caches; created if missing.
+        name: name of the cache; an older one of this name is replaced.
         rows: samples that will be written, over all views.
         row_shape: shape of one sample, ``(C, H, W)`` or ``(D,)``.
         dtype: stored type.
-        storage_left: bytes of the storage budget that are left; None when it is unlimited.
-        manifest: lists the cache once it is complete, where it belongs to a run.
+        storage_left: bytes that are left of the storage budget; None if it is unlimited.
+        manifest: lists the complete cache, in a run.
 
     Raises:
-        OutOfStorageError: the cache would not fit the storage budget or the disk.
+        OutOfStorageError: the cache does not fit the storage budget or the disk.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class CacheWriter:
         self.written = end
 
     def close(self) -> ActivationCache:
-        """Finish the file, describe it, and open it for reading.
+        """Complete the file, write its description, and open it for reading.
 
         Raises:
             UsageError: fewer rows were written than announced.
@@ -184,7 +184,7 @@ class ActivationCache:
     """A complete cache on disk.
 
     Attributes:
-        folder, name: where it lies.
+        folder, name: its place.
         rows: samples, over all views.
         format: layout of a row.
         labels: labels of the rows, (rows,) int64.
@@ -196,7 +196,7 @@ class ActivationCache:
         if path.stat().st_size != self.bytes:
             raise CheckpointError(
                 f"cache {path} has {path.stat().st_size} bytes instead of {self.bytes}: it is damaged. "
-                "Delete it; it will be written anew."
+                "Delete it; it will be written again."
             )
         self.labels = np.empty(rows, dtype=np.int64)
         self._fd = os.open(path, os.O_RDONLY)
@@ -204,10 +204,10 @@ class ActivationCache:
 
     @classmethod
     def open(cls, folder: Path | str, name: str) -> ActivationCache | None:
-        """Open a cache; None when there is none, or it was never completed.
+        """Open a cache; None if there is none, or it was never completed.
 
         Raises:
-            CheckpointError: it was completed and is now damaged.
+            CheckpointError: it is damaged.
         """
         path, sidecar = _paths(Path(folder), name)
         if not sidecar.is_file() or not path.is_file():
@@ -229,7 +229,7 @@ class ActivationCache:
         return cache_bytes(self.rows, self.format.row_shape, self.format.dtype)
 
     def read(self, indices: np.ndarray) -> Tensor:
-        """Read rows: float32 (B, *row_shape), channels-last for maps.
+        """Read rows: float32 (B, *row_shape), channels-last for feature maps.
 
         Raises:
             CheckpointError: the file is shorter than it was.
@@ -243,7 +243,7 @@ class ActivationCache:
         return torch.empty(rows, self.format.row_bytes, dtype=torch.uint8)
 
     def read_raw(self, indices: np.ndarray, raw: Tensor) -> None:
-        """Fill ``raw`` (B, row_bytes) with stored rows, from the lowest offset up, neighbours in one call."""
+        """Fill ``raw`` (B, row_bytes), uint8, with the stored rows of ``indices`` (B,), neighbours in one call."""
         if len(indices) == 0:
             return
         order = np.argsort(indices, kind="stable")

@@ -1,4 +1,4 @@
-"""Training positions on disk, from which a run killed at any moment goes on exactly where it was."""
+"""Training positions on disk, from which a run that was killed at any moment continues exactly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from snugfit._core.digests import FileDigest, sync_folder
 from snugfit._core.documents import read_data
-from snugfit._core.manifest import Manifest
 from snugfit._core.serial import to_data
+from snugfit._storage.digests import FileDigest, sync_folder
 from snugfit._storage.files import storage_errors, write_json_atomic
+from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import Deferred, read_tensors, write_tensors
 from snugfit.errors import CheckpointError
 
@@ -30,9 +30,9 @@ class Checkpoint:
     """One complete saved position.
 
     Attributes:
-        folder: where it lies.
-        position: the JSON data that was saved with it.
-        groups: names that :meth:`load` knows.
+        folder: its folder.
+        position: JSON data that was saved with it.
+        groups: names of the groups of tensors.
     """
 
     folder: Path
@@ -62,8 +62,8 @@ class _Description:
 class CheckpointStore:
     """Keeps the newest checkpoint of a run in ``folder/NNNNNN``.
 
-    A checkpoint is written under a temporary name, synced to disk and renamed, and only then is the one before it
-    deleted: at every moment there is a complete one, if there ever was.
+    A checkpoint is written under a temporary name, synced to disk and renamed; then the previous one is deleted. So a
+    complete one exists at every moment, once the first is written.
     """
 
     def __init__(self, folder: Path | str, manifest: Manifest | None = None) -> None:
@@ -73,14 +73,14 @@ class CheckpointStore:
         self,
         tensors: Mapping[str, Mapping[str, Tensor | Deferred]],
         position: dict[str, Any],
-        beside: Mapping[Path, FileDigest] = MappingProxyType({}),
+        others: Mapping[Path, FileDigest] = MappingProxyType({}),
     ) -> Path:
         """Save groups of tensors and a JSON-able position; returns the new checkpoint's folder.
 
         Args:
             tensors: by group and name.
             position: JSON-able.
-            beside: digests of other files at this moment, which the manifest lists together with the checkpoint's.
+            others: digests of other files at this moment, which the manifest lists with the checkpoint's.
 
         Raises:
             OutOfStorageError: the disk is full; the previous checkpoint stays.
@@ -96,7 +96,7 @@ class CheckpointStore:
                 if self._manifest is not None:
                     gone = {path: None for folder in older for path in folder.iterdir()}
                     new = {final / name: digest for name, digest in files.items()}
-                    self._manifest.announce({**gone, **new, **beside})
+                    self._manifest.announce({**gone, **new, **others})
                 draft.rename(final)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -106,10 +106,10 @@ class CheckpointStore:
         return final
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint whose every byte is as written; None when none was ever completed.
+        """The newest undamaged checkpoint; None if none was ever completed.
 
         Raises:
-            CheckpointError: there are checkpoints, and all are damaged.
+            CheckpointError: all checkpoints are damaged.
         """
         failure: CheckpointError | None = None
         for folder in reversed(self._numbered()):
@@ -144,8 +144,8 @@ def _write(
 
 
 def _open(folder: Path) -> Checkpoint:
-    """Check every file of a checkpoint against its size and digest."""
-    described = read_data(_Description, folder / _POSITION, CheckpointError, "Start the run anew.")
+    """Check the size and digest of every file of a checkpoint."""
+    described = read_data(_Description, folder / _POSITION, CheckpointError, "Start the run again.")
     if described.format != FORMAT:
         raise CheckpointError(
             f"checkpoint {folder} has format {described.format}, this version reads {FORMAT}. "
@@ -159,4 +159,4 @@ def _open(folder: Path) -> Checkpoint:
 def _verify(path: Path, expected: FileDigest) -> None:
     flaw = expected.flaw(path)
     if flaw is not None:
-        raise CheckpointError(f"{path} {flaw}. Start the run anew.")
+        raise CheckpointError(f"{path} {flaw}. Start the run again.")

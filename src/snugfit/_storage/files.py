@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from snugfit._core.digests import Digester, FileDigest, sync_file, sync_folder
-from snugfit._core.manifest import Manifest
 from snugfit._quantities import format_bytes
+from snugfit._storage.digests import Digester, FileDigest, sync_file, sync_folder
+from snugfit._storage.manifest import Manifest
 from snugfit.errors import CheckpointError, OutOfStorageError, is_out_of_storage
 
 _MOST_VIEWS = 512

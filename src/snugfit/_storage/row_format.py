@@ -1,6 +1,6 @@
-"""How one sample's activation is laid out in a cache, and its conversion from and to float32.
+"""Layout of one sample's activation in a cache, and its conversion from and to float32.
 
-Maps are stored with the channels last, so that reading them back gives ``channels_last`` tensors without a transpose.
+Feature maps are stored with the channels last, so that they are read as ``channels_last`` tensors without a transpose.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class RowFormat:
 
     ``uint8`` rows are affine: each range of a row holds its smallest value and its step, then ``value = smallest +
     step * byte``, so no value is clipped and the error is at most half a step, (largest - smallest) / 510. A range
-    is one channel of one row; in maps of fewer than 64 elements, where two floats per channel would cost more than
-    an eighth of the bytes, it is the whole row. ``float16`` saturates at 65504 instead of overflowing.
+    is one channel of one row. In feature maps of fewer than 64 elements, where two floats per channel would cost more
+    than an eighth of the bytes, it is the whole row. ``float16`` saturates at 65504 instead of overflowing.
 
     Attributes:
         row_shape: shape of one row, ``(C, H, W)`` or ``(D,)``.
@@ -57,7 +57,7 @@ class RowFormat:
     def encode(self, features: Tensor) -> Tensor:
         """Turn features (B, *row_shape) into contiguous CPU bytes (B, row_bytes), uint8.
 
-        Float32 features whose memory is already as stored are viewed, not copied.
+        Float32 features whose memory has the stored order are viewed, not copied.
         """
         stored = features.detach().movedim(1, -1)
         if self.dtype == "float32":
@@ -73,8 +73,8 @@ class RowFormat:
 
     def decode(self, raw: Tensor) -> Tensor:
         """Turn bytes (B, row_bytes) into float32 features (B, *row_shape), channels-last, in new memory."""
-        channels, *places = self.row_shape
-        stored = torch.empty(len(raw), *places, channels)
+        channels, *sizes = self.row_shape
+        stored = torch.empty(len(raw), *sizes, channels)
         if self.dtype == "uint8":
             smallest, step, levels = self._parts(raw)
             stored.view(levels.shape).copy_(levels).mul_(step).add_(smallest)

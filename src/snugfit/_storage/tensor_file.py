@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snugfit._core.digests import FileDigest
 from snugfit._core.documents import MOST_BYTES, open_regular, parse_json
-from snugfit._core.manifest import Manifest
+from snugfit._storage.digests import FileDigest
 from snugfit._storage.files import read_exactly, replacing
+from snugfit._storage.manifest import Manifest
 from snugfit.errors import CheckpointError
 
 _DTYPES = {

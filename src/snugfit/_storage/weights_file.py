@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from snugfit._core.manifest import Manifest
+from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import describe_tensors, map_tensors, write_tensors
 from snugfit.errors import CheckpointError
 

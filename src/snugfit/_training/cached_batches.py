@@ -1,4 +1,4 @@
-"""Batches of cached activations, the next one being read while the present one is used (NeuroFlux section 5.3)."""
+"""Batches of cached activations, which read the next batch while the current one is used (NeuroFlux section 5.3)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREAD_BYTES = 2 * _THREAD_STACK
 class CachedBatches:
     """A cache as a source of batches, with the interface (and the order of samples) of ``snugfit._data``'s ``Batches``.
 
-    While it iterates it holds two buffers of stored rows (:meth:`prefetch_bytes`) beside the float32 batch in use.
+    An iteration holds two buffers of stored rows (:meth:`prefetch_bytes`) in addition to the float32 batch in use.
 
     Args:
         cache: the cache.
@@ -62,7 +62,7 @@ class CachedBatches:
         The last, incomplete batch is dropped.
 
         Yields:
-            features, float32 (B, *row_shape), channels-last for maps, and labels, (B,) int64.
+            features, float32 (B, *row_shape), channels-last for feature maps, and labels, (B,) int64.
 
         Raises:
             CheckpointError: the cache's file was truncated.
@@ -86,7 +86,7 @@ class CachedBatches:
         )
 
     def close(self) -> None:
-        """End the reading thread and close the cache, without which its disk space stays taken once it is deleted."""
+        """End the reading thread and close the cache; its disk space is freed only after that, if it is deleted."""
         self._reader.shutdown(wait=True)
         self.cache.close()
 

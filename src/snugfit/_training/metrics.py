@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from snugfit._core.digests import Digester, FileDigest
+from snugfit._storage.digests import Digester, FileDigest
 from snugfit._training.events import EpochDone, Event, StepDone
 
 METRICS_FILE = "metrics.csv"

@@ -22,8 +22,12 @@ Forward = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def foreign_state() -> Iterator[None]:
-    """Context for loading a checkpoint's tensors into modules.
+def foreign_state(source: str = "the checkpoint", advice: str = "Resume the run that it belongs to.") -> Iterator[None]:
+    """Context for loading stored tensors into modules.
+
+    Args:
+        source: where the tensors come from.
+        advice: sentence that ends an error's message.
 
     Raises:
         CheckpointError: names or shapes are not those of the modules.
@@ -34,9 +38,7 @@ def foreign_state() -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         first = next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))
-        raise CheckpointError(
-            f"the checkpoint is of another model ({first[:120]}). Resume the run it belongs to."
-        ) from error
+        raise CheckpointError(f"{source} belongs to another model ({first[:120]}). {advice}") from error
 
 
 class NetworkTrainer:

@@ -17,12 +17,12 @@ from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase
 from snugfit._core.documents import DocumentError, made
 from snugfit._core.hardware import Hardware
-from snugfit._core.manifest import Manifest
 from snugfit._core.profile import Profile
 from snugfit._core.record import ExitRecord, PhaseRecord
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
 from snugfit._storage.checkpoint import Checkpoint, CheckpointStore
+from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.energy import EnergyMeter
 from snugfit._training.events import Event, Notice, PhaseDone, PhaseStarted, Subscriber
@@ -141,7 +141,7 @@ class Run:
         )
         self.enforced, self.stop, self.commands = machine.limit.enforced, stop or StopFlag(), commands
         self.cache_dir = cache_dir or folder / "cache"
-        self.manifest = Manifest.take_up(folder, self.cache_dir)
+        self.manifest = Manifest.reopen(folder, self.cache_dir)
         self.weights = UnitStore(folder / "weights", self.manifest)
         self.exits = UnitStore(folder / "exits", self.manifest)
         self.checkpoints = CheckpointStore(folder / "checkpoint", self.manifest)

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from snugfit._chain import Chain, UnitStore, load_into, release
-from snugfit._core.digests import FileDigest
-from snugfit._core.manifest import Manifest
+from snugfit._storage.digests import FileDigest
+from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import write_tensors
 from snugfit.errors import CheckpointError, OutOfStorageError
 from snugfit.memory import read_status

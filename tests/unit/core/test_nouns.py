@@ -59,23 +59,9 @@ def test_optimizer_settings():
         OptimizerSettings(lr=0)
 
 
-def test_a_plan_prints_as_a_table():
-    title, header, first, second = str(PLAN).splitlines()
-    assert title == "vgg8 on digits, budget 100.0 MB of memory, 1.0 GB of storage, time ratio 0.5"
-    columns = [
-        header.index(name) for name in ("fits", "predicted peak", "time/epoch", "in all", "storage", "exact", "notes")
-    ]
-    cells = [
-        [line[a:b].strip() for a, b in zip([0, *columns], [*columns, 999], strict=True)] for line in (first, second)
-    ]
-    assert cells[0] == ["* blockwise", "yes", "90.0 MB", "1h30m", "4h30m", "2.0 MB", "no", "batch 64"]
-    assert cells[1] == ["backprop", "no", "-", "-", "-", "-", "yes", "one sample needs 120 MB"]
-
-
 def test_the_choice_of_a_plan():
     assert PLAN.choice is PLAN.candidates[0]
     assert dataclasses.replace(PLAN, chosen=None).choice is None
-    assert "* " not in str(dataclasses.replace(PLAN, chosen=None))
     assert Plan(WORKLOAD, Budget(), PLAN.hardware).choice is None
 
 

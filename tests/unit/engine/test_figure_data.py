@@ -14,9 +14,9 @@ from torch import nn
 
 import snugfit
 from snugfit import draw_report
-from snugfit._core.manifest import Manifest
 from snugfit._engine import figure_data
 from snugfit._engine.figure_data import PictureOptions, first_of_each
+from snugfit._storage.manifest import Manifest
 from snugfit.errors import DataError, UnknownNameError, UsageError
 from snugfit.local.spectra import spectrum
 

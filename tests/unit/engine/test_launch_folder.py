@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from snugfit._api.planning import plan_request
-from snugfit._core.manifest import Manifest
-from snugfit._core.outputs import require_run_folder
 from snugfit._core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, StrategyOptions
 from snugfit._engine.launch_folder import begun, finished, for_launch
+from snugfit._storage.manifest import Manifest
+from snugfit._storage.outputs import require_run_folder
 from snugfit._training.launch import World
 from snugfit.errors import UsageError
 

@@ -11,7 +11,6 @@ import snugfit
 from snugfit._api.planning import RunnablePlan, _budget_options, _request
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
-from snugfit._core.manifest import Manifest
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.registry import NAMED_ONLY, STRATEGIES, TILED, TIMED, TRANSFER
 from snugfit._core.request import ModelOptions, Request, StrategyOptions
@@ -21,6 +20,7 @@ from snugfit._engine.builder import make_strategies, own_splits
 from snugfit._engine.process import choose_device, describe_hardware
 from snugfit._engine.running import _new_folder, _verify, from_anywhere
 from snugfit._storage.files import write_json_atomic
+from snugfit._storage.manifest import Manifest
 from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import snugfit
 from snugfit._chain import Chain
-from snugfit._core.manifest import Manifest
+from snugfit._storage.manifest import Manifest
 from snugfit.errors import CheckpointError
 from snugfit.surgery import find_groups, prune
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import snugfit
-from snugfit._core.manifest import Manifest
 from snugfit._engine import running
 from snugfit._engine.loading import Architecture
+from snugfit._storage.manifest import Manifest
 from snugfit.errors import CheckpointError, ModelError, UsageError
 
 

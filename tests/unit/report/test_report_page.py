@@ -15,12 +15,12 @@ import fake_runs
 import pytest
 from html_page import Page
 
-from snugfit._core.manifest import Manifest
 from snugfit._core.record import ExitRecord, Record
 from snugfit._report.page import write_report
 from snugfit._report.run_figures import memory_lines
 from snugfit._report.run_page import render, verdict
 from snugfit._report.svg import PALETTE
+from snugfit._storage.manifest import Manifest
 from snugfit.errors import CheckpointError, OutOfStorageError
 
 

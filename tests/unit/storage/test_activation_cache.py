@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from snugfit._core.digests import Digester
 from snugfit._storage.activation_cache import ActivationCache, CacheWriter, cache_bytes
+from snugfit._storage.digests import Digester
 from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
 
 SHAPE = (3, 4, 5)

@@ -8,9 +8,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from snugfit._core.digests import Digester
 from snugfit._storage import files
 from snugfit._storage.checkpoint import CheckpointStore
+from snugfit._storage.digests import Digester
 from snugfit._storage.files import write_json_atomic
 from snugfit._storage.tensor_file import read_tensors, write_tensors
 from snugfit.errors import CheckpointError, OutOfStorageError

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from snugfit._chain import UnitStore
-from snugfit._core.digests import Digester, FileDigest
-from snugfit._core.manifest import MANIFEST_FILE, Manifest, check_files
 from snugfit._storage.activation_cache import CacheWriter
 from snugfit._storage.checkpoint import CheckpointStore
+from snugfit._storage.digests import Digester, FileDigest
 from snugfit._storage.files import write_json_atomic
+from snugfit._storage.manifest import MANIFEST_FILE, Manifest, check_files
 from snugfit._training.metrics import MetricsWriter
 from snugfit.errors import CheckpointError
 
@@ -27,7 +27,7 @@ class KilledError(BaseException):
 
 def work(folder: Path, cache: Path) -> None:
     """What a run writes: descriptions, weights anew, a cache, checkpoints, and what it removes."""
-    manifest = Manifest.take_up(folder, cache)
+    manifest = Manifest.reopen(folder, cache)
     metrics = MetricsWriter(folder / "metrics.csv")
     metrics.truncate(0)
     write_json_atomic(folder / "request.json", {"seed": 1}, manifest)
@@ -85,7 +85,7 @@ def test_whenever_it_is_killed_every_file_is_sound_and_the_work_can_go_on(tmp_pa
                 work(folder, cache)
                 ended = True
         for _ in range(2):  # whoever takes it up
-            manifest = Manifest.take_up(folder, cache)
+            manifest = Manifest.reopen(folder, cache)
             assert not list(manifest.flaws()), made[-3:]
             drafts = [path for place in (folder, cache) for path in place.rglob("*.tmp") if path.is_file()]
             assert not drafts, made[-3:]
@@ -177,7 +177,7 @@ def test_a_log_may_have_grown_but_not_changed(tmp_path):
 def test_a_folder_whose_manifest_is_lost_is_refused_and_left_alone(tmp_path):
     (tmp_path / "request.json").write_text("{}")
     for use in (lambda: check_files(tmp_path, "request.json"), lambda: Manifest.read(tmp_path),
-                lambda: Manifest.take_up(tmp_path)):  # fmt: skip
+                lambda: Manifest.reopen(tmp_path)):  # fmt: skip
         with pytest.raises(CheckpointError, match=r"not a run folder, or incomplete: it has no manifest\.json"):
             use()
     assert [path.name for path in tmp_path.iterdir()] == ["request.json"]
@@ -185,7 +185,7 @@ def test_a_folder_whose_manifest_is_lost_is_refused_and_left_alone(tmp_path):
 
 def test_an_empty_folder_is_begun_with_an_empty_manifest(tmp_path):
     (tmp_path / "manifest.json.tmp").write_text("{")  # its process was killed while it wrote the first
-    assert Manifest.take_up(tmp_path / "new").names == Manifest.take_up(tmp_path).names == ()
+    assert Manifest.reopen(tmp_path / "new").names == Manifest.reopen(tmp_path).names == ()
 
 
 def test_files_are_listed_as_they_are(tmp_path):

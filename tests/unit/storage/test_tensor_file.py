@@ -7,8 +7,8 @@ import struct
 import pytest
 import torch
 
-from snugfit._core.digests import FileDigest
 from snugfit._storage import tensor_file
+from snugfit._storage.digests import FileDigest
 from snugfit._storage.tensor_file import Deferred, describe_tensors, map_tensors, read_tensors, write_tensors
 from snugfit.errors import CheckpointError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snugfit._core.outputs import require_file, require_folder, require_run_folder, whole_file
+from snugfit._storage.outputs import require_file, require_folder, require_run_folder, whole_file
 from snugfit.errors import OutOfStorageError, UsageError
 
 

@@ -1,4 +1,4 @@
-"""Files and folders that are to be written: checked before the work that makes what goes into them."""
+"""Output files and folders, which are checked before the work that fills them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from snugfit._core.lock import LOCK_FILE
+from snugfit._storage.lock import LOCK_FILE
 from snugfit.errors import OutOfStorageError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -21,10 +21,10 @@ OUT = "Choose another --out."
 
 
 def require_places(out: str | Path | None, cache_dir: str | Path | None) -> None:
-    """Check the folders that a run is asked to write into.
+    """Check the folders that a run will write to.
 
     Raises:
-        UsageError, OutOfStorageError: one cannot be written, or the run folder holds something.
+        UsageError, OutOfStorageError: one cannot be written, or the run folder is not empty.
     """
     if out is not None:
         require_run_folder(out)
@@ -33,10 +33,10 @@ def require_places(out: str | Path | None, cache_dir: str | Path | None) -> None
 
 
 def require_run_folder(folder: str | Path) -> None:
-    """Check that a new run folder can be made.
+    """Check that a new run folder can be created.
 
     Raises:
-        UsageError: it holds something, or cannot be made or written.
+        UsageError: it is not empty, or cannot be created or written.
         OutOfStorageError: the disk is full.
     """
     with _refusing(folder, OUT):
@@ -46,7 +46,7 @@ def require_run_folder(folder: str | Path) -> None:
 
 
 def require_folder(folder: str | Path, advice: str = OUT) -> None:
-    """Check that a folder can be written, or made and written; nothing is left behind.
+    """Check that a folder can be written, or created and written; nothing is left behind.
 
     Raises:
         UsageError: it cannot; the advice says what to do.
@@ -68,7 +68,7 @@ def require_folder(folder: str | Path, advice: str = OUT) -> None:
 
 
 def require_file(path: str | Path, advice: str = OUT) -> None:
-    """Check that a file can be written; nothing is made or changed.
+    """Check that a file can be written; nothing is created or changed.
 
     Raises:
         UsageError: it cannot; the advice says what to do.
@@ -84,9 +84,9 @@ def require_file(path: str | Path, advice: str = OUT) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: str | Path, advice: str = OUT) -> Iterator[IO[str]]:
-    """Write a text file beside its place, and move it there once it is complete.
+    """Write a text file under a temporary name, and rename it once it is complete.
 
-    A link stays a link, and the file that it leads to is replaced. Into a device or pipe the text goes as it comes.
+    Of a link, the file that it leads to is replaced. A device or pipe is written directly.
 
     Yields:
         The file, open for writing.
@@ -123,7 +123,7 @@ def _opened(path: Path, mode: str) -> IO[str]:
 
 
 def _target(path: str | Path) -> Path:
-    """The file that a path means, links followed.
+    """The file of a path, after links are followed.
 
     Raises:
         OSError: it is a folder, or links lead in a circle.

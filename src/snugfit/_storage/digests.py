@@ -1,4 +1,4 @@
-"""Digests of files: of those on disk, and of what is being written."""
+"""Digests of files, on disk and while they are written."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import IO, Any
 
 CHUNK = 1 << 18
-"""Bytes of a file that are in memory at a time."""
+"""Largest part of a file in memory, in bytes."""
 
 
 @dataclass(frozen=True)
 class FileDigest:
-    """Size and digest of a file, by which damage is noticed.
+    """Size and digest of a file, which reveal damage.
 
     Attributes:
         bytes: size.
         blake2b: BLAKE2b of the content, 128 bits in hexadecimal; faster in software than the SHA family.
-        grows: whether more may have been written to its end since, as to a log.
+        grows: whether data may have been appended since, as to a log.
     """
 
     bytes: int
@@ -37,7 +37,7 @@ class FileDigest:
         return cls(*digest_of(path, None))
 
     def flaw(self, path: Path) -> str | None:
-        """What is wrong with a file that should have this digest, as words that follow its name; None if nothing is."""
+        """The flaw of a file that should have this digest, as text that follows its name; None if it is sound."""
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
@@ -53,7 +53,7 @@ class FileDigest:
 
 
 def digest_of(path: Path, most: int | None) -> tuple[int, str]:
-    """Bytes and BLAKE2b of a file's first ``most`` bytes, in a quarter of a MB of memory.
+    """Size and BLAKE2b of a file's first ``most`` bytes, read in parts of 256 KiB.
 
     Raises:
         OSError: it cannot be read.
@@ -68,17 +68,17 @@ def digest_of(path: Path, most: int | None) -> tuple[int, str]:
 
 
 class Digester:
-    """Adds up what is written, and hands it on.
+    """Computes the digest of what is written.
 
     Args:
-        file: where it is written, if anywhere.
+        file: a file that gets the data too; None for the digest alone.
     """
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
         self._file, self._digest, self._bytes = file, hashlib.blake2b(digest_size=16), 0
 
     def write(self, data: Any) -> int:
-        """Take more; texts as UTF-8."""
+        """Append data, text as UTF-8; returns its size in bytes."""
         view = memoryview(data.encode() if isinstance(data, str) else data)
         self._digest.update(view)
         self._bytes += view.nbytes
@@ -87,12 +87,12 @@ class Digester:
         return view.nbytes
 
     def digest(self, *, grows: bool = False) -> FileDigest:
-        """The digest of all that came so far."""
+        """The digest of everything written so far."""
         return FileDigest(self._bytes, self._digest.hexdigest(), grows)
 
 
 def sync_file(file: IO[bytes]) -> None:
-    """Bring what was written to disk."""
+    """Flush a file to disk."""
     file.flush()
     os.fsync(file.fileno())
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snugfit._core.documents import read_data
-from snugfit._core.manifest import Manifest
 from snugfit._core.paths import run_cache_folder
 from snugfit._core.request import Request
+from snugfit._storage.manifest import Manifest
 from snugfit.errors import CheckpointError
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found in a run folder; names are paths in it.
+    """Result of a check of a run folder; names are paths in it.
 
     >>> Verification("runs/a", files=30, damaged={}, missing=("record.json",), extra=("notes.txt",)).sound
     False
@@ -22,9 +22,9 @@ class Verification:
     Attributes:
         run_dir: the folder.
         files: how many files its manifest lists.
-        damaged: what is wrong with each file whose content is another, by name.
-        missing: files that are gone.
-        extra: files that the run has not written, or not finished, and that nothing reads.
+        damaged: what is wrong with each changed file, by name.
+        missing: files that do not exist.
+        extra: files that the run has not written, or not finished; nothing reads them.
     """
 
     run_dir: str
@@ -40,7 +40,7 @@ class Verification:
 
 
 def verify(run: str | Path) -> Verification:
-    """Compare every file of a run folder, finished or not, with the digest that was noted when it was written.
+    """Compare every file of a run folder, finished or not, with its digest at the time of writing.
 
     >>> import snugfit
     >>> found = snugfit.verify("runs/first")
@@ -48,7 +48,7 @@ def verify(run: str | Path) -> Verification:
     (True, True, {})
 
     Args:
-        run: run folder; its caches are looked at too, where ``--cache-dir`` put them.
+        run: run folder; its caches below ``--cache-dir`` are checked as well.
 
     Raises:
         CheckpointError: the folder has no manifest, or that is damaged.
@@ -59,14 +59,14 @@ def verify(run: str | Path) -> Verification:
     return Verification(
         run_dir=str(run),
         files=len(manifest.names),
-        damaged={name: flaw.words for name, flaw in flaws.items() if not flaw.missing},
+        damaged={name: flaw.reason for name, flaw in flaws.items() if not flaw.missing},
         missing=tuple(name for name, flaw in flaws.items() if flaw.missing),
         extra=tuple(manifest.name(path) for path in manifest.unlisted()),
     )
 
 
 def _caches(folder: Path) -> Path | None:
-    """Where the run keeps its caches, as far as its request can be read."""
+    """The folder of the run's caches; None if its request cannot be read."""
     try:
         return run_cache_folder(read_data(Request, folder / "request.json").strategy.cache_dir, folder)
     except CheckpointError:

@@ -14,14 +14,14 @@ from snugfit.errors import UsageError
 
 LOCK_FILE = "lock"
 PATIENCE_SECONDS = 5.0
-"""How long a lock is waited for: a process that was killed holds it until its memory is given back."""
+"""Longest wait for a lock; a process that was killed holds it until its memory is freed."""
 
 
 @contextlib.contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Context in which no other process writes in a run folder; nothing is locked where the folder does not exist.
+    """Context in which no other process writes in a run folder; nothing is locked if the folder does not exist.
 
-    The system gives the lock back when the process ends, however it ends. The file stays, and means nothing by itself.
+    The system releases the lock when the process ends for any reason. The file stays, and has no meaning of its own.
 
     Raises:
         UsageError: another process has the lock.
@@ -43,7 +43,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Wait a little for the lock, and go on without one where the file system has none."""
+    """Wait a little for the lock; go on without one on a file system that has none."""
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:

@@ -1,10 +1,10 @@
 """The manifest of a run folder: the digest of every file, written before the file itself gets its name.
 
-A process may be killed between the manifest and the file. So the manifest keeps, of the files that were being replaced
-when it was last written, both digests, the old and the new one (None: no file); everything written before has one. A
-file is sound if it has one of its digests. The manifest is replaced as a whole, and holds a digest of itself.
+A process may be killed between writing the manifest and renaming the file. So the manifest keeps two digests of each
+file that was being replaced, the old and the new one (None: no file), and one digest of every other file. A file is
+sound if it has one of its digests. The manifest is replaced as a whole, and holds a digest of itself.
 
-Left out are the manifest, the lock, drafts (``*.tmp``), hidden files and TensorBoard's events, which are never read.
+It does not list itself, the lock, drafts (``*.tmp``), hidden files and TensorBoard's events, which are never read.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from snugfit._core.digests import Digester, FileDigest, sync_file, sync_folder
 from snugfit._core.documents import read_data
-from snugfit._core.lock import LOCK_FILE, run_lock
 from snugfit._core.serial import to_data
+from snugfit._storage.digests import Digester, FileDigest, sync_file, sync_folder
+from snugfit._storage.lock import LOCK_FILE, run_lock
 from snugfit.errors import CheckpointError
 
 MANIFEST_FILE = "manifest.json"
@@ -52,12 +52,12 @@ class Flaw:
     Attributes:
         path: the file.
         missing: whether there is none.
-        words: what is wrong, as words that follow its name.
+        reason: what is wrong, as text that follows its name.
     """
 
     path: Path
     missing: bool
-    words: str
+    reason: str
 
 
 class Manifest:
@@ -65,13 +65,13 @@ class Manifest:
 
     Args:
         folder: run folder.
-        cache: where what is listed below ``cache/`` lies; in the run folder by default.
+        cache: folder of the files that are listed below ``cache/``; in the run folder by default.
     """
 
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
         self.folder, self._cache = Path(folder), Path(cache or folder / _CACHE)
         self._files: dict[str, States] = {}
-        self._together = False
+        self._postponed = False
 
     @classmethod
     def read(cls, folder: Path, cache: Path | None = None) -> Manifest:
@@ -83,7 +83,7 @@ class Manifest:
         path = Path(folder) / MANIFEST_FILE
         if not path.exists():
             raise CheckpointError(
-                f"{folder} is not a run folder, or incomplete: it has no {MANIFEST_FILE}, which tells of damage. "
+                f"{folder} is not a run folder, or incomplete: it has no {MANIFEST_FILE}, which shows damage. "
                 "Restore it from a copy, or start a new run."
             )
         content = read_data(_Content, path, CheckpointError, "Restore it.")
@@ -100,14 +100,14 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: Path) -> Manifest:
-        """A new manifest of a folder, which lists its files as they are."""
+        """A new manifest that lists the files of a folder as they are."""
         manifest = cls(folder)
         manifest.announce({path: FileDigest.of(path) for path in manifest.unlisted()})
         return manifest
 
     @classmethod
-    def take_up(cls, folder: Path, cache: Path | None = None) -> Manifest:
-        """The manifest of a folder that is written on, without drafts; an empty one where nothing was written yet.
+    def reopen(cls, folder: Path, cache: Path | None = None) -> Manifest:
+        """The manifest of a folder that will be written to, after drafts are removed; empty if nothing was written yet.
 
         Raises:
             CheckpointError: it is damaged, or missing from a folder that holds files.
@@ -121,23 +121,23 @@ class Manifest:
         return manifest
 
     def listed(self, name: str) -> FileDigest | None:
-        """The newest digest of a file; None where there is none, or it is removed."""
+        """The newest digest of a file; None if it has none, or is removed."""
         return self._files.get(name, (None,))[-1]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the files that are listed."""
+        """Names of the listed files."""
         return tuple(self._files)
 
     def announce(self, new: Mapping[Path, FileDigest | None]) -> None:
-        """Note what files are about to be; None for those that are about to be removed.
+        """Note the digests that files are about to have; None for files that are about to be removed.
 
-        All that was announced before must be done by now.
+        Everything that was announced before must be done by now.
 
         Raises:
             OSError: the manifest cannot be written; it is as it was.
         """
-        if self._together:
+        if self._postponed:
             self._files.update({self.name(path): (digest,) for path, digest in new.items()})
             return
         settled = {name: states[-1:] for name, states in self._files.items() if states[-1] is not None}
@@ -159,7 +159,7 @@ class Manifest:
             self.settle()  # before something else gets their names
 
     def settle(self) -> None:
-        """Note that all that was announced is done."""
+        """Note that every announced change is done."""
         self.announce({})
 
     def add(self, path: Path) -> None:
@@ -167,28 +167,28 @@ class Manifest:
         self.announce({path: FileDigest.of(path)})
 
     def commit(self, draft: Path, path: Path, digest: FileDigest) -> None:
-        """Give a draft, which is on disk, its name."""
+        """Rename a draft, which is on disk, to its final name."""
         self.announce({path: digest})
         draft.replace(path)
         sync_folder(path.parent)
 
     @contextmanager
     def rewriting(self, *folders: str) -> Iterator[None]:
-        """Context in which all files of some folders are written anew: they are listed once that is done."""
+        """Context in which all files of some folders are written again; they are listed at its end."""
         kept = {name: states[-1:] for name, states in self._files.items() if name.split("/")[0] not in folders}
         self._write({name: states for name, states in kept.items() if states[-1] is not None})
-        self._together = True
+        self._postponed = True
         try:
             yield
         finally:
-            self._together = False
+            self._postponed = False
         self.settle()
 
     def check(self, *names: str) -> None:
-        """Check files that are about to be read; a missing file that is not listed is left to who reads it.
+        """Check files that are about to be read; missing files that are not listed are left to the reader.
 
         Raises:
-            CheckpointError: one is missing, damaged, or was put there by somebody else.
+            CheckpointError: one is missing, damaged, or was not written by the run.
         """
         for name in names:
             path = self.path(name)
@@ -197,7 +197,7 @@ class Manifest:
             self._refuse([flaw for flaw in [self._flaw(name)] if flaw])
 
     def check_all(self, but: Iterable[str] = ()) -> None:
-        """Check every file that is listed, ``but`` some.
+        """Check every listed file, ``but`` some.
 
         Raises:
             CheckpointError: some are missing or damaged; names the first.
@@ -227,7 +227,7 @@ class Manifest:
             draft.unlink()
 
     def path(self, name: str) -> Path:
-        """Where a listed file lies."""
+        """Path of a listed file."""
         return self._cache / name.partition("/")[2] if name.startswith(f"{_CACHE}/") else self.folder / name
 
     def name(self, path: Path) -> str:
@@ -237,7 +237,7 @@ class Manifest:
         return path.relative_to(self.folder).as_posix()
 
     def _found(self, name: str, states: States) -> States:
-        """Which of two digests a file has that was being replaced when a process ended."""
+        """The digest that a file has, if it was being replaced when a process ended."""
         path = self.path(name)
         found = [state for state in states if (not path.exists() if state is None else state.flaw(path) is None)]
         return tuple(found[-1:]) if len(states) > 1 and found else states
@@ -246,16 +246,16 @@ class Manifest:
         path, states = self.path(name), self._files.get(name, (None,))
         if None in states and not path.exists():
             return None
-        words = [state.flaw(path) for state in states if state is not None]
-        if not words or None in words:
+        reasons = [state.flaw(path) for state in states if state is not None]
+        if not reasons or None in reasons:
             return None
-        return Flaw(path, not path.exists(), str(words[-1]))
+        return Flaw(path, not path.exists(), str(reasons[-1]))
 
     def _refuse(self, flaws: list[Flaw]) -> None:
         if flaws:
             more = f", and {len(flaws) - 1} more files are not sound" if len(flaws) > 1 else ""
             raise CheckpointError(
-                f"{flaws[0].path} {flaws[0].words}{more}. Restore it from a copy, or start a new run; "
+                f"{flaws[0].path} {flaws[0].reason}{more}. Restore it from a copy, or start a new run; "
                 f"`snugfit verify {self.folder}` names every such file."
             )
 
@@ -281,17 +281,17 @@ def check_files(folder: Path, *names: str) -> None:
 
 @contextmanager
 def listing(folder: Path) -> Iterator[Manifest | None]:
-    """Context in which files are added to a finished run, with its manifest; None in a folder that is no run's.
+    """Context in which files are added to a finished run, with its manifest; None in a folder of another kind.
 
     Raises:
-        UsageError: another process writes there.
+        UsageError: another process writes to it.
         CheckpointError: the manifest is damaged.
     """
     if not (Path(folder) / MANIFEST_FILE).exists():
         yield None
         return
     with run_lock(Path(folder)):
-        manifest = Manifest.take_up(folder)
+        manifest = Manifest.reopen(folder)
         yield manifest
         manifest.settle()
 

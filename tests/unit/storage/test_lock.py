@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from snugfit._core import lock
-from snugfit._core.lock import LOCK_FILE, run_lock
+from snugfit._storage import lock
+from snugfit._storage.lock import LOCK_FILE, run_lock
 from snugfit.errors import UsageError
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from snugfit._core.lock import run_lock
+from snugfit._storage.lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)
