@@ -68,7 +68,7 @@ def load_boxed(
 
     Args:
         name: a folder (``folder:`` before it is allowed), a ``data.yaml``, or an ``instances_*.json``.
-        data_dir: where a name that is no path is looked for; ``SNUGFIT_DATA`` otherwise.
+        data_dir: folder in which a name that is not a path is searched; ``SNUGFIT_DATA`` otherwise.
         workers: threads that decode image files.
         **options: ``image_size``: side of the images in pixels, 608 by default; ``classes``: expected number;
             ``max_train``, ``max_val``: limits of training images, and of validation and test images, chosen at random;

@@ -23,7 +23,7 @@ class Boxes:
 
     Attributes:
         rows: class, centre x, centre y, width and height as fractions of the image's sides, (T, 5) float32.
-        starts: where each image's rows begin, (N + 1,) int64.
+        starts: first row of each image, (N + 1,) int64.
     """
 
     rows: np.ndarray
@@ -45,7 +45,7 @@ class Boxes:
         return Boxes(self.rows[places], starts)
 
     def padded(self, indices: np.ndarray, most: int) -> np.ndarray:
-        """Boxes of some images (B,) as (B, most, 5) float32; rows of class -1 where an image has fewer."""
+        """Boxes of some images (B,) as (B, most, 5) float32; rows of class -1 if an image has fewer."""
         found = np.zeros((len(indices), most, 5), dtype=np.float32)
         found[..., CLASS] = NONE
         for place, index in enumerate(indices):

@@ -1,4 +1,4 @@
-"""Data sets by name: where each is found, how it is read, and its constants."""
+"""Data sets by name: their folders, readers and constants."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ def load(
 ) -> Splits:
     """Open a data set and divide it; images stay on disk until they are read.
 
-    Where the source has no validation part, ``val_fraction`` of the training images is split off, stratified and
-    determined by ``seed``; where it has no test part either, another ``val_fraction`` is. The test part is never
+    If the source has no validation part, ``val_fraction`` of the training images is split off, stratified and
+    determined by ``seed``; if it has no test part either, another ``val_fraction`` is. The test part is never
     used for validation. The digits are always divided 80/10/10 in the same way.
 
     Args:
         name: one of :func:`names`, or ``folder:PATH`` with one sub-folder of images per class.
-        data_dir: where data sets are; ``SNUGFIT_DATA`` otherwise.
+        data_dir: folder of data sets; ``SNUGFIT_DATA`` otherwise.
         workers: threads that decode image files.
         **options: fields of :class:`snugfit._data.split.SplitOptions`; images of folders have 224 pixels by default.
 
@@ -153,14 +153,14 @@ def read_folder(
     data_dir: str | Path | None = None,
     workers: int = 2,
 ) -> tuple[tuple[str, ...], list[ImageSet]]:
-    """Class names and all images of a folder with one sub-folder per class, as sets that nothing was split off from.
+    """Class names and all images of a folder with one sub-folder per class, undivided.
 
     Args:
         path: the folder.
         image_size: side of the images in pixels, border included.
         channels: 3 (RGB) or 1 (grey).
         border: black pixels on every side.
-        data_dir: where data sets are; ``SNUGFIT_DATA`` otherwise.
+        data_dir: folder of data sets; ``SNUGFIT_DATA`` otherwise.
         workers: threads that decode.
 
     Raises:
@@ -184,7 +184,7 @@ def super_classes(name: str, data_dir: str | Path | None = None) -> tuple[str, .
 
 
 def ensure(name: str, data_dir: str | Path | None = None) -> Path:
-    """Find a named data set, downloading it where it is missing, torchvision is installed and its archives are known.
+    """Find a named data set; download it if it is missing, torchvision is installed and its archives are known.
 
     Raises:
         DataError: it is missing and cannot be downloaded; the message says where to get it.

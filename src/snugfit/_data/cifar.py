@@ -70,7 +70,7 @@ def read(folder: Path, layout: Layout, image_size: int) -> Parts:
 
 
 def super_classes(folder: Path) -> tuple[str, ...]:
-    """Name of the super-class of each of CIFAR-100's classes, by label: what the first byte of its records says.
+    """Name of the super-class of each of CIFAR-100's classes, by label, from the first byte of its records.
 
     Raises:
         DataError: the test file is missing or truncated, lacks a class, or puts one into two super-classes.

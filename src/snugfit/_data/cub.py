@@ -13,7 +13,7 @@ _LARGEST_ID = 10**8
 
 
 def read(root: Path, image_size: int, workers: int) -> Parts:
-    """Read ``CUB_200_2011/``: what its ``images.txt`` lists, divided as in its ``train_test_split.txt``.
+    """Read the images of ``CUB_200_2011/images.txt``, divided as in ``train_test_split.txt``.
 
     Photos are used whole: bounding boxes and parts are not read.
 
@@ -56,7 +56,7 @@ def _class_names(path: Path) -> tuple[str, ...]:
 
 
 def _values(path: Path, low: int, high: int) -> dict[int, int]:
-    """A number for every image, by the image's own."""
+    """A value for every image, by the number of the image."""
     values: dict[int, int] = {}
     for place, (text, value) in rows(path, 2):
         image = number(text, 0, _LARGEST_ID, place)

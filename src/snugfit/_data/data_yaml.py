@@ -1,4 +1,4 @@
-"""A ``data.yaml``, which says where the parts of a data set in YOLO's format are and what its classes are called."""
+"""``data.yaml``: folders of the parts of a data set in YOLO's format, and names of its classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPLITS = ("train", "val", "test")
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """Read what is there of ``path``, ``train``, ``val`` and ``test`` (lists of texts), ``names`` (a list) and ``nc``.
+    """Read ``path``, ``train``, ``val`` and ``test`` (lists of texts), ``names`` (a list) and ``nc``, if present.
 
     Raises:
         DataError: the file is no YAML, too large or too deep, or one of these is of another type or out of range.

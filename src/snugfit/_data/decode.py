@@ -130,7 +130,7 @@ def square(image: Image.Image, size: int, channels: int = 3, *, crop: bool = Tru
 
 def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:
     check_regular(path)
-    advice = "Replace it (a run that has begun needs as many images as then), or remove it."
+    advice = "Replace it (a run that has started needs the same number of images), or remove it."
     with reading(f"the image {path}", advice), _Bounded(io.FileIO(path)) as file:
         _check_file(file)
         with Image.open(file, formats=_FORMATS) as image:
@@ -156,7 +156,7 @@ def reading(what: str, advice: str) -> Iterator[None]:
     """Turn any exception of a decoder into one error.
 
     Raises:
-        DataError: the image is corrupt, truncated, too large or none.
+        DataError: the image is corrupt, truncated or too large, or the file is no image.
         MemoryError: there is no memory to decode it.
     """
     try:

@@ -1,4 +1,4 @@
-"""Original archives, fetched with torchvision's helpers where torchvision is installed and the network allows."""
+"""Download original archives with torchvision's helpers, if torchvision is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 @dataclass(frozen=True)
 class Archive:
-    """One file to fetch: its address, its MD5 sum, and the folder under the data folder that its content goes to."""
+    """A file to download: its address, its MD5 sum, and its folder below the data folder."""
 
     url: str
     md5: str
@@ -26,7 +26,7 @@ class Archive:
 
     @property
     def unpacked(self) -> bool:
-        """Whether it holds files; what is only compressed stays as it is."""
+        """Whether it is an archive of files; single compressed files are not unpacked."""
         return self.url.endswith((".tar.gz", ".tgz", ".zip"))
 
 
@@ -50,11 +50,11 @@ ARCHIVES: dict[str, tuple[Archive, ...]] = {
         Archive(_FASHION + "t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", "fashion-mnist"),
     ),
     "tiny-imagenet": (Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
-    "pets": (  # the lists last: a set is found by them
+    "pets": (  # lists last, because the data set is found by them
         Archive(_PETS + "images.tar.gz", "5c4f3ee8e5d25df40f4fd59a7f44e54c", "oxford-iiit-pet"),
         Archive(_PETS + "annotations.tar.gz", "95a8c909bbe2e81eed6a22bccdf3f68f", "oxford-iiit-pet"),
     ),
-    "flowers102": (  # as with pets
+    "flowers102": (  # as for pets
         Archive(_FLOWERS + "102flowers.tgz", "52808999861908f626f3c1f4e79d11fa", "flowers-102"),
         Archive(_FLOWERS + "imagelabels.mat", "e0620be6f572b9609742df49c70aed4d", "flowers-102"),
         Archive(_FLOWERS + "setid.mat", "a5357ecc9cb78c4bef273ce3793fc85c", "flowers-102"),
@@ -74,7 +74,7 @@ def download(name: str, root: Path) -> None:
     """Fetch, verify and unpack the original files of a data set into ``root``.
 
     Raises:
-        OSError, RuntimeError: the network does not allow it, or a file arrived damaged.
+        OSError, RuntimeError: the network fails, or a file is damaged.
     """
     from torchvision.datasets import utils
 
@@ -90,7 +90,7 @@ def download(name: str, root: Path) -> None:
 
 @contextlib.contextmanager
 def _unpacked_whole(folder: Path, name: str) -> Iterator[Path]:
-    """A folder to unpack in; its content moves to ``folder`` once all is there, so that half a set is never found."""
+    """A folder to unpack in; its content moves to ``folder`` at the end, so that half a data set is never found."""
     unpacking = folder / f".unpacking-{name}"
     shutil.rmtree(unpacking, ignore_errors=True)
     unpacking.mkdir(parents=True)
@@ -99,7 +99,7 @@ def _unpacked_whole(folder: Path, name: str) -> Iterator[Path]:
         for entry in sorted(unpacking.iterdir()):
             target = folder / entry.name
             if target.is_dir():
-                shutil.rmtree(target)  # what an earlier unpacking left
+                shutil.rmtree(target)  # left by an earlier unpacking
             entry.replace(target)
     finally:
         shutil.rmtree(unpacking, ignore_errors=True)

@@ -145,7 +145,7 @@ class _Scanner:
         found = self._next()
         if not found or found not in expected:
             wanted = " or ".join(f"'{character}'" for character in expected)
-            raise ValueError(f"expected {wanted} at {self._place()}" + ("" if found else ", where the file ends"))
+            raise ValueError(f"expected {wanted} at {self._place()}" + ("" if found else ", the end of the file"))
         self._at += 1
         return found
 

@@ -87,7 +87,7 @@ def open_idx(path: Path, dimensions: int) -> Records:
     start = 4 + 4 * dimensions
     raw = _unpacked(path, start + math.prod(shape)) if packed else path
     if raw.stat().st_size != start + math.prod(shape):
-        raise DataError(f"{path} is truncated or too long: its header promises {shape} bytes. Download it again.")
+        raise DataError(f"{path} is truncated or too long: its header says {shape} bytes. Download it again.")
     return Records(raw, start, shape)
 
 
@@ -106,19 +106,17 @@ def _shape(path: Path, dimensions: int, opened: Callable[..., Any]) -> tuple[int
         or not all(0 < side <= _LARGEST_SIDE for side in sides)
         or math.prod((records, *sides)) > _LARGEST
     ):
-        raise DataError(
-            f"{path}: its header promises {(records, *sides)} bytes, which no images have. Download it again."
-        )
+        raise DataError(f"{path}: its header says {(records, *sides)} bytes, which no images have. Download it again.")
     if math.prod((records, *sides)) > _LARGEST:
-        raise DataError(f"{path}: its header promises {(records, *sides)} bytes, more than {_LARGEST:,}.")
+        raise DataError(f"{path}: its header says {(records, *sides)} bytes, more than {_LARGEST:,}.")
     return (records, *sides)
 
 
 def _unpacked(path: Path, size: int) -> Path:
-    """The unpacked file; no more than ``size`` bytes and one are taken from the packed one."""
+    """The unpacked file; at most one byte more than ``size`` is read from the packed one."""
     status = path.stat()
     if status.st_size > size + _PACKING:  # zeros behind the end would all be read
-        raise DataError(f"{path} is larger than what its header promises, even unpacked. Download it again.")
+        raise DataError(f"{path} is larger than its header says, even before it is unpacked. Download it again.")
     key = hashlib.sha1(f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:12]
     target = cache_dir() / f"{path.stem}-{key}"
     if target.is_file():
@@ -130,7 +128,7 @@ def _unpacked(path: Path, size: int) -> Path:
                     part.write(chunk)
                     size -= len(chunk)
             if size:
-                raise DataError(f"{path} holds more or less than its header promises. Download it again.")
+                raise DataError(f"{path} holds more or less than its header says. Download it again.")
             part.flush()
             Path(part.name).replace(target)
         except _DAMAGED as error:

@@ -22,7 +22,7 @@ class Records:
 
     Args:
         path: the file.
-        start: where the first row begins.
+        start: offset of the first row in bytes.
         shape: rows, and the extents of one.
 
     Raises:

@@ -2,7 +2,7 @@
 
 kornia's augmentation classes draw from torch's global generator once per batch, so that an image's augmentation would
 depend on the batch it is in. Here every image has its own draws from a counter-based generator and kornia's functions
-apply them, to bytes where possible: the same view whatever the batch size, with less temporary memory, and faster.
+apply them, to bytes if possible: the view does not depend on the batch size, and takes less memory and time.
 
 numpy.random and torch.onnx (which kornia touches) load lazily; importing them here keeps them out of a run's budget.
 """
@@ -35,7 +35,7 @@ class Transform:
     """Turns stored images into a network's input, augmented for training.
 
     Augmentation is a random crop with a 4-pixel black border up to 64 pixels, a random resized crop above; a mirror
-    image with probability 1/2 where ``flip``; and a random rectangle set to the mean with probability ``erase``.
+    image with probability 1/2 if ``flip``; and a random rectangle set to the mean with probability ``erase``.
 
     Attributes:
         mean, std: per-channel statistics of images in [0, 1].

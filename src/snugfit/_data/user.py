@@ -117,7 +117,7 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     ``mean`` and ``std`` (0.5 by default). Float images that were normalised already are converted back to 8 bits a
     channel: give the ``mean`` and ``std`` that they were normalised with.
 
-    Labels come from ``targets`` or ``labels`` where a data set has them; otherwise every item is read once. Splits that
+    Labels come from ``targets`` or ``labels`` if a data set has them; otherwise every item is read once. Splits that
     are missing are made from ``train``: ``val_fraction`` of its images each, stratified and determined by ``seed``.
 
     Args:
@@ -289,6 +289,6 @@ def _as_bytes(image: torch.Tensor, index: int, normalisation: Normalisation | No
         undone = "" if normalisation is None else ", also with mean and std undone"
         raise DataError(
             f"image {index} holds values from {low:.3g} to {high:.3g}, not 0 to 1{undone}. Leave out Normalize, or\n"
-            "give data=snugfit.from_dataset(train, val, test, mean=..., std=...) with what it was normalised with."
+            "give data=snugfit.from_dataset(train, val, test, mean=..., std=...) with its normalisation."
         )
     return (plain.clamp(0, 1) * 255).round().to(torch.uint8)

@@ -1,7 +1,7 @@
 """Visual Wake Words (Chowdhery et al., 2019, arXiv:1906.05721): is a person in the image? Read from COCO's own files.
 
 **Labels.** An image is a ``person`` if one annotation of COCO's category 'person', crowds included, covers more than
-0.5 % of the image, and ``no person`` otherwise, also where it has no annotations. The paper speaks of the area of the
+0.5 % of the image, and ``no person`` otherwise, also without any annotations. The paper speaks of the area of the
 bounding box. The script that its authors published (``build_visualwakewords_data`` in TensorFlow's models) compares the
 annotation's ``area`` instead, which in COCO is the area within the object's outline, and so does ``pyvww``, with which
 others make the set. Labels here are to equal theirs, so ``area`` decides; by boxes more images would be of persons.
@@ -10,9 +10,9 @@ At exactly 0.5 % the script says yes; the paper and ``pyvww`` say no, and so doe
 **Division.** The paper tests on the 8,059 images of TensorFlow's ``mscoco_minival_ids.txt`` and trains on the 115,228
 others of train2014 and val2014. Put that file into ``annotations/`` for this division; the releases of 2014 and 2017
 hold the same images, so it serves with both. Without it, COCO's own training part is for training and its validation
-part (40,504 images in 2014, 5,000 in 2017) for the test: accuracies are then not those of the paper's division.
+part (40,504 images in 2014, 5,000 in 2017) for the test; accuracies then do not compare with the paper's.
 
-**Images** are cropped to their centre as in every other data set, while labels are those of the whole image.
+**Images** are cropped to their centre as in every other data set, but labels belong to the whole image.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
 
     Raises:
         DataError: a file, folder or image is missing, a file is damaged or not in COCO's format, or the list of test
-            images names an unknown one or leaves none for training.
+            images names an unknown image or leaves no images for training.
     """
     annotations, year = root / "annotations", _release(root)
     files, described = FileNames(), []
@@ -75,7 +75,7 @@ def _annotations(root: Path, year: int) -> list[Path]:
 
 
 def _tested(path: Path, ids: np.ndarray, trained: int) -> np.ndarray:
-    """Which images (N,) are for the test: those of the list, or without it all after the first ``trained``."""
+    """Mask (N,) of the test images: the listed ones, or without a list all after the first ``trained``."""
     if not path.is_file():
         return np.arange(len(ids)) >= trained
     listed = _listed(path)

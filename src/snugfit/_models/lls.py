@@ -43,13 +43,13 @@ class LLSNet(nn.Module):
         self.classifier = nn.Sequential(*block, *_dropout(dropout), nn.Linear(hidden, classes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch of images."""
+        """Map images (batch, channels, h, w) to logits (batch, classes)."""
         logits: torch.Tensor = self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
         return logits
 
 
 def _features(layout: Sequence[int | str], image_size: int, channels: int, dropout: float) -> nn.Sequential:
-    """The convolution stack; pools round up only where the image cannot be halved so often."""
+    """The convolution stack; pools round up if the image cannot be halved so often."""
     round_up = image_size % 2 ** list(layout).count(_POOL) != 0
     layers: list[nn.Module] = []
     for index, item in enumerate(layout):

@@ -17,7 +17,7 @@ _STAGES = (  # expansion, output channels, blocks, stride of the first (Sandler 
 
 
 class InvertedResidual(nn.Module):
-    """Expand 1x1, depthwise 3x3, project 1x1; added to its input where the shapes allow."""
+    """Expand 1x1, depthwise 3x3, project 1x1; added to its input if the shapes are equal."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class MobileNetV2(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch of images."""
+        """Map images (batch, channels, h, w) to logits (batch, classes)."""
         logits: torch.Tensor = self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
         return logits
 

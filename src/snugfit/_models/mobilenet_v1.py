@@ -53,7 +53,7 @@ class MobileNetV1(nn.Module):
         self.classifier = nn.Linear(4 * previous, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch of images."""
+        """Map images (batch, channels, h, w) to logits (batch, classes)."""
         logits: torch.Tensor = self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
         return logits
 

@@ -58,7 +58,7 @@ def trained_image_size(shapes: Shapes) -> int | None:
 
 @functools.cache
 def _trunk(builder: Builder) -> _Trunk:
-    """Compare two networks that differ in classes, image size and channels: what differs depends on them."""
+    """Compare two networks that differ in classes, image size and channels: tensors that differ depend on these."""
     one, other = _shapes(builder, 2, 32, 3), _shapes(builder, 5, 64, 1)
     varying = [name for name in one if one[name] != other[name]]
     classifier = {_top(name) for name in varying if (one[name][0], other[name][0]) == (2, 5)}

@@ -65,7 +65,7 @@ class ResNet18(nn.Module):
         self.fc = nn.Linear(512, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch of images."""
+        """Map images (batch, channels, h, w) to logits (batch, classes)."""
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: torch.Tensor = self.fc(torch.flatten(self.avgpool(x), 1))

@@ -68,7 +68,7 @@ class BottleneckResNet(nn.Module):
         self.fc = nn.Linear(32 * width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch of images."""
+        """Map images (batch, channels, h, w) to logits (batch, classes)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: torch.Tensor = self.fc(torch.flatten(self.avgpool(x), 1))

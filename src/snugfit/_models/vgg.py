@@ -24,7 +24,7 @@ class VGG(nn.Module):
         self.classifier = nn.Linear(512, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch of images."""
+        """Map images (batch, channels, h, w) to logits (batch, classes)."""
         logits: torch.Tensor = self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
         return logits
 
@@ -56,7 +56,7 @@ class ImageNetVGG(nn.Module):
         self.classifier = nn.Sequential(*layers, nn.Linear(hidden, classes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch of images."""
+        """Map images (batch, channels, h, w) to logits (batch, classes)."""
         logits: torch.Tensor = self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
         return logits
 

@@ -159,7 +159,7 @@ class VisionTransformer(nn.Module):
         nn.init.zeros_(self.class_token)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of a batch of images."""
+        """Map images (batch, channels, h, w) to logits (batch, classes)."""
         token = self.class_token.expand(x.shape[0], -1, -1)
         patches = self.conv_proj(x).flatten(2).transpose(1, 2)
         encoded = self.encoder(torch.cat([token, patches], dim=1))
@@ -173,7 +173,7 @@ def _fill(tensor: torch.Tensor | None, value: float) -> None:
 
 
 def image_size_of(position_embedding: Sequence[int]) -> int | None:
-    """Side in pixels of the images that position embeddings of this shape (1, tokens, width) are for; None for none."""
+    """Side in pixels of the images of position embeddings of this shape (1, tokens, width), or None."""
     patches = position_embedding[1] - 1 if len(position_embedding) == 3 else 0
     side = math.isqrt(max(patches, 0))
     return side * PATCH if side and side * side == patches else None

@@ -50,7 +50,7 @@ class YOLOv2Stem(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Raw predictions for a batch of images."""
+        """Map images (batch, channels, S, S) to raw predictions (batch, 5 (5 + classes), S / 16, S / 16)."""
         boxes: torch.Tensor = self.head(self.features(x))
         return boxes
 

@@ -58,7 +58,7 @@ class ConsoleProgress:
     note  the batch is 16
 
     Args:
-        console: where to draw; stderr by default.
+        console: stderr by default.
         quiet: show notices and nothing else.
         clock: gives the time in seconds.
     """

@@ -60,7 +60,7 @@ def status_line(event: StepDone, budget: int | None, rate: str, left: str) -> Te
 
 
 def speed(samples: int, seconds: float) -> str:
-    """Samples per second of a step; steps per second where its samples are not known."""
+    """Samples per second of a step; steps per second if the number of samples is unknown."""
     if seconds <= 0:
         return NONE
     return f"{samples / seconds:,.0f} samples/s" if samples else f"{1 / seconds:.3g} steps/s"
@@ -105,7 +105,7 @@ def phase_line(event: PhaseDone, predicted_seconds: float | None, budget: int | 
 
 
 def result_table(record: Record) -> RenderableType:
-    """The end of a run: predicted, measured and budget side by side, then what was trained."""
+    """The end of a run: predicted, measured and budget side by side, then facts about the model."""
     rows: list[tuple[str, str, Text | str, str]] = []
     for name, key, limit in (
         ("peak memory", "peak_bytes", "memory_bytes"),

@@ -1,4 +1,4 @@
-"""Classes in two dimensions: t-SNE of what a local loss learned about them (LLS section 4.3, Figure 3)."""
+"""Classes in two dimensions: t-SNE of a local loss's learned combinations (LLS section 4.3, Figure 3)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from snugfit._quantities import format_bytes, format_seconds
 
 MB = 1e6
 NONE = "\N{EN DASH}"
-"""Stands for what was not measured or does not apply."""
+"""Shown for a value that was not measured or does not apply."""
 
 
 def count(value: float) -> str:

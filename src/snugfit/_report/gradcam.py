@@ -25,8 +25,8 @@ class Explained(NamedTuple):
 def grad_cam(model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor | None = None) -> Explained:
     """Heat maps of images for one class each.
 
-    A channel of the last feature map A counts with the spatial mean of its gradient, and the sum keeps what is
-    positive: ``ReLU(sum_k mean_ij(dy_c / dA_k_ij) A_k)``, upsampled bilinearly to the images.
+    A channel of the last feature map A is weighted by the spatial mean of its gradient, and only the positive part of
+    the sum is kept: ``ReLU(sum_k mean_ij(dy_c / dA_k_ij) A_k)``, upsampled bilinearly to the images.
 
     Args:
         model: images (B, C, H, W) to logits (B, K), in evaluation mode.

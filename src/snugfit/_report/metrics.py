@@ -43,7 +43,7 @@ class Curve:
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
-    """Read the rows in order; no file gives none, and a cell that is no finite number counts as empty.
+    """Read the rows in order; without a file there are none, and a cell without a finite number counts as empty.
 
     Raises:
         CheckpointError: a line is longer than any row, or is no CSV.
@@ -69,7 +69,7 @@ def curves(rows: Iterable[MetricRow], column: str, *, epochs: bool = False, most
 
     Args:
         rows: the rows of ``metrics.csv``.
-        column: what to plot.
+        column: name of the quantity.
         epochs: take the epoch rows instead of the step rows.
         most: thin every curve to this many points.
     """

@@ -22,7 +22,7 @@ def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
 
     Args:
         run_dir: the run folder.
-        pictures: what is shown of the model itself, in addition to the record.
+        pictures: pictures of the model, in addition to the record.
 
     Returns:
         Path of the page.

@@ -24,8 +24,8 @@ class Spectra:
         classes: names of the classes shown.
         frequencies: (F,), in cycles per latent.
         basis, latents: magnitudes (K, F).
-        prominence: activations where the vector is strongest, as multiples of their median magnitude, (K,).
-        images, split: how many images of each class were averaged, and of which split.
+        prominence: activations at the vector's strongest frequency, as multiples of their median magnitude, (K,).
+        images, split: number of images of each class that were averaged, and their split.
     """
 
     unit: str
@@ -71,7 +71,7 @@ class HeatMaps:
         maps: (N, H, W), not below 0.
         true, predicted: names of classes.
         confidence: probability of the class predicted.
-        split: where the images are from.
+        split: of the images.
     """
 
     images: np.ndarray

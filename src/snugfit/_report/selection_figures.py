@@ -97,7 +97,7 @@ def flops(intervals: Sequence[IntervalRecord], images: int, label: str) -> str:
     """Floating-point operations of every epoch, with those of full training as a line (ElasticTrainer, Figure 18).
 
     Args:
-        intervals: what was trained.
+        intervals: of the run.
         images: training images of an epoch.
         label: text for screen readers.
     """
@@ -124,7 +124,7 @@ def step_times(intervals: Sequence[IntervalRecord], ratio: float | None, label: 
     """Predicted and measured step time of every interval, with a full step's as a line, and rho's share of it.
 
     Args:
-        intervals: what was trained.
+        intervals: of the run.
         ratio: the budget rho.
         label: text for screen readers.
     """

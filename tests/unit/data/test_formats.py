@@ -211,7 +211,7 @@ def test_idx_headers_that_no_images_have(write_idx, compress, extents):
     path = root / "mnist" / ("train-images-idx3-ubyte" + (".gz" if compress else ""))
     data = idx_header(*extents) + b"\1" * 40 * 28 * 28
     path.write_bytes(gzip.compress(data) if compress else data)
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.*: its header promises .* which no images have"):
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.*: its header says .* which no images have"):
         load("mnist", data_dir=root)
 
 
@@ -222,7 +222,7 @@ def test_no_more_is_unpacked_than_the_header_promises(write_idx, tmp_path, monke
     (root / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(bomb)
     read, real = [], gzip.GzipFile.read
     monkeypatch.setattr(gzip.GzipFile, "read", lambda self, size: read.append(size) or real(self, size))
-    with pytest.raises(DataError, match="holds more or less than its header promises"):
+    with pytest.raises(DataError, match="holds more or less than its header says"):
         load("mnist", data_dir=root)
     assert sum(read) <= 16 + 40 * 28 * 28 + 17
     assert not list((tmp_path / "cache" / "snugfit").glob("train-images*"))
@@ -249,5 +249,5 @@ def test_a_packed_file_with_zeros_without_end_is_refused(write_idx):
     root, _ = write_idx()
     with (root / "mnist" / "t10k-labels-idx1-ubyte.gz").open("r+b") as file:
         file.truncate(1 << 40)
-    with pytest.raises(DataError, match=r"labels-idx1-ubyte\.gz is larger than what its header promises"):
+    with pytest.raises(DataError, match=r"labels-idx1-ubyte\.gz is larger than its header says"):
         load("mnist", data_dir=root)
