@@ -12,7 +12,7 @@ from snugfit import errors
 
 SOURCE = Path(snugfit.__file__).parent
 RUNNER = Path(__file__).with_name("run_doctests.py")
-PACKAGES = ("memory", "lean", "local", "selection", "surgery", "tiling")
+PACKAGES = ("memory", "lean", "local", "selection", "surgery", "tiling", "detection", "profiling")
 
 
 def module_name(path: Path) -> str:

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-PACKAGES = ("memory", "lean", "local", "selection", "surgery", "tiling")
+PACKAGES = ("memory", "lean", "local", "selection", "surgery", "tiling", "detection", "profiling")
 ABOVE = (
     *(f"snugfit.{package}" for package in ("_api", "_cli", "_engine", "_planner", "_report", "strategies")),
     *("snugfit._training", "snugfit._models", "snugfit._data", "kornia", "matplotlib"),

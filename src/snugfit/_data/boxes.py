@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from snugfit._data.decode import Decoder
 from snugfit._data.files import FileNames
+from snugfit._data.folder import FileImages
 
 CLASS, BOX = 0, slice(1, 5)
 NONE = -1.0
@@ -72,7 +72,7 @@ class BoxTable:
         return Boxes(rows, np.array(self._starts, dtype=np.int64))
 
 
-class BoxedImages:
+class BoxedImages(FileImages):
     """Image files with boxes; images are decoded when they are read, resized to the square without cropping.
 
     Args:
@@ -83,16 +83,10 @@ class BoxedImages:
     """
 
     def __init__(self, files: FileNames, boxes: Boxes, decoder: Decoder, most: int | None = None) -> None:
-        self.files, self.boxes, self._decoder = files, boxes, decoder
+        labels = np.zeros(len(files), dtype=np.int64)  # an image may hold objects of several classes
+        super().__init__(files, labels, decoder)
+        self.boxes = boxes
         self.most = max(int(boxes.counts.max(initial=0)), 1) if most is None else most
-        self.labels = np.zeros(len(files), dtype=np.int64)  # an image may hold objects of several classes
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def images(self, indices: np.ndarray) -> torch.Tensor:
-        """Decode images, (B,) -> uint8 (B, C, H, W)."""
-        return self._decoder([self.files[int(index)] for index in indices])
 
     def targets(self, indices: np.ndarray) -> np.ndarray:
         """Boxes of images (B,) as (B, most, 5) float32, class -1 in rows that pad."""

@@ -107,8 +107,6 @@ def _shape(path: Path, dimensions: int, opened: Callable[..., Any]) -> tuple[int
         or math.prod((records, *sides)) > _LARGEST
     ):
         raise DataError(f"{path}: its header says {(records, *sides)} bytes, which no images have. Download it again.")
-    if math.prod((records, *sides)) > _LARGEST:
-        raise DataError(f"{path}: its header says {(records, *sides)} bytes, more than {_LARGEST:,}.")
     return (records, *sides)
 
 

@@ -1,4 +1,13 @@
-"""Measure what the parts of a model need: bytes, seconds and multiply-accumulates."""
+"""Measure what the parts of a model need: bytes, seconds and multiply-accumulates.
+
+>>> from torch import fx, nn
+>>> network = fx.symbolic_trace(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)))
+>>> memory = true_activation_memory(network, (1, 8, 8), {"3.weight", "3.bias"}, batch=4)
+>>> memory.peak_bytes  # of activations, in the block that needs most
+17512
+
+``examples/own_loop_with_selection.py`` times the tensors of a network with it.
+"""
 
 from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
 from snugfit.profiling.description import describe
