@@ -13,7 +13,7 @@ from benchmarks.common import Cell
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
-from snugfit.lean import overwrite_maps, use_lean
+from snugfit.lean import enable_inplace, use_lean
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
 from snugfit.strategies.memory_estimates import fill_made_up, random_batch
@@ -111,7 +111,7 @@ def _trainer(network: fx.GraphModule, trains: set[str]) -> fx.GraphModule:
     for name, layer in network.named_modules():
         if isinstance(layer, nn.BatchNorm2d) and not name.startswith("side."):
             layer.eval()
-    overwrite_maps(network)
+    enable_inplace(network)
     return network
 
 

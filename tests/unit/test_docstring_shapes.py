@@ -9,8 +9,8 @@ import pytest
 import snugfit
 
 SOURCE = Path(snugfit.__file__).parent
-SHAPE = re.compile(r"\((\w[\w.*+/ -]*|\.\.\.)?(, ?[\w.*+/ -]+)*,?( ?\.\.\.)?\)|\bscalar|\bshapes?\b")
-"""Such as (B, C, H, W), (C,), (B, ...), (..., 4) and (); or the word."""
+SHAPE = re.compile(r"\(\)|\([\w.*+/'-]{1,12},[^()]*\)|\bscalar|\bshapes?\b")
+"""Such as (B, C, H, W), (C,), (..., K) and (); or the word."""
 NOT_YET = {
     "_api",
     "_chain",

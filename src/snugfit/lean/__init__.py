@@ -1,4 +1,4 @@
-"""Memory-lean autograd operators that compute what torch's own do.
+"""Autograd operators that compute the same as torch's own in less memory.
 
 >>> import torch
 >>> from torch import nn
@@ -6,7 +6,7 @@
 >>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).requires_grad_(False)
 >>> images = torch.ones(1, 3, 8, 8, requires_grad=True)
 >>> before = saved_bytes(lambda: network(images), held=network.parameters())
->>> use_lean(network)  # in place; nothing trains, so that a bit for each value of the ReLU is kept
+>>> use_lean(network)  # in place; with all weights frozen a ReLU keeps one bit per value
 >>> before, saved_bytes(lambda: network(images), held=network.parameters())
 (1920, 36)
 >>> use_stock(network)
@@ -18,14 +18,14 @@ from snugfit._upstream import mend_group_norm
 from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
 from snugfit.lean.batchnorm import LeanBatchNorm1d, LeanBatchNorm2d, LeanBatchNorm3d
 from snugfit.lean.convolution import LeanConv2d
-from snugfit.lean.fused_frozen_conv import keep_maps, overwrite_maps
-from snugfit.lean.fused_norm_act import NormActivation
-from snugfit.lean.fused_pool_norm_act import PooledEnding
+from snugfit.lean.fused_frozen_conv import disable_inplace, enable_inplace
+from snugfit.lean.fused_norm_act import FusedNormAct
+from snugfit.lean.fused_pool_norm_act import FusedPoolNormAct
 from snugfit.lean.int8_weights import FloatState, restore_float, store_int8
 from snugfit.lean.maxpool import LeanMaxPool2d
-from snugfit.lean.per_sample import run_by_sample
+from snugfit.lean.per_sample import run_per_sample
 from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, average_pool
-from snugfit.lean.release_input import empty_images, keep_images
+from snugfit.lean.release_input import release_images, retain_images
 from snugfit.lean.standardised_conv import StandardisedConv2d
 from snugfit.lean.swap import use_lean, use_lean_convolutions, use_stock
 
@@ -33,6 +33,8 @@ mend_group_norm()
 
 __all__ = [
     "FloatState",
+    "FusedNormAct",
+    "FusedPoolNormAct",
     "LeanAdaptiveAvgPool2d",
     "LeanAvgPool2d",
     "LeanBatchNorm1d",
@@ -43,16 +45,14 @@ __all__ = [
     "LeanMaxPool2d",
     "LeanReLU",
     "LeanReLU6",
-    "NormActivation",
-    "PooledEnding",
     "StandardisedConv2d",
     "average_pool",
-    "empty_images",
-    "keep_images",
-    "keep_maps",
-    "overwrite_maps",
+    "disable_inplace",
+    "enable_inplace",
+    "release_images",
     "restore_float",
-    "run_by_sample",
+    "retain_images",
+    "run_per_sample",
     "store_int8",
     "use_lean",
     "use_lean_convolutions",

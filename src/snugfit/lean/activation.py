@@ -1,7 +1,7 @@
 """ReLU, ReLU6 and LeakyReLU that keep one bit per element for their backward pass.
 
-Torch's own keep a map of floats. It is often kept by the next layer too, and then it costs nothing; where that layer's
-weight is frozen it does not, and the map is kept for its signs alone.
+Torch's own keep a feature map of floats. Often the next layer keeps the same one, and it costs nothing. Where that
+layer's weight is frozen, it is kept for its signs alone.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from snugfit.lean.bits import LEAKY_RELU, RELU, RELU6, Tests, masked, pack
-from snugfit.lean.inplace_permissions import leave_of, told
+from snugfit.lean.inplace_permissions import described, permissions_of
 from snugfit.lean.saved_tensors import Layout, memory_order, needs_gradient
 
 Forward = Callable[[Tensor, bool], Tensor]
-"""The activation, of a map, in place or not."""
+"""The activation of a feature map (B, C, ...), in place or not."""
 
 
 class _Activation(torch.autograd.Function):
-    """What an activation passes back is told from its output, so that it may have overwritten its input."""
+    """An activation (B, C, ...) whose gradient follows from its output, so that it may overwrite its input."""
 
     @staticmethod
     def forward(
@@ -33,7 +33,7 @@ class _Activation(torch.autograd.Function):
         if output is inputs:
             ctx.mark_dirty(inputs)
         row = memory_order(output.detach())
-        assert row is not None, "a new map fills its memory, and no other is overwritten"
+        assert row is not None, "a new feature map fills its memory, and no other is overwritten"
         ctx.save_for_backward(pack(row, tests))
         ctx.layout, ctx.slope, ctx.overwrites = Layout.of(output), slope, overwrites
         return output
@@ -58,11 +58,11 @@ class _Activation(torch.autograd.Function):
 
 
 def _activate(layer: nn.Module, inputs: Tensor, forward: Forward, tests: Tests, slope: float = 0.0) -> Tensor:
-    leave = leave_of(layer)
-    in_place = bool(layer.inplace) or (leave.input and not inputs._is_view() and memory_order(inputs) is not None)
+    permissions = permissions_of(layer)
+    in_place = bool(layer.inplace) or (permissions.input and not inputs._is_view() and memory_order(inputs) is not None)
     if not needs_gradient(inputs) or (in_place and memory_order(inputs) is None):
         return forward(inputs, in_place)
-    output: Tensor = _Activation.apply(inputs, forward, in_place, leave.gradient, tests, slope)
+    output: Tensor = _Activation.apply(inputs, forward, in_place, permissions.gradient, tests, slope)
     return output
 
 
@@ -70,11 +70,11 @@ class LeanReLU(nn.ReLU):
     """``nn.ReLU`` that keeps a bit per element."""
 
     def extra_repr(self) -> str:
-        """As torch's, and what may be overwritten."""
-        return told(self, super().extra_repr())
+        """Torch's description, and what may be overwritten."""
+        return described(self, super().extra_repr())
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map of any shape to one of the same; NaN passes its gradient, as with torch's."""
+        """Feature map of any shape to one of the same shape; NaN passes its gradient, as in torch."""
         return _activate(self, input, F.relu, RELU)
 
 
@@ -82,11 +82,14 @@ class LeanReLU6(nn.ReLU6):
     """``nn.ReLU6`` that keeps a bit per element."""
 
     def extra_repr(self) -> str:
-        """As torch's, and what may be overwritten."""
-        return told(self, super().extra_repr())
+        """Torch's description, and what may be overwritten."""
+        return described(self, super().extra_repr())
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map of any shape to one of the same; the gradient of NaN is 0, as in torch's vectorised kernel."""
+        """Feature map of any shape to one of the same shape.
+
+        The gradient of NaN is 0, as in torch's vectorised kernel.
+        """
         return _activate(self, input, _relu6, RELU6)
 
 
@@ -95,14 +98,14 @@ def _relu6(inputs: Tensor, in_place: bool) -> Tensor:
 
 
 class LeanLeakyReLU(nn.LeakyReLU):
-    """``nn.LeakyReLU`` that keeps a bit per element; torch's own for slopes below 0, which hide the input's sign."""
+    """``nn.LeakyReLU`` that keeps a bit per element; torch's own for negative slopes, which hide the input's sign."""
 
     def extra_repr(self) -> str:
-        """As torch's, and what may be overwritten."""
-        return told(self, super().extra_repr())
+        """Torch's description, and what may be overwritten."""
+        return described(self, super().extra_repr())
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map of any shape to one of the same."""
+        """Feature map of any shape to one of the same shape."""
         slope = self.negative_slope
         if slope < 0:
             return super().forward(input)

@@ -1,7 +1,7 @@
 """BatchNorm on running statistics that keeps a factor per channel instead of its input.
 
-With running statistics it is an affine map of every channel. Of its input only gamma's gradient has need; torch's own
-keeps it whatever is frozen.
+With running statistics it is an affine function of each channel. Only gamma's gradient needs the input; torch's own
+keeps it even if gamma is frozen.
 """
 
 from __future__ import annotations
@@ -13,23 +13,29 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from snugfit.lean.inplace_permissions import Leave, leave_of, told
+from snugfit.lean.inplace_permissions import InplacePermissions, described, permissions_of
 from snugfit.lean.saved_tensors import memory_order, needs_gradient
 
 
 class _FrozenBatchNorm(torch.autograd.Function):
-    """Map (B, C, ...) to (B, C, ...) with running statistics and a gamma that does not train."""
+    """Feature map (B, C, ...) to (B, C, ...) with running statistics and a frozen gamma."""
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor,
-        eps: float, leave: Leave,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
+        eps: float,
+        permissions: InplacePermissions,
+    ) -> Tensor:
         if ctx.needs_input_grad[0]:
             scale = (variance.double() + eps).rsqrt_()
             ctx.save_for_backward((scale if weight is None else scale.mul_(weight)).to(variance.dtype))
-        ctx.bias_dtype, ctx.overwrites = None if bias is None else bias.dtype, leave.gradient
-        if not leave.input:
+        ctx.bias_dtype, ctx.overwrites = None if bias is None else bias.dtype, permissions.gradient
+        if not permissions.input:
             return F.batch_norm(inputs, mean, variance, weight, bias, eps=eps)
         ctx.mark_dirty(inputs)
         return _normalise(inputs, weight, bias, mean, variance, eps)
@@ -50,13 +56,22 @@ class _FrozenBatchNorm(torch.autograd.Function):
 def _normalise(
     inputs: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
 ) -> Tensor:
-    """Overwrite a map (B, C, ...) with what BatchNorm on running statistics makes of it, by torch's own kernel."""
+    """Overwrite a feature map (B, C, ...) with its BatchNorm on running statistics (C,), by torch's own kernel."""
     if not inputs.is_meta:
         statistics = [torch.empty(0, dtype=mean.dtype, device=mean.device) for _ in range(2)]  # none on this way
         torch.ops.aten.native_batch_norm.out(
-            inputs, weight, bias, mean, variance, False, 0.0, eps,
-            out=inputs, save_mean=statistics[0], save_invstd=statistics[1],
-        )  # fmt: skip
+            inputs,
+            weight,
+            bias,
+            mean,
+            variance,
+            False,
+            0.0,
+            eps,
+            out=inputs,
+            save_mean=statistics[0],
+            save_invstd=statistics[1],
+        )
     return inputs
 
 
@@ -65,8 +80,8 @@ def _scaled(gradient: Tensor, scale: Tensor, overwrite: bool) -> Tensor:
     if gradient.dtype == scale.dtype:
         factor = scale.view(-1, *(1,) * (gradient.dim() - 2))
         return gradient.mul_(factor) if overwrite and memory_order(gradient) is not None else gradient * factor
-    # A product of two precisions would be a map in the higher one; this kernel has the factor in the higher and rounds
-    # once. The input that it asks for is not used.
+    # A product of two precisions would be a feature map in the higher one; this kernel has the factor in the higher and
+    # rounds once. It does not use its input.
     none, one = torch.zeros_like(scale), torch.ones_like(scale)
     found: Tensor = torch.ops.aten.native_batch_norm_backward(
         gradient, gradient, scale, none, one, None, None, False, 0.0, [True, False, False]
@@ -76,29 +91,34 @@ def _scaled(gradient: Tensor, scale: Tensor, overwrite: bool) -> Tensor:
 
 class _Lean(nn.modules.batchnorm._BatchNorm):
     def extra_repr(self) -> str:
-        """As torch's, and what may be overwritten."""
-        return told(self, super().extra_repr())
+        """Torch's description, and what may be overwritten."""
+        return described(self, super().extra_repr())
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (B, C, ...) to (B, C, ...); torch's own in training mode and where gamma trains."""
+        """Feature map (B, C, ...) to (B, C, ...); torch's own in training mode and where gamma is trained."""
         if (
-            self.training or self.running_mean is None or self.running_var is None
+            self.training
+            or self.running_mean is None
+            or self.running_var is None
             or (self.weight is not None and self.weight.requires_grad)
-        ):  # fmt: skip
+        ):
             return super().forward(input)
-        leave = leave_of(self)
-        leave = leave._replace(input=leave.input and _has_room(input, self.running_mean))
+        permissions = permissions_of(self)
+        permissions = permissions._replace(input=permissions.input and _can_overwrite(input, self.running_mean))
         lean = needs_gradient(input, self.bias)
-        if not lean and not leave.input:
+        if not lean and not permissions.input:
             return super().forward(input)
         self._check_input_dim(input)
         given = (input, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
-        output: Tensor = _FrozenBatchNorm.apply(*given, leave) if lean else _normalise(*given)
+        output: Tensor = _FrozenBatchNorm.apply(*given, permissions) if lean else _normalise(*given)
         return output
 
 
-def _has_room(inputs: Tensor, mean: Tensor) -> bool:
-    """Whether a map can take its normalised values: a processor's, in their precision, and no view of another."""
+def _can_overwrite(inputs: Tensor, mean: Tensor) -> bool:
+    """Whether a feature map (B, C, H, W) can be overwritten.
+
+    On a processor, in the norm's precision, and not a view.
+    """
     if inputs.device.type not in ("cpu", "meta") or inputs.dtype != mean.dtype:
         return False
     if inputs.dim() != 4 or inputs.numel() == 0 or inputs._is_view():

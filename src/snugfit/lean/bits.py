@@ -1,8 +1,8 @@
-"""One bit per element of what an activation passes back: packed eight to a byte, and applied to a gradient.
+"""One bit per element for the gradient of an activation: packed eight to a byte, and applied to a gradient.
 
-Chunks are worked on one after another, so that what lies between two steps stays in the processor's cache. An eighth of
-a chunk makes a plane, and a byte holds a bit of each of the eight planes: packing and unpacking are arithmetic on whole
-planes. Nothing is allocated per chunk, since the kernel hands out fresh memory more slowly than all of this takes.
+The work is done chunk by chunk, so that intermediate values stay in the processor's cache. An eighth of a chunk is a
+plane, and a byte holds a bit of each of the eight planes: packing and unpacking are arithmetic on whole planes. Nothing
+is allocated per chunk, because the kernel provides fresh memory more slowly than the arithmetic runs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from torch import Tensor
 
 CHUNK = {"cpu": 1 << 18, "meta": 1 << 18}
 LARGE_CHUNK = 1 << 26
-"""Elements worked on at once; a graphics processor wants few and large kernels. On the meta device, where bytes are
-told beforehand, there is nothing to work on: one chunk takes what all take."""
+"""Elements worked on at once.
+
+A graphics processor needs few and large kernels. On the meta device, where only bytes are counted, one chunk takes as
+much as all.
+"""
 
 Tests = tuple[tuple[str, float], ...]
-"""Comparisons of the output that all hold where the gradient passes; torch and numpy know them by the same names."""
+"""Comparisons of the output that all hold where the gradient passes; torch and numpy share their names."""
 RELU: Tests = (("not_equal", 0.0),)
 """Nothing is below 0 in a ReLU's output, and NaN passes its gradient as it does with torch's."""
 RELU6: Tests = (("greater", 0.0), ("less", 6.0))
@@ -28,7 +31,7 @@ LEAKY_RELU: Tests = (("greater", 0.0),)
 
 
 def _chunks(values: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Where a chunk lies among the elements, and where its bits lie among the bytes."""
+    """Slices of each chunk's elements and of its bytes, for values (N,)."""
     step = CHUNK.get(values.device.type, LARGE_CHUNK)
     for start in range(0, step if values.is_meta else values.numel(), step):
         stop = min(start + step, values.numel())
@@ -36,13 +39,16 @@ def _chunks(values: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _scratch(values: Tensor, copies: int, dtype: torch.dtype) -> Tensor:
-    """(copies, 8 planes of the longest chunk)."""
+    """Scratch memory (copies, 8 planes of the longest chunk) for values (N,)."""
     longest = min(values.numel(), CHUNK.get(values.device.type, LARGE_CHUNK))
     return torch.empty(copies, (longest + 7) // 8 * 8, dtype=dtype, device=values.device)
 
 
 def _library(tensor: Tensor) -> Any:
-    """Numpy where there is memory that it can work on: its comparisons are several times as fast as torch's."""
+    """Numpy for a tensor of any shape in the processor's memory.
+
+    Its comparisons are several times as fast as torch's.
+    """
     return np if type(tensor) is Tensor and tensor.device.type == "cpu" else torch
 
 
@@ -56,11 +62,11 @@ def _bits(device: torch.device) -> Tensor:
 
 
 def pack(values: Tensor, tests: Tests) -> Tensor:
-    """Pack whether each of ``values`` passes the tests, a bit for each.
+    """Pack one bit per value: whether it passes the tests.
 
     Args:
-        values: a row of floats, (N,).
-        tests: comparisons that all have to hold.
+        values: floats, (N,).
+        tests: comparisons that all must hold.
 
     Returns:
         Bytes, (ceil(N / 8),).
@@ -92,11 +98,11 @@ def _test(values: Any, tests: Tests, passed: Any, library: Any) -> None:
 def masked(gradient: Tensor, packed: Tensor, slope: float, out: Tensor) -> None:
     """Write to ``out`` the gradient where a bit is set, and ``slope`` times the gradient elsewhere.
 
-    Where the slope is 0 what is written is 0, whatever the gradient, as in torch's own kernels.
+    Where the slope is 0 the result is 0, whatever the gradient, as in torch's own kernels.
 
     Args:
-        gradient, out: rows of floats, (N,); they may be one tensor, but not two that overlap.
-        packed: the bits, as :func:`pack` makes them.
+        gradient, out: floats, (N,); they may be the same tensor, but must not overlap otherwise.
+        packed: bits from :func:`pack`, (ceil(N / 8),).
         slope: factor where the bit is not set.
     """
     library = _library(packed)
@@ -113,7 +119,7 @@ def masked(gradient: Tensor, packed: Tensor, slope: float, out: Tensor) -> None:
 
 
 def _pass(gradient: Tensor, mask: Tensor, slope: float, out: Tensor) -> None:
-    """Write the gradient where the mask is not 0, and ``slope`` times the gradient elsewhere; rows of floats, (N,)."""
+    """Write the gradient where the mask is not 0, and ``slope`` times the gradient elsewhere; all (N,)."""
     if slope:
         torch.ops.aten.leaky_relu_backward.grad_input(gradient, mask, slope, False, grad_input=out)
     else:

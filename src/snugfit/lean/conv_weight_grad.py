@@ -1,9 +1,9 @@
-"""The gradient of a convolution's weight on small maps, one matrix product per tap.
+"""The weight gradient of a convolution on small feature maps, one matrix product per kernel position.
 
-On maps of a few pixels oneDNN computes the weight gradient of a wide 3x3 convolution at a fraction of the speed of a
-plain matrix product, some of it through its generic GEMM kernel, with a workspace of four to eight times the weights
-(38-76 MB for 512 to 512 channels). Here each tap of the kernel is one matrix product of the pixels that it touches:
-nothing is computed for padding (on a 2x2 map more than half of the work), and no patches are unfolded.
+On feature maps of a few pixels oneDNN computes the weight gradient of a wide 3x3 convolution at a fraction of the speed
+of a matrix product, partly through its generic GEMM kernel, with a workspace of four to eight times the weights (38-76
+MB for 512 to 512 channels). Here each kernel position is one matrix product of the pixels that it touches: nothing is
+computed for padding (more than half of the work on 2x2 pixels), and no patches are unfolded.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 from torch import Tensor
 
 SMALL_MAP = 16
-"""Pixels of an output map up to which the gradient is computed here; above, oneDNN is as fast and as lean."""
+"""Up to this many output pixels the gradient is computed here; above, oneDNN is as fast and takes as little memory."""
 
-Pair = tuple[int, int]
+Pair = tuple[int, ...]
+"""Rows and columns, as torch types them."""
 
 
-def tapped_weight_gradient(
+def conv_weight_gradient(
     gradient: Tensor, inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> Tensor:
-    """Gradient of a convolution's weight, one matrix product per tap of the kernel.
+    """Compute the gradient of a convolution's weight, one matrix product per kernel position.
 
     Args:
         gradient: gradient of the output, (B, K, H', W').

@@ -1,8 +1,8 @@
-"""The end of a unit that learns from a pooled map: BatchNorm, activation, pooling and the unit's own tail in one.
+"""The end of a unit that learns from a pooled feature map: BatchNorm, activation, pooling and the unit's tail fused.
 
-Such a unit needs its map whole at no time. Stock autograd holds up to four maps (the convolution's output, that of the
-activation, and a gradient on its way through each); here it is one, the convolution's output, which the gradient in the
-end replaces. The work is done a few images at a time, in the processor's cache.
+Such a unit never needs its whole feature map. Stock autograd holds up to four (the convolution's output, that of the
+activation, and a gradient of each). Here it is one, the convolution's output, which its gradient finally replaces. The
+work is done a few images at a time, in the processor's cache.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from snugfit.lean.fused_norm_act import NormActivation
+from snugfit.lean.fused_norm_act import FusedNormAct
 
 _CHUNK_VALUES = 1 << 16
-"""Values worked on at once, or those of one image where it has more."""
+"""Values worked on at once, or those of one image if it has more."""
 Tail = Callable[[Tensor], Tensor]
 
 
 class _Affine:
-    """What BatchNorm does to a map once its statistics are known, and what the activation after it passes back."""
+    """BatchNorm with known statistics (C,), and the gradient of the activation after it."""
 
     def __init__(self, mean: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor, slope: float) -> None:
         self.mean, self.bias, self.slope, self.scale = mean, bias, slope, weight * inverse
 
     def normalised(self, rows: Tensor, centred: Tensor, out: Tensor) -> None:
-        """Rows (N, C) less the mean, and scaled and shifted."""
+        """Write rows (N, C) minus the mean to ``centred``, and the normalised rows to ``out``."""
         torch.sub(rows, self.mean, out=centred)
         torch.addcmul(self.bias, centred, self.scale, out=out)
 
     def passed_back(self, upper: Tensor, rows: Tensor, centred: Tensor, before: Tensor) -> None:
-        """Carry a gradient (N, C) through the activation, in place; ``centred`` is filled on the way."""
+        """Pass a gradient (N, C) through the activation, in place; also fills ``centred``."""
         self.normalised(rows, centred, before)
         torch.ops.aten.leaky_relu_backward.grad_input(upper, before, self.slope, False, grad_input=upper)
 
 
 def _rows(maps: Tensor) -> Tensor:
-    """A view (N, C) of a channels_last map (B, C, H, W)."""
+    """A view (N, C) of a channels_last feature map (B, C, H, W)."""
     return maps.permute(0, 2, 3, 1).view(-1, maps.shape[1])
 
 
 def _parts(maps: Tensor) -> list[slice]:
-    """Slices of a few images each, the first one the longest."""
+    """Slices of a few images of (B, C, H, W) each, the first one the longest."""
     step = max(1, _CHUNK_VALUES // max(1, maps[0].numel()))
     return [slice(start, min(start + step, len(maps))) for start in range(0, len(maps), step)]
 
@@ -55,14 +55,22 @@ def _like(maps: Tensor, batch: int) -> Tensor:
     )
 
 
-class _PooledEnding(torch.autograd.Function):
-    """(B, C, H, W) to the pooled map (B, C, S, S) and to what the tail makes of the map, which has no gradient."""
+class _FusedPoolNormAct(torch.autograd.Function):
+    """(B, C, H, W) to the pooled feature map (B, C, S, S) and to the tail's output, which has no gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor], momentum: float,
-        eps: float, slope: float, side: int, tail: Tail,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        maps: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running: tuple[Tensor, Tensor],
+        momentum: float,
+        eps: float,
+        slope: float,
+        side: int,
+        tail: Tail,
+    ) -> tuple[Tensor, Tensor]:
         window = (maps.shape[2] // side, maps.shape[3] // side)
         if maps.is_meta:
             mean = inverse = torch.empty_like(weight)
@@ -79,7 +87,10 @@ class _PooledEnding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        """Gradients; the saved map becomes that of the map."""
+        """Gradients of feature map, weight and bias from (B, C, S, S).
+
+        The saved feature map is overwritten by its own.
+        """
         maps, weight, bias, mean, inverse = ctx.saved_tensors
         nothing = (None,) * 6
         if maps.is_meta:
@@ -111,9 +122,9 @@ def _run(maps: Tensor, affine: _Affine, window: tuple[int, int], tail: Tail) -> 
 
 
 def _pieces(maps: Tensor, share: Tensor, affine: _Affine) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """A few images at a time, as rows (N, C): the map, its gradient before the activation, the centred map, scratch.
+    """For a few images at a time, as rows (N, C): feature map, gradient before the activation, centred values, scratch.
 
-    The gradient of a map is that of its windows' means, ``share`` (B, C, S, S), divided by their size already.
+    The gradient of a pixel is that of its window's mean, ``share`` (B, C, S, S), already divided by the window's size.
     """
     parts, (columns_of, rows_of) = _parts(maps), share.shape[:1:-1]
     upper, centred, before = (_like(maps, parts[0].stop) for _ in range(3))
@@ -123,13 +134,13 @@ def _pieces(maps: Tensor, share: Tensor, affine: _Affine) -> Iterator[tuple[Tens
         windows = upper[:count].permute(0, 2, 3, 1).view(count, rows_of, height, columns_of, width, -1)
         of_windows = share[part].permute(0, 2, 3, 1).view(count, rows_of, 1, columns_of, 1, -1)
         windows.copy_(of_windows.expand_as(windows))
-        pieces = tuple(_rows(each) for each in (maps[part], upper[:count], centred[:count], before[:count]))
-        affine.passed_back(pieces[1], pieces[0], pieces[2], pieces[3])
-        yield pieces  # type: ignore[misc]
+        rows = (_rows(maps[part]), _rows(upper[:count]), _rows(centred[:count]), _rows(before[:count]))
+        affine.passed_back(rows[1], rows[0], rows[2], rows[3])
+        yield rows
 
 
 def _to_parameters(maps: Tensor, share: Tensor, affine: _Affine, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of BatchNorm's weight and bias."""
+    """Gradients (C,) of BatchNorm's weight and bias."""
     to_bias, along = torch.zeros_like(affine.bias), torch.zeros_like(affine.bias)
     for _, upper, centred, scratch in _pieces(maps, share, affine):
         to_bias += upper.sum(0)
@@ -138,7 +149,7 @@ def _to_parameters(maps: Tensor, share: Tensor, affine: _Affine, inverse: Tensor
 
 
 def _to_maps(maps: Tensor, share: Tensor, affine: _Affine, along: Tensor, to_bias: Tensor) -> None:
-    """Overwrite the map by its gradient."""
+    """Overwrite the feature map (B, C, H, W) by its gradient."""
     count = maps.numel() // maps.shape[1]
     slant, offset = -affine.scale * along / count, -affine.scale * to_bias / count
     for rows, upper, centred, scratch in _pieces(maps, share, affine):
@@ -146,23 +157,26 @@ def _to_maps(maps: Tensor, share: Tensor, affine: _Affine, along: Tensor, to_bia
         torch.addcmul(scratch, centred, slant, out=rows)
 
 
-class PooledEnding(nn.Module):
-    """A ``BatchNorm2d``, the ReLU or LeakyReLU after it, pooling for a loss, and what else ends a unit.
+class FusedPoolNormAct(nn.Module):
+    """A ``BatchNorm2d``, the ReLU or LeakyReLU after it, pooling for a loss, and the rest of a unit.
 
-    Nothing else may read what it is given, neither then nor in the backward pass: it is overwritten.
+    Its input is overwritten in the forward and the backward pass, so nothing else may read it.
 
     Args:
         layers: norm and activation; their weights are shared.
-        side: side of the pooled map.
-        tail: what makes the unit's output of its map, without weights.
+        side: side of the pooled feature map.
+        tail: computes the unit's output from its feature map, without weights.
     """
 
-    def __init__(self, layers: NormActivation, side: int, tail: nn.Module) -> None:
+    def __init__(self, layers: FusedNormAct, side: int, tail: nn.Module) -> None:
         super().__init__()
         self.layers, self.side, self.tail = layers, side, tail
 
     def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """The pooled map, (B, C, S, S), and the unit's output, detached; the map itself where it cannot be divided."""
+        """Compute the pooled feature map, (B, C, S, S), and the unit's output, detached, from (B, C, H, W).
+
+        The feature map is not pooled if its sides cannot be divided by ``side``.
+        """
         norm = self.layers.norm
         if maps.shape[2] % self.side or maps.shape[3] % self.side or not self.layers.applies(maps):
             features = self.layers(maps)
@@ -171,7 +185,7 @@ class PooledEnding(nn.Module):
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
         running = (norm.running_mean, norm.running_var)
-        found: tuple[Tensor, Tensor] = _PooledEnding.apply(
+        found: tuple[Tensor, Tensor] = _FusedPoolNormAct.apply(
             maps, norm.weight, norm.bias, running, norm.momentum, norm.eps, self.layers.slope, self.side, self.tail
         )
         return found

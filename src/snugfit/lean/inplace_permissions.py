@@ -14,17 +14,17 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 _NAME = "may_overwrite"
-"""The attribute of a layer; it is not in the state dict, and copied along."""
+"""Name of the layer's attribute; it is copied with the layer, but not part of the state dict."""
 
 
-class Leave(NamedTuple):
-    """Leave to overwrite.
+class InplacePermissions(NamedTuple):
+    """What a layer may overwrite.
 
     Attributes:
-        input: the map that is read.
-        gradient: the gradient that comes in.
-        hooks: of the layer and its neighbours, by kind; while there is one, nothing is overwritten. (Not the layers
-            themselves: a copy of one layer would be a copy of all.)
+        input: the feature map that it reads.
+        gradient: the incoming gradient.
+        hooks: of the layer and its neighbours, by kind; while there is any, nothing is overwritten. (Not the layers
+            themselves, because then a copy of one layer would copy all of them.)
     """
 
     input: bool = False
@@ -32,36 +32,37 @@ class Leave(NamedTuple):
     hooks: tuple[dict[int, Any], ...] = ()
 
 
-_NONE = Leave()
+_NONE = InplacePermissions()
 
 
-def leave_of(layer: nn.Module) -> Leave:
-    """What a layer may overwrite in this call; nothing where a compiler looks on, which decides itself."""
+def permissions_of(layer: nn.Module) -> InplacePermissions:
+    """What a layer may overwrite in this call; nothing under torch.compile, which decides itself."""
     if torch.compiler.is_compiling():
         return _NONE
-    leave: Leave = layer.__dict__.get(_NAME, _NONE)
-    if any(leave.hooks) or _has_any_global_hook():
+    permissions: InplacePermissions = layer.__dict__.get(_NAME, _NONE)
+    if any(permissions.hooks) or _has_any_global_hook():
         return _NONE
-    return leave
+    return permissions
 
 
-def give_leave(layer: nn.Module, *, gradient: bool, neighbours: Iterable[nn.Module]) -> None:
-    """Let a layer overwrite its input, and its gradient too if ``gradient``, while neither it nor these have hooks."""
+def allow_inplace(layer: nn.Module, *, gradient: bool, neighbours: Iterable[nn.Module]) -> None:
+    """Let a layer overwrite its input (and its gradient) while neither it nor its neighbours have hooks."""
     hooks = tuple(
         kind
         for each in (layer, *neighbours)
         for kind in (each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks)
     )
-    layer.__dict__[_NAME] = Leave(True, gradient, hooks)
+    layer.__dict__[_NAME] = InplacePermissions(True, gradient, hooks)
 
 
-def take_leave(layer: nn.Module) -> None:
-    """Let a layer overwrite nothing but what its own ``inplace`` says."""
+def forbid_inplace(layer: nn.Module) -> None:
+    """Remove a layer's permissions; its own ``inplace`` still applies."""
     layer.__dict__.pop(_NAME, None)
 
 
-def told(layer: nn.Module, description: str) -> str:
-    """A layer's description with what it may overwrite, which tells it from others that compute the same."""
-    leave: Leave = layer.__dict__.get(_NAME, _NONE)
-    marks = [f"overwrites={name}" for name, on in (("input", leave.input), ("gradient", leave.gradient)) if on]
+def described(layer: nn.Module, description: str) -> str:
+    """A layer's description with its permissions, which distinguish it from layers that compute the same."""
+    permissions: InplacePermissions = layer.__dict__.get(_NAME, _NONE)
+    permitted = (("input", permissions.input), ("gradient", permissions.gradient))
+    marks = [f"overwrites={name}" for name, on in permitted if on]
     return ", ".join(filter(None, (description, *marks)))

@@ -1,8 +1,8 @@
-"""Frozen weights kept in 8 bits: every layer makes its floats anew when it runs, forward and backward, and drops them.
+"""Frozen weights in 8 bits: each layer converts its weight to floats when it runs, forward and backward, then frees it.
 
 One symmetric scale per output channel: ``weight = codes * scale`` with codes from -127 to 127, so that no value moves
-by more than half a scale. It is the one option here that changes what a network computes; the paper accounts frozen
-weights at a byte each and leaves open how.
+by more than half a scale. This is the only option here that changes what a network computes. The paper counts a byte
+per frozen weight and does not say how.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from snugfit.errors import ModelError
-from snugfit.lean.convolution import Geometry, LeanConv2d, autocast_dtype, gradients_of, no_autocast, with_stand_ins
+from snugfit.lean.convolution import (
+    Geometry,
+    LeanConv2d,
+    autocast_dtype,
+    convolution_gradients,
+    no_autocast,
+    with_placeholders,
+)
 from snugfit.lean.padding import pad
 from snugfit.lean.saved_tensors import Layout, needs_gradient
 
@@ -24,19 +31,19 @@ _LARGEST = 127
 
 
 def store_int8(module: nn.Module, names: Iterable[str] | None = None) -> None:
-    """Keep frozen weights of convolutions (``nn.Conv2d``, lean or not) and linear layers in 8 bits, in place.
+    """Store frozen weights of convolutions (``nn.Conv2d``, lean or not) and linear layers in 8 bits, in place.
 
-    The float weight is freed. In the state dict ``weight`` gives way to ``weight_int8`` and ``weight_scale``;
-    a state with a float ``weight`` still loads, and is stored in 8 bits as it does. ``layer.weight`` gives floats,
-    made for the caller. Biases stay parameters and may train. Change channels before, and copy weights out after
-    :func:`restore_float`. Subclasses of torch's layers are left alone.
+    The float weight is freed. In the state dict ``weight_int8`` and ``weight_scale`` replace ``weight``; a state with a
+    float ``weight`` still loads and is converted. ``layer.weight`` returns new floats. Biases stay parameters and may
+    be trained. Change channels before this call, and copy weights after :func:`restore_float`. Subclasses of torch's
+    layers are left unchanged.
 
     Args:
-        module: a network in which what trains is settled (``requires_grad``).
-        names: layers to store; by default all whose weight is frozen.
+        module: a network in which trained and frozen layers are settled (``requires_grad``).
+        names: layers to store; by default all with a frozen weight.
 
     Raises:
-        ModelError: a named layer's weight trains, a named layer is no such layer, or there is nothing to store.
+        ModelError: a named layer's weight is trained, a named layer is of another kind, or there is nothing to store.
     """
     layers = dict(module.named_modules())
     chosen = [name for name, each in layers.items() if _is_frozen(each)] if names is None else list(names)
@@ -49,10 +56,7 @@ def store_int8(module: nn.Module, names: Iterable[str] | None = None) -> None:
 
 
 def restore_float(module: nn.Module) -> None:
-    """Undo :func:`store_int8`, in place: weights are float parameters again, frozen, with the values that were stored.
-
-    They are the rounded ones: what the layers have computed with since.
-    """
+    """Undo :func:`store_int8`, in place: weights are frozen float parameters again, with the rounded values."""
     for layer in module.modules():
         if isinstance(layer, _Stored):
             weight = layer.weight
@@ -62,12 +66,12 @@ def restore_float(module: nn.Module) -> None:
 
 
 class FloatState(Mapping[str, Tensor]):
-    """The state dict that :func:`restore_float` would leave; each float weight is made when it is asked for.
+    """The state dict after :func:`restore_float`; each float weight is computed when it is read.
 
-    So a network that only fits in 8 bits can be written in floats, a tensor at a time.
+    So a network that fits only in 8 bits can be written as floats, one tensor at a time.
 
     Args:
-        module: a network, some of whose weights are stored in 8 bits or none.
+        module: a network with any number of weights in 8 bits.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -96,7 +100,7 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantise(codes: Tensor, scale: Tensor) -> Tensor:
-    """The floats, in the scale's precision, of codes (K, ...) and their scale (K,)."""
+    """Floats (K, ...), in the scale's precision, from codes (K, ...) and their scale (K,)."""
     return codes.to(scale.dtype).mul_(_column(scale, codes))
 
 
@@ -111,10 +115,10 @@ def _is_frozen(layer: nn.Module) -> bool:
 def _check(name: str, layer: nn.Module | None) -> None:
     if layer is None or type(layer) not in _STORED:
         raise ModelError(
-            f"{name} is no convolution or linear layer with a float weight: it cannot be stored in 8 bits."
+            f"{name} is not a convolution or linear layer with a float weight and cannot be stored in 8 bits."
         )
     if not _is_frozen(layer):
-        raise ModelError(f"the weight of {name} trains and cannot be stored in 8 bits: freeze it, or leave it out.")
+        raise ModelError(f"the weight of {name} is trained and cannot be stored in 8 bits: freeze it, or leave it out.")
 
 
 @torch.no_grad()
@@ -128,14 +132,14 @@ def _store(layer: nn.Module) -> None:
 
 
 class _Stored(nn.Module):
-    """What stored layers share."""
+    """The common part of layers with weights in 8 bits."""
 
     weight_int8: Tensor
     weight_scale: Tensor
 
     @property
     def weight(self) -> Tensor:
-        """The weight in floats, made anew at every call; it does not train."""
+        """The weight (K, ...) in floats, computed at every call; it is not trained."""
         return dequantise(self.weight_int8, self.weight_scale)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
@@ -147,18 +151,23 @@ class _Stored(nn.Module):
 
 
 def _weight(codes: Tensor, scale: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The weight as floats, in the precision that autocast asks for."""
+    """The weight (K, ...) as floats, in the precision of autocast."""
     return dequantise(codes, scale).to(dtype or scale.dtype)
 
 
-class _StoredConvolution(torch.autograd.Function):
-    """Map (B, C, H, W) to (B, K, H', W'); ``dtype`` is the precision that autocast asks for."""
+class _Int8Convolution(torch.autograd.Function):
+    """Feature map (B, C, H, W) to (B, K, H', W'); ``dtype`` is the precision of autocast."""
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, geometry: Geometry,
+        ctx: Any,
+        inputs: Tensor,
+        codes: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
         dtype: torch.dtype | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         ctx.save_for_backward(*((codes, scale) if ctx.needs_input_grad[0] else ()))
         ctx.layout, ctx.geometry, ctx.dtype = Layout.of(inputs), geometry, dtype
         with no_autocast(inputs, dtype):
@@ -172,18 +181,18 @@ class _StoredConvolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             codes, scale = ctx.saved_tensors
             weight = _weight(codes, scale, ctx.dtype)
-            given = with_stand_ins(None, weight, (ctx.layout, Layout.of(weight)), ctx.geometry, None)
-            to_inputs = gradients_of(gradient, *given, ctx.geometry, [True, False, False])[0]
+            given = with_placeholders(None, weight, (ctx.layout, Layout.of(weight)), ctx.geometry, None)
+            to_inputs = convolution_gradients(gradient, *given, ctx.geometry, [True, False, False])[0]
         if ctx.needs_input_grad[3]:
             to_bias = gradient.sum((0, 2, 3))
         return to_inputs, None, None, to_bias, None, None
 
 
-class StoredConv2d(_Stored, LeanConv2d):  # type: ignore[override]
-    """``nn.Conv2d`` whose frozen weight is kept in 8 bits."""
+class Int8Conv2d(_Stored, LeanConv2d):  # type: ignore[override]
+    """``nn.Conv2d`` with a frozen weight in 8 bits."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (B, C, H, W) or (C, H, W) to (B, K, H', W') or (K, H', W')."""
+        """Feature map (B, C, H, W) or (C, H, W) to (B, K, H', W') or (K, H', W')."""
         if not needs_gradient(input, self.bias):
             stock: Tensor = nn.Conv2d._conv_forward(self, input, self.weight, self.bias)
             return stock
@@ -193,15 +202,13 @@ class StoredConv2d(_Stored, LeanConv2d):  # type: ignore[override]
         frame, mode, padding = self._frame()
         if any(frame):
             images = pad(images, frame, mode)
-        geometry = Geometry(self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
-        output: Tensor = _StoredConvolution.apply(
-            images, self.weight_int8, self.weight_scale, self.bias, geometry, dtype
-        )
+        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
+        output: Tensor = _Int8Convolution.apply(images, self.weight_int8, self.weight_scale, self.bias, geometry, dtype)
         return output.squeeze(0) if input.dim() == 3 else output
 
 
-class _StoredProduct(torch.autograd.Function):
-    """Map (..., C) to (..., K)."""
+class _Int8Linear(torch.autograd.Function):
+    """Inputs (..., C) to (..., K)."""
 
     @staticmethod
     def forward(
@@ -225,20 +232,22 @@ class _StoredProduct(torch.autograd.Function):
         return to_inputs, None, None, to_bias, None
 
 
-class StoredLinear(_Stored, nn.Linear):  # type: ignore[override]
-    """``nn.Linear`` whose frozen weight is kept in 8 bits."""
+class Int8Linear(_Stored, nn.Linear):  # type: ignore[override]
+    """``nn.Linear`` with a frozen weight in 8 bits."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (..., C) to (..., K)."""
+        """Inputs (..., C) to (..., K)."""
         if not needs_gradient(input, self.bias):
             return F.linear(input, self.weight, self.bias)
         dtype = autocast_dtype(input)
-        found: Tensor = _StoredProduct.apply(
+        found: Tensor = _Int8Linear.apply(
             input if dtype is None else input.to(dtype), self.weight_int8, self.weight_scale, self.bias, dtype
         )
         return found
 
 
 _STORED: dict[type[nn.Module], type[_Stored]] = {
-    nn.Conv2d: StoredConv2d, LeanConv2d: StoredConv2d, nn.Linear: StoredLinear,
-}  # fmt: skip
+    nn.Conv2d: Int8Conv2d,
+    LeanConv2d: Int8Conv2d,
+    nn.Linear: Int8Linear,
+}

@@ -1,6 +1,7 @@
-"""Max pooling that keeps where in its window each maximum was, in a byte, and nothing else.
+"""Max pooling that keeps the position of each maximum in its window, in a byte, and nothing else.
 
-Torch's own keeps its input, for the shape alone, and the place of each maximum in the whole map, in eight bytes.
+Torch's own keeps its input, for its shape alone, and the position of each maximum in the whole feature map, in eight
+bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from snugfit.lean.saved_tensors import Layout, memory_order, needs_gradient
 
 CHUNK = {"cpu": 1 << 17}
 LARGE_CHUNK = 1 << 26
-"""Elements of the input for whose outputs places are held in eight bytes at once, or those of one image."""
+"""Input elements whose outputs' positions are held in eight bytes at once, or those of one image if it has more."""
 
 Pair = tuple[int, int]
 
@@ -31,9 +32,9 @@ class _Window(NamedTuple):
 
 
 class _Places:
-    """Between the place of a maximum in the map, as torch counts it, and the number of its tap.
+    """Conversion between torch's position of a maximum in the feature map and its position in the window.
 
-    The place is that of the window's first tap, which padding may put outside, plus an offset that the tap decides.
+    The position in the feature map is that of the window's first element, which may lie in the padding, plus an offset.
     """
 
     def __init__(self, window: _Window, width: int, outputs: torch.Size, device: torch.device) -> None:
@@ -51,34 +52,34 @@ class _Places:
         self.taps[self.offsets] = torch.arange(rows * columns, device=device).to(self.dtype)
 
     def to_taps(self, places: Tensor, out: Tensor) -> None:
-        """Write to (B, C, H', W'), of the same strides, the tap of each place; ``places`` is overwritten."""
+        """Write the position in the window of each place to ``out``, both (B, C, H', W'); ``places`` is overwritten."""
         torch.index_select(self.taps, 0, _row(places.sub_(self.first)), out=_row(out))
 
     def to_places(self, taps: Tensor, indices: Tensor, out: Tensor) -> Tensor:
-        """The inverse of :meth:`to_taps`; ``indices`` is scratch for the taps as 32-bit integers."""
+        """Invert :meth:`to_taps` on (B, C, H', W'); ``indices`` is scratch for the positions as 32-bit integers."""
         torch.index_select(self.offsets, 0, _row(indices.copy_(taps)), out=_row(out))
         return out.add_(self.first)
 
 
 def _smallest(count: int) -> torch.dtype:
-    """Smallest type that numbers this many taps."""
+    """The smallest integer type for this many window positions."""
     return torch.uint8 if count <= 1 << 8 else torch.int16 if count <= 1 << 15 else torch.int32
 
 
 def _row(map_: Tensor) -> Tensor:
     row = memory_order(map_)
-    assert row is not None, "a slice of a new map fills its memory"
+    assert row is not None, "a slice of a new feature map fills its memory"
     return row
 
 
 def _parts(size: torch.Size, device: torch.device) -> Iterator[slice]:
-    """Slices of a few images each, one empty slice where there are none."""
+    """Slices of a few images each; one empty slice if there are none."""
     step = max(1, CHUNK.get(device.type, LARGE_CHUNK) // max(1, size[1:].numel()))
     return (slice(start, min(start + step, size[0])) for start in range(0, max(1, size[0]), step))
 
 
 class _LeanMaxPool(torch.autograd.Function):
-    """Map (B, C, H, W) to (B, C, H', W'), a few images at a time."""
+    """Feature map (B, C, H, W) to (B, C, H', W'), a few images at a time."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, window: _Window) -> Tensor:
@@ -113,16 +114,16 @@ class _LeanMaxPool(torch.autograd.Function):
 
 
 def _pooled(inputs: Tensor, window: _Window) -> Layout:
-    """Layout of what torch makes of a map."""
+    """Layout of torch's output (B, C, H', W') for inputs (B, C, H, W)."""
     values = torch.empty_strided(inputs.shape, inputs.stride(), dtype=inputs.dtype, device="meta")
     return Layout.of(F.max_pool2d(values, *window))._replace(device=inputs.device)
 
 
 class LeanMaxPool2d(nn.MaxPool2d):
-    """``nn.MaxPool2d`` that keeps a byte per output (two or four for kernels of more than 256 taps)."""
+    """``nn.MaxPool2d`` that keeps a byte per output (two or four for windows of more than 256 elements)."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
+        """Feature map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
         if self.return_indices or not needs_gradient(input) or input.dim() not in (3, 4):
             pooled: Tensor = super().forward(input)
             return pooled

@@ -1,6 +1,6 @@
 """Padding in the modes of a convolution that keeps nothing for its backward pass.
 
-Torch's own keeps the unpadded map, of which the gradient needs the shape alone.
+Torch's own keeps the unpadded feature map, of which the gradient needs the shape alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-Frame = tuple[int, int, int, int]
+Frame = tuple[int, ...]
 """Pixels added left, right, above and below."""
 
 
@@ -31,7 +31,7 @@ class _Padded(torch.autograd.Function):
 
 
 def _folded(gradient: Tensor, dimension: int, size: int, before: int, after: int, mode: str) -> Tensor:
-    """Add the gradient of the frame along a dimension to the pixels that the frame was copied from."""
+    """Add the gradient of the padding along a dimension of (B, C, H, W) to the pixels that it was copied from."""
     sources = F.pad(torch.arange(size, dtype=torch.float64).view(1, 1, size), (before, after), mode).view(-1)
     sources = sources.to(gradient.device, torch.int64)
     folded = gradient.narrow(dimension, before, size).clone()
@@ -44,7 +44,7 @@ def pad(inputs: Tensor, frame: Frame, mode: str) -> Tensor:
     """``F.pad`` of (B, C, H, W) to (B, C, H + above + below, W + left + right).
 
     Args:
-        inputs: the map.
+        inputs: the feature map, (B, C, H, W).
         frame: pixels added left, right, above and below.
         mode: "constant" (zeros), "reflect", "replicate" or "circular".
     """

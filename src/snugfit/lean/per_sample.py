@@ -1,8 +1,8 @@
-"""Blocks that run one sample at a time, so that what a block needs for a moment it needs for one sample only.
+"""Blocks that run one sample at a time, so that their temporary memory is that of one sample.
 
-In a network that is frozen for the most part, the maps inside its first blocks decide the peak, and no gradient of
-theirs is ever kept (the exact alternative to pruning). Of a frozen block in evaluation mode samples
-know nothing of each other, so that outputs and gradients are what the whole batch gives.
+In a mostly frozen network, the feature maps inside its first blocks decide the peak, and none of their gradients is
+ever kept, the exact alternative to pruning. In a frozen block in evaluation mode samples are independent, so outputs
+and gradients equal those of the whole batch.
 
 Shapes: B batch, C channels, H and W height and width.
 """
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     from snugfit._chain.blocks import ModuleBlock
 
 _RUNNERS = "blocks_by_sample"
-"""Path below which a network has what runs its blocks sample by sample; nothing of it is in the state dict."""
+"""Path of the modules that run blocks sample by sample; they are not in the state dict."""
 _WHOLE = "graph_of_whole_batches"
-"""Where a network's own graph is kept, in its ``meta``."""
+"""Key of the network's own graph in its ``meta``."""
 _READ_ONLY = (_ConvNd, nn.Linear, _NormBase, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
 
 
-def run_by_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> None:
+def run_per_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> None:
     """Make these blocks of a network run one sample at a time, and all others whole batches again, in place.
 
-    Outputs and gradients stay what they are. Without a gradient, a block's peak is its input, its output, and what one
-    sample needs in between. Where a gradient passes through to the block's input, what its operators keep is kept per
-    sample (little, where they are lean: :func:`snugfit.lean.use_lean`), and the backward pass runs sample by sample.
+    Outputs and gradients do not change. Without a gradient, a block's peak is its input, its output, and the temporary
+    memory of one sample. If a gradient passes through to the block's input, saved tensors are kept per sample (few with
+    :func:`snugfit.lean.use_lean`), and the backward pass runs sample by sample.
 
-    State dict, layers and hooks stay; :func:`use_lean` and ``train()`` reach the layers as before. Take it off with
-    ``run_by_sample(module, ())`` before the network is traced, cut or changed in its graph.
+    State dict, layers and hooks stay; :func:`use_lean` and ``train()`` reach the layers as before. Undo it with
+    ``run_per_sample(module, ())`` before the network is traced or cut, or its graph is changed.
 
     Args:
-        module: a traced network; one with side modules is fine.
-        blocks: blocks of it, or of the backbone that side modules were attached to; an empty tuple takes it off.
+        module: a traced network; side modules are allowed.
+        blocks: blocks of it, or of the backbone that side modules were attached to; an empty tuple for none.
 
     Raises:
-        ModelError: a block is not part of the network, is entered or left by more than one tensor, has parameters that
-            train, reads tensors that belong to no layer, or has a norm without running statistics.
+        ModelError: a block is not part of the network, is entered or left by more than one tensor, has trained
+            parameters, reads tensors that belong to no layer, or has a norm without running statistics.
     """
     whole = graph_of(module)
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -58,7 +58,7 @@ def run_by_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> None
     runners: dict[str, nn.Module] = {}
     for title, nodes, entry in _joined([(block.name, *_checked(module, block, own)) for block in blocks], whole):
         name = f"{_RUNNERS}.{title.replace('.', '_').replace(' ', '_')}"
-        runners[name] = BySample(title, _body(module, nodes, entry), _reads_only(module, nodes, entry))
+        runners[name] = PerSample(title, _body(module, nodes, entry), _reads_only(module, nodes, entry))
         copies[nodes[-1]] = _replace(graph, [copies[node] for node in nodes], copies[entry], name)
     if hasattr(module, _RUNNERS):
         delattr(module, _RUNNERS)
@@ -71,18 +71,18 @@ def run_by_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> None
 
 
 def graph_of(module: fx.GraphModule) -> fx.Graph:
-    """A network's graph as it is for whole batches, whichever blocks run by sample."""
+    """A network's graph for whole batches, whichever blocks run by sample."""
     graph: fx.Graph = module.meta.get(_WHOLE, module.graph)
     return graph
 
 
-class BySample(nn.Module):
-    """What stands for a block that runs sample by sample.
+class PerSample(nn.Module):
+    """A module that runs a block sample by sample.
 
     Args:
         name: the block's, for messages.
-        body: the block, whose layers belong to the network and are no sub-modules of this one.
-        reads_only: whether the block surely leaves its input as it is; it gets a copy of each sample otherwise.
+        body: the block; its layers belong to the network and are not sub-modules of this module.
+        reads_only: whether the block never overwrites its input; otherwise it gets a copy of each sample.
     """
 
     def __init__(self, name: str, body: fx.GraphModule, reads_only: bool) -> None:
@@ -91,10 +91,10 @@ class BySample(nn.Module):
         self.__dict__["body"] = body
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, C, H, W) to what the block makes of it.
+        """Feature map (B, C, H, W) to the block's output.
 
         Raises:
-            ModelError: a parameter of the block trains, or a norm or dropout is in training mode.
+            ModelError: a parameter of the block is trained, or a norm or dropout is in training mode.
         """
         self._check()
         body: fx.GraphModule = self.__dict__["body"]
@@ -116,15 +116,15 @@ class BySample(nn.Module):
             if layer.training and isinstance(layer, (_NormBase, _DropoutNd)):
                 raise ModelError(
                     f"block {self.name} runs sample by sample and holds a {type(layer).__name__} in training mode, "
-                    "which would see single samples; call eval() on it, or leave the block out of run_by_sample."
+                    "which would see single samples; call eval() on it, or leave the block out of run_per_sample."
                 )
 
 
 class _Through(torch.autograd.Function):
-    """A frozen block, sample by sample, through which a gradient passes to its input.
+    """A frozen block, sample by sample, through which a gradient (B, C, H, W) passes to its input.
 
-    Every sample has an autograd graph of its own, held by its two ends: neither its input nor its output is kept but
-    where an operator in between does so.
+    Every sample has its own autograd graph, held by its two ends. Inputs and outputs are kept only where an operator in
+    between keeps them.
     """
 
     @staticmethod
@@ -158,7 +158,7 @@ class _Through(torch.autograd.Function):
 
 
 class _Entry(torch.autograd.Function):
-    """Begin a sample's autograd graph at a node that does not hold the sample, as a leaf would."""
+    """Begin a sample's autograd graph at a node that, unlike a leaf, does not hold the sample."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, sample: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
@@ -170,7 +170,7 @@ class _Entry(torch.autograd.Function):
 
 
 def _collected(inputs: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """What ``run`` makes of (1, ...) samples, in one tensor."""
+    """The outputs (B, ...) of ``run`` on samples (1, ...)."""
     first = run(inputs[:1])
     outputs = _layout(first, like=inputs)(len(inputs))
     outputs[0] = first[0]
@@ -181,7 +181,10 @@ def _collected(inputs: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _layout(tensor: Tensor, like: Tensor | None = None) -> Callable[[int], Tensor]:
-    """How to make a batch of tensors as this one, in its memory format; ``like`` decides where it has more than one."""
+    """A function that allocates a batch (B, ...) in the layout of ``tensor`` (1, ...).
+
+    ``like`` decides the memory format if ``tensor`` has more than one.
+    """
     size, dtype, device = tensor.shape[1:], tensor.dtype, tensor.device
     memory_format = torch.contiguous_format
     if _is_channels_last(tensor) and (not tensor.is_contiguous() or _is_channels_last(like)):
@@ -198,7 +201,7 @@ def _is_channels_last(tensor: Tensor | None) -> bool:
 
 
 def _checked(module: fx.GraphModule, block: ModuleBlock, own: dict[str, fx.Node]) -> tuple[list[fx.Node], fx.Node]:
-    """The nodes of a block in a network's graph, and the one whose value enters."""
+    """The nodes of a block in a network's graph, and the node whose value enters."""
     if any(node.name not in own for node in block.nodes):
         raise ModelError(f"block {block.name} is not part of the network; take blocks from its backbone's find_blocks.")
     nodes = [own[node.name] for node in block.nodes]
@@ -224,7 +227,10 @@ def _checked(module: fx.GraphModule, block: ModuleBlock, own: dict[str, fx.Node]
 def _joined(
     blocks: list[tuple[str, list[fx.Node], fx.Node]], graph: fx.Graph
 ) -> list[tuple[str, list[fx.Node], fx.Node]]:
-    """Blocks in order, with name, nodes and entry; where nothing else reads the map between two, they are one."""
+    """Blocks in order, with name, nodes and entry.
+
+    Two are merged if nothing else reads the feature map between them.
+    """
     place = {node: index for index, node in enumerate(graph.nodes)}
     joined: list[tuple[str, list[fx.Node], fx.Node]] = []
     for name, nodes, entry in sorted(blocks, key=lambda block: place[block[1][0]]):
@@ -238,13 +244,13 @@ def _joined(
 
 def _trains(name: str) -> str:
     return (
-        f"block {name} has parameters that train, whose gradients would need its maps whole: freeze them "
-        "(requires_grad_(False)), or leave the block out of run_by_sample."
+        f"block {name} has trained parameters, whose gradients need whole feature maps: freeze them "
+        "(requires_grad_(False)), or leave the block out of run_per_sample."
     )
 
 
 def _body(module: fx.GraphModule, nodes: list[fx.Node], entry: fx.Node) -> fx.GraphModule:
-    """A block as a module of its own that shares the layers."""
+    """A block as a separate module that shares the layers."""
     graph = fx.Graph()
     copies = {entry: graph.placeholder("x")}
     for node in nodes:
@@ -254,7 +260,7 @@ def _body(module: fx.GraphModule, nodes: list[fx.Node], entry: fx.Node) -> fx.Gr
 
 
 def _reads_only(module: fx.GraphModule, nodes: list[fx.Node], entry: fx.Node) -> bool:
-    """Whether all that reads a block's input makes a new map of it."""
+    """Whether every reader of a block's input leaves it unchanged."""
     return all(
         isinstance(module.get_submodule(str(user.target)), _READ_ONLY)
         if user.op == "call_module"
@@ -265,9 +271,9 @@ def _reads_only(module: fx.GraphModule, nodes: list[fx.Node], entry: fx.Node) ->
 
 
 def _replace(graph: fx.Graph, nodes: list[fx.Node], entry: fx.Node, name: str) -> fx.Node:
-    """Put a runner in the place of a block's nodes, and return its node.
+    """Replace a block's nodes by a runner, and return its node.
 
-    The layers are still named in the graph: what a graph does not name is lost when its module is copied.
+    The graph still names the layers, because a copy of a module loses what its graph does not name.
     """
     with graph.inserting_after(nodes[-1]):
         runner = graph.call_module(name, (entry,))

@@ -1,8 +1,9 @@
 """Average pooling that saves nothing for its backward pass.
 
-torch's own poolings save their input, of which the gradient needs the shape alone, and where windows tile the map their
-gradients take longer than the convolution before them: 25 % of a step of SmallConv with LLS on two cores. Only pooling
-to a single pixel is a plain mean, which saves nothing; but its gradient is row-major, and what is behind copies it.
+Torch's poolings save their input, of which the gradient needs the shape alone. Where windows do not overlap, their
+backward passes take longer than the convolution before them: 25 % of a step of SmallConv with LLS on two cores. Only
+pooling to a single pixel is a plain mean, which saves nothing; but its gradient is row-major, and later operators copy
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from snugfit.lean.saved_tensors import Layout, needs_gradient
 
 
 class _EvenPool(torch.autograd.Function):
-    """Mean over windows that tile the map; the gradient is spread evenly over each window."""
+    """Mean over windows that cover (B, C, H, W) once; the gradient is distributed evenly over each window."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, window: tuple[int, int]) -> Tensor:
@@ -52,7 +53,7 @@ def average_pool(features: Tensor, side: int) -> Tensor:
 
 
 class _ShapeOnly(torch.autograd.Function):
-    """Any pooling whose gradient needs its input's shape alone."""
+    """Any pooling of (B, C, H, W) whose gradient needs only its input's shape."""
 
     @staticmethod
     def forward(
@@ -64,14 +65,14 @@ class _ShapeOnly(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.spread(gradient, ctx.layout.stand_in()), None, None
+        return ctx.spread(gradient, ctx.layout.placeholder()), None, None
 
 
 class LeanAvgPool2d(nn.AvgPool2d):
     """``nn.AvgPool2d`` that keeps nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
+        """Feature map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
         if not needs_gradient(input):
             return super().forward(input)
         options = (self.ceil_mode, self.count_include_pad, self.divisor_override)
@@ -89,7 +90,10 @@ class LeanAvgPool2d(nn.AvgPool2d):
 
 
 class _SinglePixel(torch.autograd.Function):
-    """Mean over a whole map, whose gradient is made in the map's own memory order; torch's would be copied to it."""
+    """Mean over a whole feature map (B, C, H, W).
+
+    The gradient has its memory format, to which torch's would be copied.
+    """
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
@@ -107,7 +111,7 @@ class LeanAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
     """``nn.AdaptiveAvgPool2d`` that keeps nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
+        """Feature map (B, C, H, W) or (C, H, W) to (B, C, H', W') or (C, H', W')."""
         if not needs_gradient(input):
             return super().forward(input)
         if self.output_size in (1, (1, 1)):

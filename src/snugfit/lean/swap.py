@@ -1,4 +1,4 @@
-"""Make the layers of a module lean, and stock again."""
+"""Convert the layers of a module to lean ones, and back."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ _STOCK = {lean: stock for stock, lean in _LEAN.items()}
 
 
 def use_lean(module: nn.Module) -> None:
-    """Make every layer below a module that has a lean operator keep no more than its gradients need, in place.
+    """Replace every layer of a module that has a lean version, in place.
 
-    What trains (``requires_grad``) is looked at in every call and may change in between. Weights, state dict, hooks and
-    outputs stay what they are; subclasses of torch's layers are left alone, since they may compute something else.
-    A module that is to be unpickled where snugfit is not installed, or traced by ``torch.fx``, is made stock before
-    (:func:`use_stock`).
+    ``requires_grad`` is read in every call and may change in between. Weights, state dict, hooks and outputs do not
+    change; subclasses of torch's layers are left unchanged, because they may compute something else. Call
+    :func:`use_stock` before the module is traced by ``torch.fx``, or pickled for use without snugfit.
 
     Args:
-        module: any module, those that ``torch.fx`` made included.
+        module: any module, including those that ``torch.fx`` made.
     """
     _swap(module, _LEAN)
 
@@ -45,7 +44,7 @@ def use_stock(module: nn.Module) -> None:
 
 
 def use_lean_convolutions(module: nn.Module) -> None:
-    """Make every plain ``nn.Conv2d`` below a module a :class:`LeanConv2d`, and leave the other layers."""
+    """Replace every plain ``nn.Conv2d`` of a module by a :class:`LeanConv2d`, and leave the other layers."""
     _swap(module, {nn.Conv2d: LeanConv2d})
 
 

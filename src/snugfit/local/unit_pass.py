@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from snugfit._chain.tracing import attributes_of
-from snugfit.lean import LeanConv2d, NormActivation, PooledEnding
+from snugfit.lean import FusedNormAct, FusedPoolNormAct, LeanConv2d
 from snugfit.local.base import LocalLoss
 
 _ENDING = "lean_ending"
@@ -42,7 +42,7 @@ def training_pass(body: nn.Module, tail: nn.Module, loss: LocalLoss) -> nn.Modul
     """
     side = loss.pooled_side
     if side:
-        whole = _with_ending(body, lambda layers: PooledEnding(layers, side, tail), after_convolution=True)
+        whole = _with_ending(body, lambda layers: FusedPoolNormAct(layers, side, tail), after_convolution=True)
         if whole is not None:
             return whole
     if loss.gives_up_gradient:
@@ -51,7 +51,7 @@ def training_pass(body: nn.Module, tail: nn.Module, loss: LocalLoss) -> nn.Modul
 
 
 def _with_ending(
-    body: nn.Module, make: Callable[[NormActivation], nn.Module], *, after_convolution: bool = False
+    body: nn.Module, make: Callable[[FusedNormAct], nn.Module], *, after_convolution: bool = False
 ) -> nn.Module | None:
     """The body with the BatchNorm and the activation that end it replaced; None where it ends otherwise."""
     nodes = _ending_nodes(body, after_convolution=after_convolution) if isinstance(body, fx.GraphModule) else None
@@ -63,7 +63,7 @@ def _with_ending(
     graph.output(graph.call_module(_ENDING, (copies[norm.all_input_nodes[0]],)))
     for node in (activation, norm):
         graph.erase_node(copies[node])
-    ending = make(NormActivation(found[str(norm.target)], found[str(activation.target)]))
+    ending = make(FusedNormAct(found[str(norm.target)], found[str(activation.target)]))
     return fx.GraphModule({**found, _ENDING: ending}, graph, class_name="Unit")
 
 

@@ -88,7 +88,7 @@ def true_activation_memory(
         int8: whether frozen weights of convolutions and linear layers are stored as int8 (for a module whose weights
             are not yet).
         spent: whether the batch is freed when it is read (for a module that does not do so yet:
-            :func:`snugfit.lean.empty_images`); else it stays in memory for the whole step.
+            :func:`snugfit.lean.release_images`); else it stays in memory for the whole step.
 
     Raises:
         ValueError: a BatchNorm layer in training mode has a single value per channel, as with one image of one pixel.

@@ -107,7 +107,7 @@ def _arranged(
 def _stretches(sampled: Set[fx.Node], members: Members) -> dict[fx.Node, int]:
     """The first block of the stretch that each sampled operator runs in.
 
-    Neighbouring blocks run as one where nothing else reads the map between them (:func:`snugfit.lean.run_by_sample`).
+    Neighbouring blocks run as one where nothing else reads the map between them (:func:`snugfit.lean.run_per_sample`).
     """
     first: dict[int, int] = {}
     for number in sorted({members.block[node] for node in sampled}):

@@ -21,7 +21,7 @@ from snugfit._chain.blocks import SIDE_NETWORK as SIDE
 from snugfit._chain.propagation import node_shapes
 from snugfit._chain.tracing import assemble, attributes_of, is_torch_class
 from snugfit.errors import ModelError
-from snugfit.lean.fused_frozen_conv import keep_maps
+from snugfit.lean.fused_frozen_conv import disable_inplace
 from snugfit.lean.standardised_conv import StandardisedConv2d
 
 IMAGE_POOL = 4
@@ -242,7 +242,7 @@ def _assembled(backbone: fx.GraphModule, graph: fx.Graph, attributes: dict[str, 
     for owner in sorted({name.rpartition(".")[0] for name in stored - set(attached.state_dict())}):
         attached.add_submodule(owner, backbone.get_submodule(owner))  # layers that forward never calls
     attached.training = backbone.training
-    keep_maps(attached)  # what may be overwritten in the backbone may be read by a side module here
+    disable_inplace(attached)  # what may be overwritten in the backbone may be read by a side module here
     return attached
 
 

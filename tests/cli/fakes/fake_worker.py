@@ -29,14 +29,14 @@ def smallest_fitting(planned):
     return 150_000_000
 
 
-def stand_in(name, **members):
+def placeholder(name, **members):
     """A module that would import torch."""
     module = sys.modules[name] = types.ModuleType(name)
     vars(module).update(members)
 
 
-stand_in("snugfit._planner", infeasible_error=lambda plan: plan.error)
-stand_in("snugfit._engine.retries", requests_apart=requests_apart, smallest_fitting=smallest_fitting)
+placeholder("snugfit._planner", infeasible_error=lambda plan: plan.error)
+placeholder("snugfit._engine.retries", requests_apart=requests_apart, smallest_fitting=smallest_fitting)
 
 worker.API_MODULE = "fake_api"
 worker.ConsoleProgress = FakeProgress

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from snugfit.lean import LeanConv2d, use_lean_convolutions
-from snugfit.lean.conv_weight_grad import SMALL_MAP, tapped_weight_gradient
+from snugfit.lean.conv_weight_grad import SMALL_MAP, conv_weight_gradient
 
 
 @st.composite
@@ -123,16 +123,16 @@ def test_wrong_channels_are_refused_as_ever():
 def test_the_gradient_by_hand():
     """One 2x2 image, a 2x2 kernel, one pixel of output: the weight gradient is the image, scaled."""
     image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
-    got = tapped_weight_gradient(torch.tensor([[[[5.0]], [[-1.0]]]]), image, (2, 2), (1, 1), (0, 0), (1, 1))
+    got = conv_weight_gradient(torch.tensor([[[[5.0]], [[-1.0]]]]), image, (2, 2), (1, 1), (0, 0), (1, 1))
     assert got.tolist() == [[[[5, 10], [15, 20]]], [[[-1, -2], [-3, -4]]]]
 
 
 def test_every_image_counts_however_the_batch_is_cut():
     torch.manual_seed(0)
     gradient, images = torch.randn(7, 2, 2, 2, dtype=torch.float64), torch.randn(7, 3, 4, 4, dtype=torch.float64)
-    whole = tapped_weight_gradient(gradient, images, (3, 3), (1, 1), (0, 0), (1, 1))
+    whole = conv_weight_gradient(gradient, images, (3, 3), (1, 1), (0, 0), (1, 1))
     one_by_one = sum(
-        tapped_weight_gradient(gradient[i : i + 1], images[i : i + 1], (3, 3), (1, 1), (0, 0), (1, 1)) for i in range(7)
+        conv_weight_gradient(gradient[i : i + 1], images[i : i + 1], (3, 3), (1, 1), (0, 0), (1, 1)) for i in range(7)
     )
     torch.testing.assert_close(whole, one_by_one, rtol=1e-12, atol=1e-12)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from snugfit._chain import Chain, split_tail
 from snugfit._core.workload import OptimizerSettings, Workload
-from snugfit.lean import NormActivation, PooledEnding
+from snugfit.lean import FusedNormAct, FusedPoolNormAct
 from snugfit.local import NetworkFacts, UnitShape, build_local_loss
 from snugfit.local.assignment import parts
 from snugfit.local.unit_pass import training_pass
@@ -48,7 +48,7 @@ def test_weights_after_steps_are_those_of_the_stock_layers(name):
             local.loss.pooled_side, local.loss.gives_up_gradient = None, lean == "overwritten"
             local._training_pass = training_pass(local.body, local.tail, local.loss)
         kinds = {type(module) for module in local._training_pass.modules()}
-        assert (PooledEnding in kinds, NormActivation in kinds) == (lean == "pooled", bool(lean))
+        assert (FusedPoolNormAct in kinds, FusedNormAct in kinds) == (lean == "pooled", bool(lean))
         for _ in range(3):
             outputs, _ = local.step(*images())
         seen.append([outputs, *local.state().values()])
@@ -59,7 +59,7 @@ def test_weights_after_steps_are_those_of_the_stock_layers(name):
 
 def endings(body, loss):
     found = training_pass(body, nn.Identity(), loss)
-    return [type(module) for module in found.modules() if isinstance(module, (NormActivation, PooledEnding))]
+    return [type(module) for module in found.modules() if isinstance(module, (FusedNormAct, FusedPoolNormAct))]
 
 
 def test_what_ends_otherwise_is_left_alone():
@@ -67,9 +67,9 @@ def test_what_ends_otherwise_is_left_alone():
     loss = loss_of(made.units[0], "lls")
     assert endings(made.units[1].module, loss) == [], "no norm"
     assert endings(made.units[0].module, loss) == [], "a pool after the activation"
-    assert endings(split_tail(made.units[0].module)[0], loss) == [PooledEnding, NormActivation]
+    assert endings(split_tail(made.units[0].module)[0], loss) == [FusedPoolNormAct, FusedNormAct]
     loss.pooled_side = None
-    assert endings(split_tail(made.units[0].module)[0], loss) == [NormActivation]
+    assert endings(split_tail(made.units[0].module)[0], loss) == [FusedNormAct]
     loss.gives_up_gradient = False
     assert endings(split_tail(made.units[0].module)[0], loss) == []
 
@@ -81,7 +81,7 @@ def test_a_norm_that_reads_anything_but_a_convolution_does_not_overwrite_it():
     ).units[0].module  # fmt: skip
     torch.manual_seed(1)
     loss = build_local_loss("lls", UnitShape((4, 16, 16)), NetworkFacts(8, 8, 5))
-    assert endings(body, loss) == [NormActivation]
+    assert endings(body, loss) == [FusedNormAct]
 
 
 class Watched(nn.LeakyReLU):
@@ -106,7 +106,7 @@ def test_layers_that_may_do_more_than_torchs_are_left_alone(change):
         nn.Sequential(conv, norm, activation, nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(1568, 5)), (3, 16, 16)
     ).units[0]
     found = endings(body.module, loss_of(body, "lls"))
-    assert found == ([NormActivation] if change == "convolution" else [])
+    assert found == ([FusedNormAct] if change == "convolution" else [])
 
 
 @pytest.mark.parametrize("name", ["lls", "linear", "aan"])

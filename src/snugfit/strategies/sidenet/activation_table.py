@@ -21,7 +21,7 @@ from snugfit._core.workload import Workload
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.step import precision_context
 from snugfit.errors import ModelError
-from snugfit.lean import empty_images, overwrite_maps, use_lean
+from snugfit.lean import enable_inplace, release_images, use_lean
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
@@ -71,10 +71,10 @@ def activation_table(
     network = copy.deepcopy(subject.module)
     if lean:
         use_lean(network)
-        overwrite_maps(network)
+        enable_inplace(network)
     run = copy.deepcopy(network)
     if lean and subject.trained != "full":
-        spent = empty_images(run)
+        spent = release_images(run)
     paper, ahead = (
         paper_activation_memory(subject.module, shape, subject.names, batch=workload.batch_size, side_first=first)
         for first in (False, True)

@@ -15,7 +15,7 @@ from torch import fx, nn
 from snugfit._chain import Chain, ModuleBlock, classifier_names, find_blocks
 from snugfit._core.request import Scheme, prune_ratio
 from snugfit.errors import ModelError
-from snugfit.lean import run_by_sample
+from snugfit.lean import run_per_sample
 from snugfit.memory.activation import ActivationMemory
 from snugfit.profiling.activation import paper_activation_memory
 from snugfit.strategies.sidenet.trainer import SIDE
@@ -213,8 +213,8 @@ def _layers(nodes: Iterable[fx.Node]) -> set[str]:
 def _runs_by_sample(module: fx.GraphModule, block: ModuleBlock) -> bool:
     """Whether a block of a frozen network can run by sample."""
     try:
-        run_by_sample(module, [block])
+        run_per_sample(module, [block])
     except ModelError:
         return False
-    run_by_sample(module, ())
+    run_per_sample(module, ())
     return True

@@ -15,11 +15,11 @@ from snugfit._training.network import NetworkTrainer
 from snugfit._training.seeding import derive_seed
 from snugfit._upstream import to_channels_last
 from snugfit.lean import (
-    empty_images,
-    keep_images,
-    keep_maps,
-    overwrite_maps,
-    run_by_sample,
+    disable_inplace,
+    enable_inplace,
+    release_images,
+    retain_images,
+    run_per_sample,
     store_int8,
 )
 from snugfit.strategies.full_network import MakeTrainer
@@ -71,11 +71,11 @@ def make_trainer(
         lr = side_lr or SIDE_LR * workload.optimizer.lr
         trainer = FrozenTrainer(network, workload, trained, micro_batches, lr)
         if large:
-            run_by_sample(network, large)
+            run_per_sample(network, large)
         if configuration.int8:
             store_int8(network)
-        overwrite_maps(network)
-        empty_images(network)
+        enable_inplace(network)
+        release_images(network)
         return trainer
 
     return make
@@ -93,7 +93,7 @@ def with_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], widt
 
 def plain(network: nn.Module) -> nn.Module:
     """The network with layers of torch's names, in place, for whole batches; weights in 8 bits stay so."""
-    keep_images(cast(fx.GraphModule, network))
-    run_by_sample(cast(fx.GraphModule, network), ())
-    keep_maps(network)
+    retain_images(cast(fx.GraphModule, network))
+    run_per_sample(cast(fx.GraphModule, network), ())
+    disable_inplace(network)
     return network

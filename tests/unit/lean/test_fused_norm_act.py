@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from snugfit.lean import NormActivation
+from snugfit.lean import FusedNormAct
 from snugfit.memory.tensors import saved_bytes
 
 
@@ -30,7 +30,7 @@ def both(module_input, gradient, activation, dtype=torch.float64):
     for lean in (True, False):
         norm, act = copy.deepcopy(layers(module_input.shape[1], activation, dtype))
         inputs = module_input.clone(memory_format=torch.preserve_format).requires_grad_()
-        output = NormActivation(norm, act)(inputs) if lean else act(norm(inputs))
+        output = FusedNormAct(norm, act)(inputs) if lean else act(norm(inputs))
         output.backward(gradient.clone(memory_format=torch.preserve_format))
         seen.append([output, inputs.grad, norm.weight.grad, norm.bias.grad, *norm.buffers()])
     return zip(*seen, strict=True)
@@ -69,7 +69,7 @@ def test_evaluation_and_cumulative_statistics_go_through_the_stock_layers(moment
     norm.train(momentum is None)
     images = channels_last(2, 3, 4, 4)
     expected = act(copy.deepcopy(norm)(images))
-    assert torch.equal(NormActivation(norm, act)(images.requires_grad_()), expected)
+    assert torch.equal(FusedNormAct(norm, act)(images.requires_grad_()), expected)
 
 
 def test_it_keeps_nothing_but_its_input():
@@ -77,6 +77,6 @@ def test_it_keeps_nothing_but_its_input():
     norm, act = layers(32, nn.LeakyReLU(inplace=True), torch.float32)
 
     inputs = channels_last(64, 32, 16, 16, dtype=torch.float32).requires_grad_()
-    lean = saved_bytes(lambda: NormActivation(norm, act)(inputs), [inputs])
+    lean = saved_bytes(lambda: FusedNormAct(norm, act)(inputs), [inputs])
     stock = saved_bytes(lambda: act(norm(inputs)), [inputs])
     assert lean < 0.01 * map_bytes and stock >= map_bytes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit.lean import NormActivation, PooledEnding
+from snugfit.lean import FusedNormAct, FusedPoolNormAct
 
 TAILS = {"none": nn.Identity(), "pool": nn.MaxPool2d(2, ceil_mode=True)}
 
@@ -22,7 +22,7 @@ def run(lean, maps, gradient, side, tail, slope=0.1):
     leaf = maps.clone(memory_format=torch.preserve_format).requires_grad_()
     convolved = leaf * 1.0
     if lean:
-        pooled, outputs = PooledEnding(NormActivation(norm, nn.LeakyReLU(slope)), side, tail)(convolved)
+        pooled, outputs = FusedPoolNormAct(FusedNormAct(norm, nn.LeakyReLU(slope)), side, tail)(convolved)
     else:
         whole = F.leaky_relu(norm(convolved), slope)
         pooled, outputs = F.adaptive_avg_pool2d(whole, side), tail(whole.detach())
@@ -50,7 +50,7 @@ def test_equals_the_stock_layers(tail, batch, channels, side, height, width):
 def test_a_side_that_does_not_divide_the_map_leaves_the_map_to_the_loss():
     maps = torch.randn(2, 3, 5, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
     norm = nn.BatchNorm2d(3)
-    features, outputs = PooledEnding(NormActivation(norm, nn.ReLU()), 2, nn.MaxPool2d(2))(maps * 1.0)
+    features, outputs = FusedPoolNormAct(FusedNormAct(norm, nn.ReLU()), 2, nn.MaxPool2d(2))(maps * 1.0)
     assert features.shape == (2, 3, 5, 6) and features.requires_grad
     assert torch.equal(outputs, F.max_pool2d(features, 2))
 
@@ -68,7 +68,7 @@ def test_single_precision_survives_a_large_mean():
 def test_the_gradient_takes_the_place_of_the_map():
     maps = torch.randn(4, 8, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
     convolved = maps * 1.0
-    pooled, _ = PooledEnding(NormActivation(nn.BatchNorm2d(8), nn.ReLU()), 2, nn.Identity())(convolved)
+    pooled, _ = FusedPoolNormAct(FusedNormAct(nn.BatchNorm2d(8), nn.ReLU()), 2, nn.Identity())(convolved)
     pooled.square().sum().backward()
     assert torch.equal(convolved.detach(), maps.grad)
 
@@ -76,7 +76,7 @@ def test_the_gradient_takes_the_place_of_the_map():
 def test_evaluation_is_the_stock_layers():
     norm = nn.BatchNorm2d(4).eval()
     maps = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
-    ending = PooledEnding(NormActivation(norm, nn.ReLU()), 2, nn.MaxPool2d(2)).eval()
+    ending = FusedPoolNormAct(FusedNormAct(norm, nn.ReLU()), 2, nn.MaxPool2d(2)).eval()
     expected = F.relu(copy.deepcopy(norm)(maps))
     features, outputs = ending(maps)
     assert torch.equal(features, expected) and torch.equal(outputs, F.max_pool2d(expected, 2))

@@ -14,7 +14,7 @@ from snugfit import _models as models
 from snugfit._storage.tensor_file import write_tensors
 from snugfit.errors import ModelError
 from snugfit.lean import FloatState, LeanConv2d, StandardisedConv2d, restore_float, store_int8, use_lean
-from snugfit.lean.int8_weights import StoredConv2d, StoredLinear, dequantise, quantise
+from snugfit.lean.int8_weights import Int8Conv2d, Int8Linear, dequantise, quantise
 from snugfit.memory.tensors import LiveBytes, saved_bytes
 
 
@@ -158,7 +158,7 @@ def test_weights_that_train_stay_floats_and_are_refused_by_name():
             store_int8(model, ["0", name])
     assert type(model[0]) is nn.Conv2d
     store_int8(model)
-    assert [type(each) for each in model] == [StoredConv2d, nn.Conv2d, StandardisedConv2d, nn.BatchNorm2d]
+    assert [type(each) for each in model] == [Int8Conv2d, nn.Conv2d, StandardisedConv2d, nn.BatchNorm2d]
     with pytest.raises(ModelError, match="0 is no convolution or linear layer with a float weight"):
         store_int8(model, ["0"])
 
@@ -189,7 +189,7 @@ def test_a_network_holds_a_quarter_of_its_bytes_and_makes_one_layers_floats_at_a
     after = held_bytes(model)
     assert 0.25 * before < after < 0.3 * before
     assert peak(images) < floats - (before - after) + 1.01 * largest
-    assert isinstance(model.classifier[1], StoredLinear)
+    assert isinstance(model.classifier[1], Int8Linear)
 
 
 def test_memory_format_of_a_weight_stays():

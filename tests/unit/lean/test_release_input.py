@@ -7,7 +7,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from snugfit._chain import find_blocks
-from snugfit.lean import empty_images, keep_images, overwrite_maps, run_by_sample, use_lean
+from snugfit.lean import enable_inplace, release_images, retain_images, run_per_sample, use_lean
 from snugfit.memory.tensors import LiveBytes
 
 SHAPE = (3, 16, 16)
@@ -41,7 +41,7 @@ def gradients(module, given):
 def test_the_numbers_stay_and_the_images_are_gone():
     plain, given = network(), images()
     changed = copy.deepcopy(plain)
-    assert empty_images(changed)
+    assert release_images(changed)
     for got, want in zip(gradients(changed, given), gradients(plain, images()), strict=True):
         assert torch.equal(got, want)
     assert given.numel() == 0
@@ -54,7 +54,7 @@ def test_they_are_freed_before_the_step_ends_although_the_caller_holds_them():
     live = {}
     for kept in (True, False):
         if not kept:
-            empty_images(module)
+            release_images(module)
         meter, given = LiveBytes(), images()
         meter.add(given)
         size = given.nbytes
@@ -66,7 +66,7 @@ def test_they_are_freed_before_the_step_ends_although_the_caller_holds_them():
 
 def test_they_stay_in_evaluation_mode_and_where_somebody_else_reads_them():
     module, given = network(), images()
-    empty_images(module)
+    release_images(module)
     module.eval()(given)
     assert given.shape == (4, *SHAPE)
     module.train()
@@ -80,7 +80,7 @@ def test_they_stay_in_evaluation_mode_and_where_somebody_else_reads_them():
 
 def test_a_layer_that_reads_images_and_trains_keeps_them():
     module, given = network(trained=("0", "8")), images()
-    assert not empty_images(module)
+    assert not release_images(module)
     gradients(module, given)
     assert given.shape == (4, *SHAPE)
 
@@ -101,7 +101,7 @@ def test_behind_the_last_reader():
     for parameter in module.first.parameters():
         parameter.requires_grad_(False)
     plain = copy.deepcopy(module)
-    assert empty_images(module)
+    assert release_images(module)
     for got, want in zip(gradients(module, given), gradients(plain, images()), strict=True):
         assert torch.equal(got, want)
     assert given.numel() == 0
@@ -110,17 +110,17 @@ def test_behind_the_last_reader():
 def test_beside_the_other_options_in_either_copy_and_undone():
     module = network()
     plain = copy.deepcopy(module)
-    run_by_sample(module, find_blocks(module, SHAPE)[:1])
+    run_per_sample(module, find_blocks(module, SHAPE)[:1])
     use_lean(module)
-    overwrite_maps(module)
-    assert empty_images(module) and empty_images(module)
+    enable_inplace(module)
+    assert release_images(module) and release_images(module)
     for each in (copy.deepcopy(module), module):
         given = images()
         for got, want in zip(gradients(each, given), gradients(plain, images()), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
         assert given.numel() == 0
-    keep_images(module)
-    run_by_sample(module, ())
+    retain_images(module)
+    run_per_sample(module, ())
     given = images()
     gradients(module, given)
     assert given.shape == (4, *SHAPE)

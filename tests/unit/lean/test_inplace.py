@@ -13,15 +13,15 @@ from torch.nn import functional as F
 
 from snugfit._chain import Chain, find_blocks
 from snugfit.lean import (
-    keep_maps,
-    overwrite_maps,
+    disable_inplace,
+    enable_inplace,
     restore_float,
-    run_by_sample,
+    run_per_sample,
     store_int8,
     use_lean,
     use_stock,
 )
-from snugfit.lean.inplace_permissions import leave_of
+from snugfit.lean.inplace_permissions import permissions_of
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.surgery import attach_side_network
 
@@ -133,7 +133,7 @@ def assert_same(got, want, tolerance=1e-10):
 def overwriting(module):
     changed = copy.deepcopy(module)
     use_lean(changed)
-    return changed, overwrite_maps(changed)
+    return changed, enable_inplace(changed)
 
 
 @settings(deadline=None, max_examples=60)
@@ -192,7 +192,7 @@ def test_a_second_backward_pass_adds_the_same_gradients():
 def leaves(plans):
     """By layer, whether it may overwrite its input and its gradient."""
     changed, _ = overwriting(network(plans))
-    found = {name: leave_of(layer)[:2] for name, layer in changed.named_modules()}
+    found = {name: permissions_of(layer)[:2] for name, layer in changed.named_modules()}
     return {name.removeprefix("segments."): leave for name, leave in found.items() if any(leave)}
 
 
@@ -252,8 +252,8 @@ def test_a_layer_that_is_called_twice_overwrites_what_it_may_overwrite_in_every_
     model = filled(Twice()).double().eval().requires_grad_(False)
     stock = fx.GraphModule(model, Tracer().trace(model))
     changed, names = overwriting(stock)
-    assert names == () and leave_of(changed.get_submodule("activation")).input
-    assert not leave_of(changed.get_submodule("activation")).gradient
+    assert names == () and permissions_of(changed.get_submodule("activation")).input
+    assert not permissions_of(changed.get_submodule("activation")).gradient
     assert_same(step(changed, images()), step(stock, images()))
 
 
@@ -313,26 +313,26 @@ def test_there_and_back_copies_and_state(tmp_path):
     stock = network([segment(), segment(again="input")])
     want = step(stock, images())
     changed, names = overwriting(stock)
-    assert names == ("segments.0.norm", "segments.1.norm") == overwrite_maps(changed)
+    assert names == ("segments.0.norm", "segments.1.norm") == enable_inplace(changed)
     assert list(changed.state_dict()) == list(stock.state_dict())
     twin = copy.deepcopy(changed)
-    assert leave_of(twin.get_submodule("segments.0.norm"))[:2] == (True, True)
+    assert permissions_of(twin.get_submodule("segments.0.norm"))[:2] == (True, True)
     twin.get_submodule("segments.0.conv").register_forward_hook(lambda *_: None)
-    assert leave_of(changed.get_submodule("segments.0.norm")).input
-    assert not leave_of(twin.get_submodule("segments.0.norm")).input
+    assert permissions_of(changed.get_submodule("segments.0.norm")).input
+    assert not permissions_of(twin.get_submodule("segments.0.norm")).input
     assert_same(step(twin, images()), want)
     buffer = io.BytesIO()
     torch.save(changed, buffer)
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=False)
-    assert leave_of(loaded.get_submodule("segments.0.norm")).gradient
+    assert permissions_of(loaded.get_submodule("segments.0.norm")).gradient
     assert_same(step(loaded, images()), want)
     use_stock(changed)
     assert_same(step(changed, images()), want, 0)
     use_lean(changed)
     assert_same(step(changed, images()), want)
-    keep_maps(changed)
-    assert not any(leave_of(layer).input for layer in changed.modules())
+    disable_inplace(changed)
+    assert not any(permissions_of(layer).input for layer in changed.modules())
 
 
 def test_a_compiler_sees_torchs_own_operators():
@@ -389,14 +389,14 @@ def test_by_sample_and_in_8_bits(first, int8):
     use_lean(changed)
     inputs = images(4, side=32)
     want = step(stock, inputs)[:2]
-    calls = {"overwrite": lambda: overwrite_maps(changed), "sample": lambda: run_by_sample(changed, blocks[:1])}
+    calls = {"overwrite": lambda: enable_inplace(changed), "sample": lambda: run_per_sample(changed, blocks[:1])}
     for name in (first, *(set(calls) - {first})):
         calls[name]()
-    assert all(leave_of(changed.get_submodule(f"blocks.{block}.layers.1")).gradient for block in (0, 1))
+    assert all(permissions_of(changed.get_submodule(f"blocks.{block}.layers.1")).gradient for block in (0, 1))
     assert_same(step(changed, inputs)[:2], want)
     with torch.no_grad():
         assert_same([changed(inputs)], want[:1])
-    run_by_sample(changed, ())
+    run_per_sample(changed, ())
     restore_float(changed)
     assert_same(step(changed, inputs)[:2], want)
 
@@ -406,12 +406,12 @@ def test_a_side_network_takes_no_leave_over_from_the_backbone():
     torch.manual_seed(0)
     backbone = Chain.from_module(filled(Residuals()).double().eval(), (3, 64, 64)).to_module().requires_grad_(False)
     use_lean(backbone)
-    assert overwrite_maps(backbone)
+    assert enable_inplace(backbone)
     attached = attach_side_network(backbone, (3, 64, 64))
-    assert not any(leave_of(layer).input for layer in attached.modules())
+    assert not any(permissions_of(layer).input for layer in attached.modules())
     stock = copy.deepcopy(attached)
     use_stock(stock)
-    assert overwrite_maps(attached)
+    assert enable_inplace(attached)
     assert_same(step(attached, images(side=64)), step(stock, images(side=64)))
 
 
@@ -427,7 +427,7 @@ def test_one_expanded_map_is_alive_where_two_were(device, gradients, last):
         for overwrite in (False, True):
             module, _ = residuals(torch.float32, device)
             use_lean(module)
-            assert not overwrite or len(overwrite_maps(module)) == 6
+            assert not overwrite or len(enable_inplace(module)) == 6
             inputs = torch.randn(8, 3, 32, 32, device=device).requires_grad_(gradient)
             if last:
                 inputs = inputs.detach().contiguous(memory_format=torch.channels_last).requires_grad_(gradient)
