@@ -19,13 +19,11 @@ NOT_YET = {
     "_planner",
     "_storage",
     "_training",
-    "lean",
     "local",
     "memory",
     "profiling",
     "selection",
     "strategies",
-    "surgery",
 }
 
 

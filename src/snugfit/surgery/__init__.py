@@ -1,4 +1,4 @@
-"""Network surgery: channels that no longer take part are found, driven to zero and removed.
+"""Channel pruning: find groups of channels, drive them to zero and remove them.
 
 >>> import torch
 >>> from torch import fx, nn
@@ -16,7 +16,7 @@
 """
 
 from snugfit.surgery.channels import ChannelGroup, Slot, find_groups, width
-from snugfit.surgery.distil import Distilled, Recipe, distil
+from snugfit.surgery.distil import BlockDistillation, Recipe, distil
 from snugfit.surgery.fitting import best_widths, widths_for
 from snugfit.surgery.hidden import blocks_of, hidden_groups
 from snugfit.surgery.importance import channel_importance, most_important, removed_share
@@ -25,45 +25,48 @@ from snugfit.surgery.lasso import (
     DEFAULT_RATIO,
     add_penalty_gradient,
     add_penalty_gradients,
-    penalised,
+    penalised_weights,
     penalty,
     penalty_scale,
 )
-from snugfit.surgery.meta_copy import narrowed, pruned_twin
-from snugfit.surgery.optimum import Choices, Chosen, choose, smallest_peak
-from snugfit.surgery.reconstruction import reconstructing
+from snugfit.surgery.meta_copy import copy_for_pruning, narrowed_meta_copy
+from snugfit.surgery.optimum import Choices, Chosen, choose_widths, smallest_peak
+from snugfit.surgery.reconstruction import channels_by_reconstruction
 from snugfit.surgery.reshape import (
     DEFAULT_THRESHOLD,
     Cut,
+    apply_cut,
     dead_channels,
     prune,
     prune_optimizer,
     remove_channels,
-    take,
 )
 from snugfit.surgery.sidenet import attach_side_network, side_positions
 from snugfit.surgery.sizes import adopt_widths
-from snugfit.surgery.widths import kept_width, ratios, sensitive_blocks, widest
+from snugfit.surgery.widths import kept_width, pruning_ratios, sensitive_blocks, widest_widths
 
 __all__ = [
     "DEFAULT_RATIO",
     "DEFAULT_THRESHOLD",
+    "BlockDistillation",
     "ChannelGroup",
     "Choices",
     "Chosen",
     "Cut",
-    "Distilled",
     "JointDistillation",
     "Recipe",
     "Slot",
     "add_penalty_gradient",
     "add_penalty_gradients",
     "adopt_widths",
+    "apply_cut",
     "attach_side_network",
     "best_widths",
     "blocks_of",
     "channel_importance",
-    "choose",
+    "channels_by_reconstruction",
+    "choose_widths",
+    "copy_for_pruning",
     "dead_channels",
     "distil",
     "find_groups",
@@ -71,22 +74,19 @@ __all__ = [
     "kept_width",
     "later_biases",
     "most_important",
-    "narrowed",
-    "penalised",
+    "narrowed_meta_copy",
+    "penalised_weights",
     "penalty",
     "penalty_scale",
     "prune",
     "prune_optimizer",
-    "pruned_twin",
-    "ratios",
-    "reconstructing",
+    "pruning_ratios",
     "remove_channels",
     "removed_share",
     "sensitive_blocks",
     "side_positions",
     "smallest_peak",
-    "take",
-    "widest",
+    "widest_widths",
     "width",
     "widths_for",
 ]

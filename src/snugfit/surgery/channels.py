@@ -1,4 +1,4 @@
-"""Channels that can be removed together, found in a network's graph: from what makes them to all that reads them.
+"""Channels that can be removed together, found in a network's graph: from the layers that make them to their readers.
 
 Shapes: B batch, C channels, H and W height and width, T tokens, F features.
 """
@@ -25,7 +25,7 @@ class Slot:
     Attributes:
         tensor: state-dict name of a parameter or buffer.
         dim: its dimension that runs over the channels.
-        block: consecutive indices per channel: above 1 where a linear layer reads flattened maps (H * W).
+        block: consecutive indices per channel: more than 1 where a linear layer reads flattened feature maps (H * W).
     """
 
     tensor: str
@@ -34,7 +34,7 @@ class Slot:
 
 
 def by_channel(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """View of a tensor in which dimension ``slot.dim`` runs over channels and the next one over a channel's block."""
+    """View of a tensor of any shape with dimension ``slot.dim`` as channels and the next one as a channel's block."""
     size = tensor.shape
     return tensor.view(*size[: slot.dim], -1, slot.block, *size[slot.dim + 1 :])
 
@@ -54,10 +54,10 @@ def channel_norms(tensor: torch.Tensor, slot: Slot, order: float = 2) -> torch.T
 class ChannelGroup:
     """Channels that lie in several tensors and can only be removed from all of them.
 
-    It holds names and no sizes, so that it stays true of a network that was reshaped.
+    It holds names and no sizes, so that it stays valid after the network is reshaped.
 
     Attributes:
-        name: the layer that makes the channels; the first of several that are added up.
+        name: the layer that makes the channels; the first one where several are added.
         producers: weights and biases that make them: convolution or linear layer (dim 0), BatchNorm, depthwise.
         readers: weights of the convolutions and linear layers that read them (dim 1).
         statistics: running mean and variance of each channel.
@@ -70,28 +70,28 @@ class ChannelGroup:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """All places that a channel is removed from."""
+        """All slots that a channel is removed from."""
         return (*self.producers, *self.readers, *self.statistics)
 
 
 def width(module: nn.Module, group: ChannelGroup) -> int:
-    """Number of channels that a group has now."""
+    """Current number of channels of a group."""
     slot = group.producers[0]
     owner, _, name = slot.tensor.rpartition(".")
     return int(getattr(module.get_submodule(owner), name).shape[slot.dim]) // slot.block
 
 
 def find_groups(module: fx.GraphModule, input_shape: tuple[int, ...]) -> list[ChannelGroup]:
-    """Find the groups of channels of a network, in order of execution; allocates nothing and changes nothing.
+    """Find the groups of channels of a network, in order of execution, without allocating or changing anything.
 
     Channels are followed from a convolution or linear layer through BatchNorm, depthwise convolutions, activations that
-    map zero to zero, pools, dropouts and flattening to whatever reads them; layers whose outputs are added form one
+    map zero to zero, pools, dropouts and flattening to their readers; layers whose outputs are added form one
     group (PruneTrain section 4: channel union). Channels of the network's input and output belong to no group, nor do
-    those that anything else touches: concatenation, other reshapes, slicing, products, attention, LayerNorm, grouped
-    convolutions, classes of the user's own, layers that are called twice or share weights.
+    those that reach anything else: concatenation, other reshapes, slicing, products, attention, LayerNorm, grouped
+    convolutions, custom layers, layers that are called twice or share weights.
 
     Args:
-        module: a traced network, such as ``Chain.to_module()`` or ``torch.fx.symbolic_trace(model)``; meta will do.
+        module: a traced network, such as ``Chain.to_module()`` or ``torch.fx.symbolic_trace(model)``; may be on meta.
         input_shape: shape of one sample, without the batch axis.
 
     Raises:
@@ -109,7 +109,7 @@ def find_groups(module: fx.GraphModule, input_shape: tuple[int, ...]) -> list[Ch
 
 @dataclass
 class _Channels:
-    """Channels of a group in the making: a node of a disjoint-set forest, whose root holds the slots."""
+    """Channels of a group under construction: a node of a disjoint-set forest, whose root holds the slots."""
 
     name: str
     order: int
@@ -135,7 +135,7 @@ class _Channels:
 
 @dataclass(frozen=True)
 class _Flow:
-    """How a value carries channels: along one axis, ``block`` consecutive features each."""
+    """The channels of a value: along one axis, ``block`` consecutive features each."""
 
     channels: _Channels
     axis: int
@@ -143,7 +143,7 @@ class _Flow:
 
 
 class _Walk:
-    """One pass over the graph; every value is followed (a flow) or not (None)."""
+    """One pass over the graph; each value has a known flow of channels or None."""
 
     def __init__(self, module: fx.GraphModule, shapes: Shapes) -> None:
         self.module, self.shapes = module, shapes
@@ -202,7 +202,7 @@ class _Walk:
         return None if dims is None else lambda node: self._same(node) if self._is_map(node, dims) else None
 
     def _source(self, node: fx.Node) -> tuple[_Flow | None, tuple[int, ...]]:
-        """Flow and shape of the single tensor that a node works on."""
+        """Flow and shape of a node's single input."""
         source = node.all_input_nodes[0]
         return self.flows[source], self.shapes[source] or ()
 
@@ -222,7 +222,7 @@ class _Walk:
         return [Slot(f"{node.target}.{name}", 0, block) for name in names if getattr(layer, name) is not None]
 
     def _read(self, node: fx.Node, axis: int) -> None:
-        """Note that a layer's weight reads the channels of its input, if they lie along the axis that it sums over."""
+        """Record that a layer's weight reads the channels of its input, if it sums over their axis."""
         flow, _ = self._source(node)
         if flow is None:
             return
@@ -267,7 +267,7 @@ class _Walk:
         return flow
 
     def _same(self, node: fx.Node) -> _Flow | None:
-        """The channels stay where they are."""
+        """The flow is unchanged."""
         inputs = node.all_input_nodes
         return self.flows[inputs[0]] if len(inputs) == 1 else None
 

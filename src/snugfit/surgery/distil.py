@@ -1,8 +1,8 @@
-"""Retraining of pruned blocks without labels: each learns to make what the block that it was cut from makes.
+"""Retraining of pruned blocks without labels: each learns the output of the block before pruning.
 
 The paper retrains on ImageNet (Yoosefi et al., section V, step 3), which a device does not have. Here the unpruned
-network is the teacher, on whatever images there are, block by block in order of execution: a block's input comes from
-the pruned blocks before it, its target from the teacher on the same images, so that it makes up for their errors, too.
+network is the teacher, on any images, block by block in order of execution. A block's input comes from the pruned
+blocks before it, its target from the teacher on the same images, so that it also compensates for their errors.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from snugfit.surgery.regression import Regression
 from snugfit.surgery.reshape import Cut
 
 Batches = Callable[[int], Iterable[Tensor]]
-"""Images of one pass, (B, C, H, W) each, by the number of the pass: augmentation may differ between passes."""
+"""Images of one pass, (B, C, H, W) each, by number of the pass; augmentation may differ between passes."""
 
 
 @dataclass(frozen=True)
-class Distilled:
-    """What became of one block.
+class BlockDistillation:
+    """The result of retraining one block.
 
     Attributes:
         block: its index into ``find_blocks``.
         solved: layers whose weights were found in closed form before the steps.
-        before, after: squared error of the block's output by the squared sum of the teacher's, on the images of pass 0:
-            the error of the blocks before it that reached its input included.
+        before, after: squared error of the block's output divided by the squared sum of the teacher's, on the images of
+            pass 0, including errors of earlier blocks that reached its input.
     """
 
     block: int
@@ -49,14 +49,14 @@ class Distilled:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a block is retrained.
+    """Settings for retraining a block.
 
     Attributes:
-        epochs: passes over the images with steps; none leaves the closed form alone.
-        learning_rate: Adam's at first; it falls to zero by a cosine.
+        epochs: passes over the images with steps; with none only the closed form is used.
+        learning_rate: Adam's initial one; it falls to zero by a cosine.
         closed_form: whether layers that lost inputs start from ridge regression.
-        ridge: how strongly that keeps to the weights so far, in units of the inputs' mean square.
-        micro_batch: images that are run at once; a step's gradients are summed over them.
+        ridge: how strongly that keeps the current weights, in units of the inputs' mean square.
+        micro_batch: images run at once; a step's gradients are summed over them.
     """
 
     epochs: int = 2
@@ -80,31 +80,31 @@ def distil(
     recipe: Recipe | None = None,
     *,
     done: int = 0,
-    on_block: Callable[[Distilled], object] | None = None,
-) -> list[Distilled]:
-    """Retrain every block of a pruned network that reads fewer channels than before; nothing else changes.
+    on_block: Callable[[BlockDistillation], object] | None = None,
+) -> list[BlockDistillation]:
+    """Retrain every block of a pruned network that reads fewer channels than before; change nothing else.
 
-    In memory is what the teacher's and the student's prefix need to run micro-batches without a graph, and the training
-    state of one block. BatchNorm stays in evaluation mode, and its scale as it is.
+    Memory holds the teacher's and the student's prefix running micro-batches without a graph, and the training state of
+    one block. BatchNorm stays in evaluation mode and keeps its scale.
 
     Args:
         teacher: the network before channels were removed. It may share the weights of unpruned blocks with the student
-            (``pruned_twin``) and is not changed.
-        student: the network after that.
+            (``copy_for_pruning``) and is not changed.
+        student: the network after removal.
         cuts: what ``remove_channels`` returned.
         batches: images without labels; pass 0 is for the closed form and the errors, passes 1 to ``recipe.epochs`` for
             the steps: one per batch.
         input_shape: channels, height, width of one image.
-        recipe: how; the default where None.
-        done: blocks that were retrained before an interruption, and whose weights the student has.
-        on_block: told of every block that is finished.
+        recipe: settings; the defaults if None.
+        done: number of blocks retrained before an interruption; the student has their weights.
+        on_block: called with every finished block.
 
     Raises:
-        ModelError: the networks are not of one kind.
+        ModelError: the networks have different layers.
         UsageError: there are no images.
         DivergedError: a block's error became infinite or not a number.
     """
-    recipe, pair = recipe or Recipe(), Pair(teacher, student, cuts, input_shape)
+    recipe, pair = recipe or Recipe(), TeacherStudent(teacher, student, cuts, input_shape)
     with evaluating(teacher), evaluating(student):
         found = []
         for block in pair.readers[done:]:
@@ -114,8 +114,8 @@ def distil(
         return found
 
 
-class Pair:
-    """Two networks of one kind, block by block."""
+class TeacherStudent:
+    """A teacher and a student with the same layers, block by block."""
 
     def __init__(
         self, teacher: fx.GraphModule, student: fx.GraphModule, cuts: Mapping[str, Cut], input_shape: tuple[int, ...]
@@ -124,7 +124,7 @@ class Pair:
         self.blocks = tuple(find_blocks(module, input_shape) for module in (teacher, student))
         nodes = [[str(node.target) for block in blocks for node in block.nodes] for blocks in self.blocks]
         if nodes[0] != nodes[1]:
-            raise ModelError("the pruned network does not have the layers of the one that it should learn from.")
+            raise ModelError("the pruned network does not have the layers of its teacher; prune a copy of the teacher.")
         self.modules = (teacher, student)
         self.parts = tuple(
             [part_of(module, block.nodes, block.entry) for block in blocks]
@@ -140,7 +140,7 @@ class Pair:
 
     @torch.no_grad()
     def inputs(self, images: Tensor, block: int) -> tuple[Tensor, Tensor]:
-        """What enters a block of the teacher and of the student."""
+        """Inputs (B, C, H, W) of a block of the teacher and of the student."""
         theirs = images
         for part in self.parts[0][: min(block, self.first)]:
             theirs = part(theirs)
@@ -151,12 +151,15 @@ class Pair:
 
     @torch.no_grad()
     def target(self, theirs: Tensor, block: int) -> Tensor:
-        """What the student's block should make: the channels of the teacher's output that it still has."""
+        """The target (B, C, H, W) of the student's block: the teacher's output without removed channels."""
         part, nodes = self.parts[0][block], self.blocks[1][block].nodes
-        return self.left(part(theirs), nodes[-1])
+        return self.surviving(part(theirs), nodes[-1])
 
     def layer_ends(self, block: int, node: fx.Node) -> tuple[fx.GraphModule, fx.GraphModule | None]:
-        """What computes a layer's output in the teacher's block, and its input in the student's; None: as it enters."""
+        """The part that computes a layer's output in the teacher's block, and its input in the student's.
+
+        None: the input.
+        """
         at = [str(each.target) for each in self.blocks[1][block].nodes].index(str(node.target))
         theirs, own = self.blocks[0][block], self.blocks[1][block]
         source = node.all_input_nodes[0]
@@ -164,8 +167,8 @@ class Pair:
         before = part_of(self.student, until, own.entry) if until else None
         return part_of(self.modules[0], theirs.nodes[: at + 1], theirs.entry), before
 
-    def left(self, values: Tensor, node: fx.Node) -> Tensor:
-        """Channels of what the teacher has at a node that the student has there, too."""
+    def surviving(self, values: Tensor, node: fx.Node) -> Tensor:
+        """The channels of the teacher's values (B, C, ...) at a node that the student still has."""
         while len(node.all_input_nodes) == 1:  # from a pool or activation back to what makes or scales the channels
             cut = self.cuts.get(f"{node.target}.weight")
             if cut is not None:
@@ -180,7 +183,7 @@ class Pair:
         return -1 if isinstance(self.student.get_submodule(str(node.target)), nn.Linear) else 1
 
 
-def _retrain(pair: Pair, block: int, batches: Batches, recipe: Recipe) -> Distilled:
+def _retrain(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe) -> BlockDistillation:
     part = pair.parts[1][block]
     start = {name: tensor.clone() for name, tensor in part.state_dict().items()}
     before, steps = _error(pair, block, batches, recipe)
@@ -193,14 +196,15 @@ def _retrain(pair: Pair, block: int, batches: Batches, recipe: Recipe) -> Distil
     if after > before:
         part.load_state_dict(start)
         solved, after = (), before
-    return Distilled(block, solved, before, after)
+    return BlockDistillation(block, solved, before, after)
 
 
 @torch.no_grad()
-def _error(pair: Pair, block: int, batches: Batches, recipe: Recipe) -> tuple[float, int]:
-    """Squared error by the squared sum of the target, and the number of batches."""
+def _error(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe) -> tuple[float, int]:
+    """Squared error divided by the squared sum of the target, and the number of batches."""
     error, total, count = 0.0, 0.0, 0
-    for count, batch in enumerate(batches(0), 1):  # noqa: B007
+    for batch in batches(0):
+        count += 1
         for images in torch.split(batch, recipe.micro_batch):
             theirs, own = pair.inputs(images, block)
             target = pair.target(theirs, block)
@@ -211,7 +215,7 @@ def _error(pair: Pair, block: int, batches: Batches, recipe: Recipe) -> tuple[fl
     return error / total, count
 
 
-def _train(pair: Pair, block: int, batches: Batches, recipe: Recipe, steps: int) -> None:
+def _train(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe, steps: int) -> None:
     """Adam on the mean squared error of a block's output, one step per batch."""
     part = pair.parts[1][block]
     weights = _trainable(part)
@@ -231,14 +235,14 @@ def _train(pair: Pair, block: int, batches: Batches, recipe: Recipe, steps: int)
 
 
 def _trainable(part: nn.Module) -> list[nn.Parameter]:
-    """A block's weights; all but BatchNorm's scale, which is in a convolution's, too."""
+    """A block's weights without BatchNorm's scale, which a convolution's weight already contains."""
     scales = {layer.weight for layer in part.modules() if isinstance(layer, _BatchNorm)}
     return [parameter for parameter in part.parameters() if parameter not in scales]
 
 
 @contextlib.contextmanager
 def training(part: nn.Module, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let some weights train, and no others, with lean layers; everything is as before afterwards."""
+    """Train only these weights, with lean layers; restore everything afterwards."""
     layers = {layer: layer.__class__ for layer in part.modules()}
     flags = {parameter: parameter.requires_grad for parameter in part.parameters()}
     try:
@@ -256,8 +260,8 @@ def training(part: nn.Module, weights: Iterable[nn.Parameter]) -> Iterator[None]
 
 
 @torch.no_grad()
-def _solve(pair: Pair, block: int, batches: Batches, recipe: Recipe) -> list[str]:
-    """Give the layers of a block that lost inputs the best weights, in order; names those that this serves."""
+def _solve(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe) -> list[str]:
+    """Set least-squares weights in a block's layers that lost inputs, in order; return the names of those solved."""
     solved = []
     for node in pair.blocks[1][block].nodes:
         layer = pair.student.get_submodule(str(node.target)) if str(node.target) in pair.reading else None
@@ -268,20 +272,20 @@ def _solve(pair: Pair, block: int, batches: Batches, recipe: Recipe) -> list[str
         for batch in batches(0):
             for images in torch.split(batch, recipe.micro_batch):
                 theirs, own = pair.inputs(images, block)
-                regression.add(reads(own) if reads else own, pair.left(makes(theirs), node))
+                regression.add(reads(own) if reads else own, pair.surviving(makes(theirs), node))
         norm = _norm_after(pair.student, node)
         weight, shift = regression.solve(recipe.ridge, layer.bias is not None or norm is not None)
         layer.weight.copy_(weight)
         if layer.bias is not None:
             layer.bias.copy_(shift)
         elif norm is not None and norm.running_mean is not None:
-            norm.running_mean -= shift  # what comes in is less by that, and what goes out shall be as before
+            norm.running_mean -= shift  # the input is lower by that, and the output must not change
         solved.append(str(node.target))
     return solved
 
 
 def _norm_after(module: fx.GraphModule, node: fx.Node) -> _BatchNorm | None:
-    """The BatchNorm that alone reads a layer's output, if it keeps statistics."""
+    """The BatchNorm that is the only reader of a layer's output, if it tracks statistics."""
     user = next(iter(node.users))
     layer = module.get_submodule(str(user.target)) if user.op == "call_module" and len(node.users) == 1 else None
     return layer if isinstance(layer, _BatchNorm) and layer.running_mean is not None else None

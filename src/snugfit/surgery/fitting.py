@@ -1,4 +1,4 @@
-"""Pruned widths of a network that fit its activation memory: for a target per block, or for a bound at least loss."""
+"""Pruned widths that fit activation memory: a target per block, or a bound on the whole network at least loss."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import fx
 from snugfit.errors import UsageError
 from snugfit.surgery.channels import width
 from snugfit.surgery.hidden import blocks_of, hidden_groups
-from snugfit.surgery.meta_copy import narrowed
-from snugfit.surgery.optimum import Choices, choose
-from snugfit.surgery.widths import widest
+from snugfit.surgery.meta_copy import narrowed_meta_copy
+from snugfit.surgery.optimum import Choices, choose_widths
+from snugfit.surgery.widths import widest_widths
 
 if TYPE_CHECKING:
     from snugfit.memory.activation import ActivationMemory
@@ -34,25 +34,25 @@ def widths_for(
     """The smallest pruning ratios that bring every block's temporary memory to a target (Yoosefi et al., section V).
 
     Args:
-        module: a traced network with torch's own layers; meta will do, and nothing is changed.
+        module: a traced network with torch's own layers, possibly on meta; it is not changed.
         input_shape: channels, height, width of one image.
-        profile: tells the temporary memory of each block, equation (5), in the units of ``target``.
+        profile: returns the temporary memory of each block, equation (5), in the units of ``target``.
         target: bytes; the paper takes the overall cumulative gradient memory before pruning.
-        multiple: what widths are rounded down to a multiple of.
-        blocks: those that must come to the target; all where None.
+        multiple: widths are rounded down to a multiple of this.
+        blocks: those that must reach the target; all if None.
 
     Returns:
         The width of each group of ``hidden_groups`` that loses channels, by the group's name.
 
     Raises:
-        ModelError: a block cannot be brought to the target; it says to how much it can.
+        ModelError: a block cannot reach the target; the message contains the smallest value.
     """
     pruning = _Pruning(module, input_shape, profile)
 
     def temporary(widths: Mapping[str, int]) -> list[int]:
         return [block.temporary_bytes for block in pruning.profile(widths).blocks]
 
-    return widest(pruning.before, pruning.carriers(), temporary, target, multiple, blocks)
+    return widest_widths(pruning.before, pruning.groups_by_block(), temporary, target, multiple, blocks)
 
 
 def best_widths(
@@ -81,7 +81,7 @@ def best_widths(
     if steps < 1:
         raise UsageError(f"a block needs one choice of width at least, not {steps}.")
     pruning = _Pruning(module, input_shape, profile)
-    found = choose(pruning.choices(loss, steps), bound)
+    found = choose_widths(pruning.choices(loss, steps), bound)
     widths = {name: w for block, at in enumerate(found.choices) for name, w in pruning.widths(block, at, steps).items()}
     return {name: channels for name, channels in widths.items() if channels < pruning.before[name]}
 
@@ -99,11 +99,11 @@ class _Pruning:
     def profile(self, widths: Mapping[str, int]) -> ActivationMemory:
         key = tuple(sorted((name, channels) for name, channels in widths.items() if channels < self.before[name]))
         if key not in self._known:
-            self._known[key] = self._profile(narrowed(self.module, self.groups, dict(key)))
+            self._known[key] = self._profile(narrowed_meta_copy(self.module, self.groups, dict(key)))
         return self._known[key]
 
-    def carriers(self) -> dict[int, list[str]]:
-        """Groups whose channels lie in each block."""
+    def groups_by_block(self) -> dict[int, list[str]]:
+        """Names of the groups whose channels lie in each block."""
         found: dict[int, list[str]] = {}
         for name, (first, last) in self.spans.items():
             for block in range(first, last + 1):
@@ -111,12 +111,12 @@ class _Pruning:
         return found
 
     def widths(self, block: int, choice: int, steps: int) -> dict[str, int]:
-        """Widths of the groups that a block makes, by one of ``steps`` choices, the narrowest first."""
+        """Widths of the groups that a block makes, for one of ``steps`` choices, the narrowest first."""
         names = [name for name, (first, _) in self.spans.items() if first == block]
         return {name: max(1, self.before[name] * (choice + 1) // steps) for name in names}
 
     def choices(self, loss: Callable[[str, int], float], steps: int) -> list[Choices]:
-        """What every block costs for each of its choices, and of the choices of the block that it reads."""
+        """Costs of every block for each of its choices, and for each choice of the block that it reads."""
         blocks = range(len(self.profile({}).blocks))
         own = [steps if self.widths(block, 0, steps) else 1 for block in blocks]
         read = [any(first < block == last for first, last in self.spans.values()) for block in blocks]
@@ -132,9 +132,9 @@ class _Pruning:
         return found
 
     def _costs(self, block: int, before: int, own: int, rows: int, steps: int) -> tuple[int, int]:
-        """Peak above what is saved before a block, and what it saves, by the choice of the block before and its own.
+        """Peak above the memory saved before a block, and what it saves, by the previous block's choice and its own.
 
-        All blocks take those choices by turns, so that one profile serves every block.
+        All blocks alternate between these choices, so that one profile serves every block.
         """
         turns = (own, before if rows > 1 else own)
         every = range(max(last for _, last in self.spans.values()) + 1) if self.spans else ()

@@ -1,4 +1,4 @@
-"""How much each channel matters to what a trained network computes (Yoosefi et al., section V, step 2)."""
+"""Importance of each channel in a trained network (Yoosefi et al., section V, step 2)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def channel_importance(
     by: Measure = "activation",
     micro_batch: int = 8,
 ) -> dict[str, Tensor]:
-    """Score every channel of some groups; the higher, the more it matters.
+    """Score every channel of some groups; higher means more important.
 
     Where several layers make the channels of a group (an expansion and the depthwise convolution behind it), each
-    layer's squared norms count by their share of the layer's sum, so that the layers weigh the same.
+    layer's squared norms are divided by the layer's sum, so that layers have equal weight.
 
     Args:
         module: a traced network; it runs in evaluation mode, without a graph, up to the last of these channels.
         groups: from ``hidden_groups`` or ``find_groups``.
-        batches: images of a calibration set, (B, C, H, W) each; needed for activations alone.
+        batches: images of a calibration set, (B, C, H, W) each; only activations need them.
         by: ``"activation"``: l2 norm of the channel's map over all images, after the layer's BatchNorm and activation
             (the paper's); ``"filter"``: l2 norm of the weights that make the channel. BatchNorm's own weights take no
-            part: they say how a channel is scaled, not what it carries.
-        micro_batch: images that are run at once.
+                part: they scale a channel, but do not say what it contains.
+        micro_batch: images run at once.
 
     Returns:
         Scores in float64 on the CPU, (channels,), by the group's name.
@@ -59,7 +59,11 @@ def channel_importance(
 
 
 def most_important(importance: Mapping[str, Tensor], widths: Mapping[str, int]) -> dict[str, list[int]]:
-    """The channels to keep of each group for ``remove_channels``: as many as its width says, the highest scores.
+    """Select the channels of each group with the highest scores, for ``remove_channels``.
+
+    Args:
+        importance: scores (channels,) by the group's name.
+        widths: number of channels to keep, by the group's name.
 
     Raises:
         ModelError: a width of no channel.
@@ -71,7 +75,7 @@ def most_important(importance: Mapping[str, Tensor], widths: Mapping[str, int]) 
             raise UsageError(f"layer {name} has no scores.")
         scores = importance[name]
         if count < 1:
-            raise ModelError(f"no channel of layer {name} would be left of {len(scores)}; keep one at least.")
+            raise ModelError(f"no channel of layer {name} would be left of {len(scores)}; keep at least one.")
         if count > len(scores):
             raise UsageError(f"layer {name} has {len(scores)} channels, not {count}.")
         kept[name] = sorted(scores.argsort(descending=True, stable=True)[:count].tolist())
@@ -79,7 +83,7 @@ def most_important(importance: Mapping[str, Tensor], widths: Mapping[str, int]) 
 
 
 def removed_share(importance: Mapping[str, Tensor]) -> Callable[[str, int], float]:
-    """A proxy for the accuracy that a width costs, for ``best_widths``: how much of what a group carries goes with it.
+    """A proxy for the accuracy that a width costs, for ``best_widths``, from scores (channels,) by the group's name.
 
     Returns:
         Function of a group's name and width: share of the squared scores that its least important channels hold.
@@ -93,7 +97,7 @@ def removed_share(importance: Mapping[str, Tensor]) -> Callable[[str, int], floa
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every layer's mode comes back."""
+    """Use evaluation mode, then restore every layer's mode."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -118,7 +122,7 @@ def _score(squares: list[Tensor]) -> Tensor:
 def _activation_squares(
     module: fx.GraphModule, groups: list[ChannelGroup], batches: Iterable[Tensor], micro_batch: int
 ) -> dict[str, Tensor]:
-    """Sum of the squares of each channel's values over all images, by layer."""
+    """Sum of squares of each channel over all images (B, C, H, W), (channels,) by layer."""
     layers = {layer: width(module, group) for group in groups for layer, _ in _makers(module, [group])}
     if not layers:
         return {}
@@ -139,7 +143,7 @@ def _activation_squares(
 
 
 def _interpreter(module: fx.GraphModule, sums: dict[str, Tensor]) -> _Squares:
-    """What runs the network up to the last layer asked for, and adds up squares on the way."""
+    """An interpreter that runs the network up to the last layer asked for and adds to ``sums``, (channels,) each."""
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     ends = {_end(module, node): str(node.target) for node in nodes if str(node.target) in sums}
     last = max(index for index, node in enumerate(nodes) if node in ends)
@@ -164,7 +168,7 @@ def _is_activation(module: fx.GraphModule, node: fx.Node) -> bool:
 
 
 class _Squares(fx.Interpreter):
-    """Runs a part of a network and adds the squares of what stands at some points to the sums of their layers."""
+    """Runs a part of a network and adds the squares of values at some points to the sums of their layers."""
 
     def __init__(self, part: fx.GraphModule, points: dict[fx.Node, str], sums: dict[str, Tensor]) -> None:
         super().__init__(part)

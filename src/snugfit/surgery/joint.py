@@ -1,9 +1,10 @@
-"""Retraining of all pruned blocks at once, after ``distil`` has brought each of them close on its own.
+"""Joint retraining of all pruned blocks, after ``distil`` has brought each of them close on its own.
 
-What is left of one block can make up for another's errors, and what matters of a map is what the rest of the network
-makes of it: so the pruned network learns, block by block and in the end, to make what the unpruned one makes. Frozen
-layers keep signs alone for the backward pass (``snugfit.lean``), so that it needs the maps of the pruned blocks and
-little else. Biases behind the pruned blocks train, too: they need no maps, and set right what all channels lost alike.
+The remaining channels of one block can compensate for another's errors, and a feature map matters for what the rest of
+the network makes of it. So the pruned network learns the outputs of the unpruned one, block by block and at the end.
+Frozen layers keep only signs for the backward pass (``snugfit.lean``), so it needs little more than the feature maps of
+the pruned blocks. Biases behind the pruned blocks train too: they need no feature maps, and correct the shift that all
+channels share.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain.subgraph import part_of
 from snugfit.errors import DivergedError, UsageError
-from snugfit.surgery.distil import Pair, training
+from snugfit.surgery.distil import TeacherStudent, training
 from snugfit.surgery.importance import evaluating
 from snugfit.surgery.reshape import Cut
 
 LEARNING_RATE = 5e-3
-"""Adam's at its peak."""
+"""Adam's peak learning rate."""
 WARM_UP = 0.1
-"""Share of the steps in which the learning rate rises; then it falls to zero by a cosine."""
+"""Share of steps in which the learning rate rises; then it falls to zero by a cosine."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def later_biases(student: fx.GraphModule, own: Collection[str], until: Collection[str]) -> set[str]:
-    """Give a pruned network biases of its own behind the first pruned block; their names.
+    """Give a pruned network its own biases behind the first pruned block; returns their names.
 
     Args:
-        student: from ``pruned_twin``, which shares what is not pruned with the unpruned network.
+        student: from ``copy_for_pruning``, which shares what is not pruned with the unpruned network.
         own: names of the tensors of its pruned blocks, which are its own.
-        until: layers of the classifier, which is trained anew.
+        until: layers of the classifier, which is retrained later.
     """
     layers = {name.rpartition(".")[0] for name in own}
     order = [str(node.target) for node in student.graph.nodes if node.op == "call_module"]
@@ -50,24 +51,24 @@ def later_biases(student: fx.GraphModule, own: Collection[str], until: Collectio
 
 
 class JointDistillation:
-    """Steps on the errors of all blocks that were pruned, and of what the classifier reads, each by its target's size.
+    """Training steps on the relative errors of all pruned blocks and of the classifier's input.
 
-    BatchNorm stays in evaluation mode, and the scale of that of pruned blocks as it is.
+    BatchNorm stays in evaluation mode; in pruned blocks it keeps its scale.
 
     Args:
         teacher: the network before channels were removed; it is not changed.
         student: the network after that, and after ``distil``.
         cuts: what ``remove_channels`` returned.
         input_shape: channels, height, width of one image.
-        trained: names of the student's tensors that may train: its own.
-        until: layers of the classifier, which take no part.
-        steps: steps in all.
+        trained: names of the student's own tensors, which may train.
+        until: layers of the classifier, which do not take part.
+        steps: number of steps.
         learning_rate: at its peak.
-        micro_batch: images that are run at once; a step's gradients are summed over them.
+        micro_batch: images run at once; a step's gradients are summed over them.
 
     Raises:
-        UsageError: no step is to be made.
-        ModelError: the networks are not of one kind.
+        UsageError: ``steps`` is below 1.
+        ModelError: the networks have different layers.
     """
 
     def __init__(
@@ -84,10 +85,10 @@ class JointDistillation:
         micro_batch: int = 8,
     ) -> None:
         if steps < 1:
-            raise UsageError("joint distillation needs a step at least.")
+            raise UsageError(f"joint distillation needs at least one step, not {steps}.")
         self.student, self.steps, self.learning_rate, self.micro_batch = student, steps, learning_rate, micro_batch
-        self.pair = Pair(teacher, student, cuts, input_shape)
-        self.stretches = _stretches(self.pair, until)
+        self.pair = TeacherStudent(teacher, student, cuts, input_shape)
+        self.matched_parts = _matched_parts(self.pair, until)
         scales = {f"{name}.weight" for name, layer in student.named_modules() if isinstance(layer, _BatchNorm)}
         self.weights = {
             name: weight for name, weight in student.named_parameters() if name in trained and name not in scales
@@ -96,13 +97,13 @@ class JointDistillation:
         self.done = 0
 
     def step(self, images: Tensor) -> float:
-        """Make a step on images without labels, (B, C, H, W); returns the errors' mean.
+        """Train one step on images without labels, (B, C, H, W), and return the mean error.
 
         Raises:
-            DivergedError: it is infinite or not a number.
+            DivergedError: the error is infinite or not a number.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate * rate(self.done, self.steps)
+            group["lr"] = self.learning_rate * learning_rate_factor(self.done, self.steps)
         total = 0.0
         with evaluating(self.pair.modules[0]), evaluating(self.student), training(self.student, self.weights.values()):
             for micro in torch.split(images, self.micro_batch):
@@ -118,17 +119,17 @@ class JointDistillation:
     def _error(self, images: Tensor) -> Tensor:
         theirs, own = self.pair.inputs(images, self.pair.first)
         errors = []
-        for teach, learn, end in self.stretches:
+        for teach, learn, end in self.matched_parts:
             with torch.no_grad():
                 theirs = teach(theirs)
             own = learn(own)
             if end is not None:
-                target = self.pair.left(theirs, end)
+                target = self.pair.surviving(theirs, end)
                 errors.append((own - target).square().sum() / target.square().sum().clamp_min(1e-30))
         return torch.stack(errors).mean()
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's moments; the weights are the student's."""
+        """The optimizer's moments, in the shapes of the student's weights."""
         return {
             f"{name}.{moment}": self.optimizer.state[weight][moment]
             for name, weight in self.weights.items()
@@ -137,7 +138,7 @@ class JointDistillation:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], done: int) -> None:
-        """Take up moments after so many steps."""
+        """Restore moments, in the shapes of the weights, after ``done`` steps."""
         self.done = done
         for name, weight in self.weights.items():
             if f"{name}.{_MOMENTS[0]}" in tensors:
@@ -145,20 +146,20 @@ class JointDistillation:
                 self.optimizer.state[weight] = {"step": torch.tensor(float(done)), **moments}
 
 
-def rate(done: int, steps: int) -> float:
-    """Learning rate by its peak after so many of the steps."""
+def learning_rate_factor(done: int, steps: int) -> float:
+    """Ratio of the learning rate to its peak after ``done`` of ``steps`` steps."""
     warm = max(int(steps * WARM_UP), 1)
     if done < warm:
         return (done + 1) / warm
     return (1 + math.cos(math.pi * (done - warm + 1) / max(steps - warm + 1, 1))) / 2
 
 
-def _stretches(
-    pair: Pair, until: Collection[str]
-) -> list[tuple[fx.GraphModule, fx.GraphModule, fx.Node | None]]:  # fmt: skip
-    """The blocks from the first pruned one to the classifier, of both networks, with their ends where they are matched.
+def _matched_parts(
+    pair: TeacherStudent, until: Collection[str]
+) -> list[tuple[fx.GraphModule, fx.GraphModule, fx.Node | None]]:
+    """The blocks of both networks from the first pruned one to the classifier, each with the node to match or None.
 
-    Matched is what pruned blocks make, and the last one: what the classifier reads.
+    The outputs of pruned blocks are matched, and the classifier's input.
     """
     found: list[tuple[fx.GraphModule, fx.GraphModule, fx.Node | None]] = []
     for index in range(pair.first, len(pair.blocks[1])):

@@ -2,7 +2,7 @@
 
 The penalty is the sum, over the channels of every group and every convolution or linear weight that makes or reads
 them, of the Euclidean norm of the channel's part of that weight: output-channel and input-channel groups as in the
-paper, for the channels that can be removed. Biases and BatchNorm stay out of it.
+paper, for the channels that can be removed. Biases and BatchNorm are not penalised.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ DEFAULT_RATIO = 0.2
 """Share of the scaled penalty in the whole loss at the start (PruneTrain section 4)."""
 
 
-def penalised(module: nn.Module, groups: Iterable[ChannelGroup]) -> dict[str, tuple[Slot, ...]]:
-    """Weights that the penalty is on, by name, and along which of their dimensions.
+def penalised_weights(module: nn.Module, groups: Iterable[ChannelGroup]) -> dict[str, tuple[Slot, ...]]:
+    """Penalised weights by name, and the dimensions of their groups.
 
-    A weight between two groups stands with both: its output channels are one set of terms, its input channels another.
+    A weight between two groups belongs to both: its output channels are one set of terms, its input channels another.
     """
     parameters = dict(module.named_parameters())
     found: dict[str, tuple[Slot, ...]] = {}
@@ -37,7 +37,7 @@ def penalised(module: nn.Module, groups: Iterable[ChannelGroup]) -> dict[str, tu
 def penalty(module: nn.Module, groups: Iterable[ChannelGroup]) -> float:
     """The sum of the channels' norms, not yet scaled."""
     parameters = dict(module.named_parameters())
-    terms = [(parameters[name], slot) for name, slots in penalised(module, groups).items() for slot in slots]
+    terms = [(parameters[name], slot) for name, slots in penalised_weights(module, groups).items() for slot in slots]
     return float(sum(channel_norms(weight, slot).sum() for weight, slot in terms))
 
 
@@ -61,8 +61,8 @@ def penalty_scale(loss: float, penalty: float, ratio: float = DEFAULT_RATIO) -> 
 def add_penalty_gradient(parameter: nn.Parameter, slots: Sequence[Slot], scale: float) -> None:
     """Add the gradient of ``scale`` times the penalty to one parameter's ``.grad``, in place and without copies of it.
 
-    A channel's part w of a weight adds ``scale * w / |w|``; zero adds nothing. A parameter that does not train, or has
-    no gradient, is left alone: it takes no step.
+    A channel's part w of a weight adds ``scale * w / |w|``; zero adds nothing. A parameter that is frozen, or has no
+    gradient, is left unchanged.
 
     Args:
         parameter: a weight; it may be called from the hook that follows the accumulation of its gradient.
@@ -83,5 +83,5 @@ def add_penalty_gradient(parameter: nn.Parameter, slots: Sequence[Slot], scale: 
 def add_penalty_gradients(module: nn.Module, groups: Iterable[ChannelGroup], scale: float) -> None:
     """:func:`add_penalty_gradient` for every weight: between ``loss.backward()`` and the optimizer's step."""
     parameters = dict(module.named_parameters())
-    for name, slots in penalised(module, groups).items():
+    for name, slots in penalised_weights(module, groups).items():
         add_penalty_gradient(parameters[name], slots, scale)

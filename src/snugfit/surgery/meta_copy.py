@@ -1,4 +1,4 @@
-"""Copies of a network that cost no more than what will differ."""
+"""Copies of a network that take only the memory of what differs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from snugfit.surgery.hidden import blocks_of
 from snugfit.surgery.reshape import remove_channels
 
 
-def narrowed(module: fx.GraphModule, groups: Iterable[ChannelGroup], widths: Mapping[str, int]) -> fx.GraphModule:
-    """A copy of a network on the meta device with other widths: what it would need is told without its weights.
+def narrowed_meta_copy(
+    module: fx.GraphModule, groups: Iterable[ChannelGroup], widths: Mapping[str, int]
+) -> fx.GraphModule:
+    """A copy of a network on the meta device with other widths, to predict its memory without its weights.
 
     Raises:
-        ModelError: a width of no channel.
+        ModelError: a width is below 1.
         UsageError: an unknown group, or a width above the number of channels.
     """
     stand_ins: dict[int, torch.Tensor] = {}
@@ -32,14 +34,14 @@ def narrowed(module: fx.GraphModule, groups: Iterable[ChannelGroup], widths: Map
     return twin
 
 
-def pruned_twin(
+def copy_for_pruning(
     module: fx.GraphModule,
     input_shape: tuple[int, ...],
     groups: Iterable[ChannelGroup],
 ) -> fx.GraphModule:
-    """A copy of a network to prune, beside which the network stays as it is, for ``distil``.
+    """A copy of a network to prune and to ``distil`` from the unchanged original.
 
-    Weights of blocks in which no channel of the groups lies are shared: change them in one and they change in both.
+    Weights of blocks without channels of the groups are shared: a change in one network changes both.
     """
     spans = blocks_of(module, input_shape, groups).values()
     own = {block for first, last in spans for block in range(first, last + 1)}

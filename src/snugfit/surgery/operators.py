@@ -1,4 +1,4 @@
-"""What layers and functions do to channels, as far as it is known."""
+"""How known layers and functions treat channels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-"""Their own classes alone: a subclass may do anything with its weight."""
+"""Exactly these classes, because a subclass may use its weight in any way."""
 
 BATCHNORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
 
@@ -23,43 +23,45 @@ _ELEMENTWISE: set[Any] = {
     F.softsign, torch.relu, torch.relu_, torch.tanh, torch.clone,
     "relu", "relu_", "tanh", "clone", "contiguous",
 }  # fmt: skip
-"""What works on every element alone and maps zero to zero, so that channels of zeros stay so. (A sigmoid does not.)"""
+"""Elementwise operations that map zero to zero, so that zero channels stay zero. (A sigmoid does not.)"""
 
+_POOLS = (
+    ("MaxPool", "max_pool"),
+    ("AvgPool", "avg_pool"),
+    ("AdaptiveAvgPool", "adaptive_avg_pool"),
+    ("AdaptiveMaxPool", "adaptive_max_pool"),
+)
 POOLS: dict[Any, int] = {
-    nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3,
-    nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3,
-    nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3,
-    nn.AdaptiveMaxPool1d: 1, nn.AdaptiveMaxPool2d: 2, nn.AdaptiveMaxPool3d: 3,
-    F.max_pool1d: 1, F.max_pool2d: 2, F.max_pool3d: 3,
-    F.avg_pool1d: 1, F.avg_pool2d: 2, F.avg_pool3d: 3,
-    F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3,
-    F.adaptive_max_pool1d: 1, F.adaptive_max_pool2d: 2, F.adaptive_max_pool3d: 3,
-}  # fmt: skip
-"""Pools, and over how many axes."""
+    pool: axes
+    for layer, function in _POOLS
+    for axes in (1, 2, 3)
+    for pool in (getattr(nn, f"{layer}{axes}d"), getattr(F, f"{function}{axes}d"))
+}
+"""Layers and functions that pool, and over how many axes."""
 
 ADDITIONS: set[Any] = {operator.add, operator.iadd, torch.add, "add", "add_"}
 MEANS: set[Any] = {torch.mean, "mean"}
 
 
 def keeps_channels(target: Any) -> bool:
-    """Whether a class of layers, a function or the name of a method works on every element alone and keeps zeros."""
+    """Whether a layer class, a function or a method name works elementwise and keeps zeros."""
     return target in _ELEMENTWISE
 
 
 def is_depthwise(layer: nn.Module) -> bool:
-    """Whether a convolution filters every channel alone, into one channel."""
+    """Whether a convolution filters every channel separately, into one channel."""
     return bool(layer.groups == layer.in_channels == layer.out_channels != 1)
 
 
 def asks_batch_size(node: fx.Node) -> bool:
-    """Whether a node is ``x.size(0)``, which no channel takes part in."""
+    """Whether a node is ``x.size(0)``, which does not depend on channels."""
     return node.op == "call_method" and node.target == "size" and bool(node.args[1:] == (0,))
 
 
 def flattens(node: fx.Node) -> bool:
-    """Whether a function or method is sure to map (B, ...) to (B, features) whatever the number of channels.
+    """Whether a function or method maps (B, ...) to (B, features) for any number of channels.
 
-    A view to a number of features that is written out is not: it fails once channels are removed.
+    A view with an explicit number of features does not: it fails once channels are removed.
     """
     if node.target in (torch.flatten, "flatten"):
         values = dict(zip(("input", "start_dim", "end_dim"), node.args, strict=False)) | node.kwargs
@@ -73,7 +75,7 @@ def flattens(node: fx.Node) -> bool:
 
 
 def averaged_axes(node: fx.Node, rank: int) -> set[int]:
-    """Axes, from 0, that a mean runs over; empty where it names none."""
+    """Axes, from 0, that a mean runs over; empty if it names none."""
     dims: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", ())
     if not isinstance(dims, (int, tuple, list)):
         return set()

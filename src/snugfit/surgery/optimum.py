@@ -1,4 +1,4 @@
-"""Which widths lose the least accuracy within a memory bound: an exact search over a chain of blocks; no torch."""
+"""The widths with the least loss of accuracy within a memory bound: exact search over a chain of blocks; no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from snugfit.errors import ModelError
 
 @dataclass(frozen=True)
 class Choices:
-    """The widths that a block may have, and what each costs.
+    """The possible widths of a block, and what each costs.
 
     Attributes:
         loss: what each of its J choices costs in accuracy, (J,).
@@ -51,16 +51,16 @@ class Chosen:
     saved: int
 
 
-def choose(blocks: Sequence[Choices], bound: int) -> Chosen:
+def choose_widths(blocks: Sequence[Choices], bound: int) -> Chosen:
     """The choices of least loss whose peak activation memory, equations (1) to (3), is within a bound: exact.
 
-    A block's peak stands on top of what all blocks before it have saved, so that pruning one lowers the peaks of those
-    behind it, too. Block by block, partial choices are kept as labels, apart by the last block's choice; a label that
-    saves no less and loses no less than another is forgotten, since whatever completes it completes the other at least
-    as well. Of equal losses the lowest peak is not sought.
+    A block's peak adds to the memory saved by all blocks before it, so pruning one also lowers the peaks of later ones.
+    Partial choices are kept as labels, separately for each choice of the last block; a label that
+    saves no less and loses no less than another is dropped, because whatever completes it completes the other at least
+    as well. Among equal losses the peak is not minimised.
 
     Raises:
-        ModelError: nothing fits; it says the smallest peak that there is.
+        ModelError: nothing fits; the message contains the smallest possible peak.
     """
     ends = _search(blocks, lambda label: label.loss, bound)
     if not ends:
@@ -69,23 +69,23 @@ def choose(blocks: Sequence[Choices], bound: int) -> Chosen:
 
 
 def smallest_peak(blocks: Sequence[Choices]) -> int:
-    """The smallest peak activation memory that any choices have, in bytes."""
+    """The smallest peak activation memory of all choices, in bytes."""
     return min(label.peak for label in _search(blocks, lambda label: label.peak, None))
 
 
 def _search(blocks: Sequence[Choices], cost: Callable[[Chosen], float], bound: int | None) -> list[Chosen]:
-    """Choices for all blocks that none beats in both saved bytes and cost."""
+    """Choices for all blocks that no other beats in both saved bytes and cost."""
     labels = [[Chosen((), 0.0, 0, 0)]]
     for at, block in enumerate(blocks):
         ways = [_extended(labels, block, own) for own in range(len(block.loss))]
         if at + 1 == len(blocks) or len(blocks[at + 1].peak) == 1:
-            ways = [list(chain.from_iterable(ways))]  # nothing asks what the last choice was
+            ways = [list(chain.from_iterable(ways))]  # the last choice makes no difference to the next block
         labels = [_undominated(found, cost, bound) for found in ways]
     return list(chain.from_iterable(labels))
 
 
 def _extended(labels: list[list[Chosen]], block: Choices, own: int) -> list[Chosen]:
-    """Every label with one more block's choice; the labels are apart by the choice of the block before."""
+    """Extend every label by one block's choice; labels are separated by the choice of the block before."""
     found = []
     for before, ending in enumerate(labels):
         peak, saved = block.costs(before, own)
@@ -96,7 +96,7 @@ def _extended(labels: list[list[Chosen]], block: Choices, own: int) -> list[Chos
 
 
 def _undominated(labels: list[Chosen], cost: Callable[[Chosen], float], bound: int | None) -> list[Chosen]:
-    """Of the labels within the bound, those that no other equals or beats in both saved bytes and cost."""
+    """The labels within the bound that no other equals or beats in both saved bytes and cost."""
     kept: list[Chosen] = []
     fitting = (label for label in labels if bound is None or label.peak <= bound)
     for label in sorted(fitting, key=lambda label: (label.saved, cost(label))):

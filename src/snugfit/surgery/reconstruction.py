@@ -1,9 +1,9 @@
-"""Which channels to keep so that what reads them can make, from what is left, nearly what it made from all.
+"""The channels to keep so that the layers that read them can best reproduce their outputs.
 
-The paper ranks channels by the size of their activations (Yoosefi et al., section V), which keeps large channels that
-say the same and drops small ones that nothing else says. Here the layer that reads a group tells: channel by channel,
-the one goes whose absence the others make up for best by least squares, as in Optimal Brain Surgeon (Hassibi and Stork,
-1993) for the weights of one layer. ``distil`` then gives the layer these least-squares weights.
+The paper ranks channels by the size of their activations (Yoosefi et al., section V), which keeps large redundant
+channels and drops small unique ones. Here the layer that reads a group decides: channels are removed one by one, each
+time the one that the others replace best by least squares, as in Optimal Brain Surgeon (Hassibi and Stork, 1993) for
+the weights of one layer. ``distil`` then gives the layer these least-squares weights.
 
 Shapes: C channels, F features of one channel that an output reads (its kernel's pixels), O outputs.
 """
@@ -23,10 +23,10 @@ from snugfit.surgery.importance import channel_importance, evaluating, most_impo
 from snugfit.surgery.regression import Regression
 
 RIDGE = 1e-4
-"""Added to the inputs' second moments, in units of their mean: channels that never differ are not divided by zero."""
+"""Added to the inputs' second moments, in units of their mean, so that constant channels cause no division by zero."""
 
 
-def reconstructing(
+def channels_by_reconstruction(
     module: fx.GraphModule,
     groups: Iterable[ChannelGroup],
     widths: Mapping[str, int],
@@ -34,17 +34,17 @@ def reconstructing(
     *,
     micro_batch: int = 8,
 ) -> dict[str, list[int]]:
-    """The channels to keep of each group for ``remove_channels``: those from which its readers are rebuilt best.
+    """Select the channels of each group from which its readers are reproduced best, for ``remove_channels``.
 
     Args:
         module: a traced network; it runs in evaluation mode, without a graph, up to what reads a group.
         groups: from ``hidden_groups``.
-        widths: channels that stay of each group, by its name.
-        batches: images of a calibration set, (B, C, H, W) each; run through once for every group.
-        micro_batch: images that are run at once.
+        widths: number of channels to keep, by the group's name.
+        batches: images of a calibration set, (B, C, H, W) each; read once per group.
+        micro_batch: images run at once.
 
     Returns:
-        Sorted channels by the group's name. A group that no layer reads which ``Regression`` serves is ranked by its
+        Sorted channels by the group's name. A group without a reader that ``Regression`` supports is ranked by its
         activations.
 
     Raises:
@@ -56,20 +56,20 @@ def reconstructing(
             readers = _readers(module, group)
             if readers:
                 sums = _moments(module, readers, batches(), micro_batch)
-                kept[group.name] = best_rebuilt(sums, width(module, group), widths[group.name])
+                kept[group.name] = eliminate_channels(sums, width(module, group), widths[group.name])
             else:
                 others.append(group)
     scores = channel_importance(module, others, batches(), micro_batch=micro_batch) if others else {}
     return kept | most_important(scores, {group.name: widths[group.name] for group in others})
 
 
-def best_rebuilt(sums: Iterable[tuple[Tensor, Tensor]], channels: int, keep: int) -> list[int]:
-    """Take channels away one by one, each time the one that the rest make up for best; the sorted rest.
+def eliminate_channels(sums: Iterable[tuple[Tensor, Tensor]], channels: int, keep: int) -> list[int]:
+    """Remove channels one by one, each time the one that the rest replace best; returns the rest, sorted.
 
     Args:
-        sums: of every reader its inputs' second moments, (C F, C F), and its weights, (C F, O), both float64.
+        sums: for every reader, its inputs' second moments, (C*F, C*F), and its weights, (C*F, O), both float64.
         channels: C.
-        keep: channels that stay.
+        keep: number of channels to keep.
     """
     readers = [_Reader(moments, weights, channels) for moments, weights in sums]
     alive = torch.ones(channels, dtype=torch.bool)
@@ -83,7 +83,7 @@ def best_rebuilt(sums: Iterable[tuple[Tensor, Tensor]], channels: int, keep: int
 
 
 class _Reader:
-    """One layer's least squares while its inputs go; the rows of those that went are zero."""
+    """One layer's least squares as inputs are removed; the rows of removed inputs are zero."""
 
     def __init__(self, moments: Tensor, weights: Tensor, channels: int) -> None:
         self.features = len(weights) // channels
@@ -94,7 +94,7 @@ class _Reader:
         self.gone = torch.zeros(channels, dtype=torch.bool)
 
     def costs(self) -> Tensor:
-        """Squared error that each channel's absence adds once the others make up for it, by the output's square."""
+        """Relative squared error, (C,), that removing each channel adds once the others replace it."""
         count, size = len(self.gone), self.features
         own = self.weights.view(count, size, -1)
         blocks = self.inverse.view(count, size, count, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
@@ -105,7 +105,7 @@ class _Reader:
         return errors / self.total
 
     def drop(self, channel: int) -> None:
-        """Let the other channels make up for one."""
+        """Remove a channel and let the others replace it."""
         at = slice(channel * self.features, (channel + 1) * self.features)
         shares = torch.linalg.solve(self.inverse[at, at], self.inverse[at]).T
         self.weights -= shares @ self.weights[at]
@@ -115,7 +115,7 @@ class _Reader:
 
 
 def _readers(module: fx.GraphModule, group: ChannelGroup) -> list[fx.Node]:
-    """Nodes of the layers that mix a group's channels into others; none where one of them cannot be solved for."""
+    """Nodes of the layers that mix a group's channels into others; empty if one of them cannot be solved for."""
     names = {slot.tensor.rpartition(".")[0] for slot in group.readers}
     nodes = [node for node in module.graph.nodes if node.op == "call_module" and str(node.target) in names]
     served = all(Regression.serves(module.get_submodule(str(node.target))) for node in nodes)
@@ -125,7 +125,7 @@ def _readers(module: fx.GraphModule, group: ChannelGroup) -> list[fx.Node]:
 def _moments(
     module: fx.GraphModule, readers: list[fx.Node], batches: Iterable[Tensor], micro_batch: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Second moments of what layers read about their means, and their weights, in float64 on the CPU."""
+    """Centred second moments (C*F, C*F) of layers' inputs, and their weights (C*F, O), in float64 on the CPU."""
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     entry = next(node for node in module.graph.nodes if node.op == "placeholder")
     part = part_of(module, nodes[: max(nodes.index(node) for node in readers) + 1], entry)

@@ -1,4 +1,4 @@
-"""The weight with which a layer that lost inputs comes closest to what it made: ridge regression, in closed form."""
+"""The weight with which a layer that lost inputs best reproduces its output: ridge regression, in closed form."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 LARGEST = 2048
-"""Most inputs of one output (channels times kernel) that a layer is solved for: its normal equations are 32 MiB."""
+"""Largest number of inputs per output (channels times kernel) that is solved for: its normal equations are 32 MiB."""
 
 _POSITIONS = 512
-"""Pixels that are taken of each image: neighbours say much the same."""
+"""Pixels sampled from each image, because neighbours are similar."""
 
 
 class Regression:
     """Least squares for one convolution or linear layer, added up image by image in float64.
 
     Args:
-        layer: the layer as it is now; its weight is what the ridge draws the solution to.
-        seed: of the choice of pixels.
+        layer: the layer; the ridge draws the solution to its current weight.
+        seed: for the sampling of pixels.
     """
 
     def __init__(self, layer: nn.Conv2d | nn.Linear, seed: int = 0) -> None:
@@ -32,14 +32,14 @@ class Regression:
 
     @staticmethod
     def serves(layer: nn.Module) -> bool:
-        """Whether a layer is of a kind and size that is solved for."""
+        """Whether a layer's kind and size are supported."""
         if isinstance(layer, nn.Conv2d):
             plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
             return plain and layer.weight[0].numel() <= LARGEST
         return isinstance(layer, nn.Linear) and layer.in_features <= LARGEST
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
-        """Note what goes into the layer, and what shall come out of it: both as in its forward pass, (B, ...)."""
+        """Add the layer's inputs and target outputs, both (B, ...) as in its forward pass."""
         for image, target in zip(inputs, targets, strict=True):
             x, y = self._rows(image, target)
             x, y = x.double(), y.double()
@@ -51,14 +51,14 @@ class Regression:
 
     @property
     def moments(self) -> Tensor:
-        """Products of the inputs about their means, summed, (features, features)."""
+        """Summed products of the centred inputs, (features, features)."""
         return self.products - torch.outer(self.input_sum, self.input_sum) / self.count
 
     def solve(self, ridge: float, intercept: bool) -> tuple[Tensor, Tensor]:
-        """The weight, as the layer has it, and what to add to its outputs, (outputs,): zero without intercept.
+        """Compute the weight, in the layer's shape, and what to add to its outputs, (outputs,): zero without intercept.
 
         Args:
-            ridge: weight of the squared distance from the weight so far, in units of the inputs' mean square.
+            ridge: weight of the squared distance from the current weight, in units of the inputs' mean square.
             intercept: whether outputs may be shifted.
         """
         before = self.layer.weight.detach().flatten(1).T.double()
@@ -72,7 +72,7 @@ class Regression:
         return weight.T.reshape(self.layer.weight.shape).to(self.layer.weight), shift.to(self.layer.weight)
 
     def _rows(self, image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs of single outputs, (N, features), with those outputs, (N, outputs)."""
+        """Inputs of single outputs, (N, features), and those outputs, (N, outputs)."""
         if isinstance(self.layer, nn.Linear):
             return image.reshape(-1, image.shape[-1]), target.reshape(-1, target.shape[-1])
         height, width = target.shape[1:]

@@ -1,4 +1,4 @@
-"""Removing channels for real: parameters, buffers, layer sizes and the optimizer's state get smaller."""
+"""Removal of channels: parameters, buffers, layer sizes and the optimizer's state become smaller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_THRESHOLD = 1e-4
 
 @dataclass(frozen=True)
 class Cut:
-    """What was left of one tensor.
+    """The remaining part of one tensor.
 
     Attributes:
         before: its shape before.
@@ -32,10 +32,10 @@ class Cut:
 
 
 def dead_channels(module: nn.Module, group: ChannelGroup, threshold: float = DEFAULT_THRESHOLD) -> torch.Tensor:
-    """Which channels of a group hardly take part in what the network computes, shape (channels,), bool.
+    """Channels of a group that hardly contribute to the network's output, shape (channels,), bool.
 
     A channel is dead if no weight that reads it, or no weight or bias that makes it (BatchNorm's and depthwise ones
-    included), reaches the threshold. Either way it adds about nothing to what follows, and exactly nothing if those
+    included), reaches the threshold. Either way it adds almost nothing to later layers, and exactly nothing if those
     weights are zero. A convolution's weights alone are not enough: a bias or BatchNorm's beta would make a constant of
     the channel, and to remove it would change the network.
     """
@@ -45,17 +45,17 @@ def dead_channels(module: nn.Module, group: ChannelGroup, threshold: float = DEF
 
 @torch.no_grad()
 def prune(module: nn.Module, groups: Iterable[ChannelGroup], threshold: float = DEFAULT_THRESHOLD) -> dict[str, Cut]:
-    """Remove the dead channels of every group from a network, in place; every group keeps one channel at least.
+    """Remove the dead channels of every group from a network, in place; every group keeps at least one channel.
 
-    What holds for :func:`remove_channels` holds here.
+    The notes of :func:`remove_channels` apply.
 
     Args:
         module: the network that the groups were found in, or one with its state-dict names.
-        groups: from :func:`find_groups`; they remain true afterwards and serve again.
-        threshold: what all weights of a dead channel are below, in absolute value.
+        groups: from :func:`find_groups`; they stay valid and can be used again.
+        threshold: all weights of a dead channel are below it in absolute value.
 
     Returns:
-        What was left of each tensor that shrank, by state-dict name; empty where no channel was dead.
+        The remaining part of each tensor that shrank, by state-dict name; empty if no channel was dead.
     """
     groups, tensors = list(groups), dict(module.state_dict(keep_vars=True))
     kept = {group.name: _survivors(tensors, group, dead_channels(module, group, threshold)) for group in groups}
@@ -65,20 +65,20 @@ def prune(module: nn.Module, groups: Iterable[ChannelGroup], threshold: float = 
 def remove_channels(
     module: nn.Module, groups: Iterable[ChannelGroup], kept: Mapping[str, Sequence[int] | torch.Tensor]
 ) -> dict[str, Cut]:
-    """Remove all channels of some groups but those named, in place.
+    """Remove all channels of some groups except those given, in place.
 
     Parameters stay the objects that they are (``.data`` and ``.grad`` are replaced), so that optimizers and hooks keep
     them; the optimizer's state is cut by :func:`prune_optimizer`. Call it between steps: no backward pass can follow
-    through what was computed before. A chain that shares the layers has to be made anew (``Chain.from_module``): its
-    units note sizes.
+    through earlier results. A chain that shares the layers must be built again (``Chain.from_module``), because its
+    units record sizes.
 
     Args:
-        module: the network that the groups were found in, or one with its state-dict names; meta will do.
-        groups: from :func:`find_groups` or ``hidden_groups``; they remain true afterwards and serve again.
-        kept: indices of the channels that stay, in any order, by the group's name; other groups keep all.
+        module: the network that the groups were found in, or one with its state-dict names; may be on meta.
+        groups: from :func:`find_groups` or ``hidden_groups``; they stay valid and can be used again.
+        kept: indices, (n,), of the channels to keep, in any order, by the group's name; other groups keep all.
 
     Returns:
-        What was left of each tensor that shrank, by state-dict name.
+        The remaining part of each tensor that shrank, by state-dict name.
 
     Raises:
         ModelError: no channel of a group would stay; nothing is changed then.
@@ -92,7 +92,7 @@ def remove_channels(
             cut.kept[slot.dim] = _indices(left, slot.block)
     for name, cut in cuts.items():
         owner, _, key = name.rpartition(".")
-        set_tensor(module.get_submodule(owner), key, partial(take, cut=cut))
+        set_tensor(module.get_submodule(owner), key, partial(apply_cut, cut=cut))
     for owner in {name.rpartition(".")[0] for name in cuts}:
         set_sizes(module.get_submodule(owner))
     return cuts
@@ -101,7 +101,7 @@ def remove_channels(
 def _checked(
     module: nn.Module, groups: Iterable[ChannelGroup], kept: Mapping[str, Sequence[int] | torch.Tensor]
 ) -> list[tuple[ChannelGroup, torch.Tensor]]:
-    """The groups that lose channels, each with the sorted indices of those that stay."""
+    """The groups that lose channels, each with the sorted indices, (n,), of those that stay."""
     known = {group.name: group for group in groups}
     found = []
     for name, channels in kept.items():
@@ -110,7 +110,7 @@ def _checked(
         left = torch.unique(torch.as_tensor(channels, dtype=torch.int64).cpu())
         size = width(module, known[name])
         if not len(left):
-            raise ModelError(f"no channel of layer {name} would be left of {size}; keep one at least.")
+            raise ModelError(f"no channel of layer {name} would be left of {size}; keep at least one.")
         if len(left) != len(channels) or left[0] < 0 or left[-1] >= size:
             raise UsageError(f"the channels to keep of layer {name} must be different numbers from 0 to {size - 1}.")
         if len(left) < size:
@@ -118,8 +118,8 @@ def _checked(
     return found
 
 
-def take(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """What is left of a tensor of the shape before the cut: a momentum buffer, for one. Its memory format stays."""
+def apply_cut(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """Apply a cut to a tensor of the shape before it, such as a momentum buffer; its memory format is kept."""
     channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     row_major = tensor.is_contiguous()
     for dim, kept in cut.kept.items():
@@ -128,13 +128,13 @@ def take(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 
 def prune_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, cuts: dict[str, Cut]) -> None:
-    """Cut all of an optimizer's state that has the shape its parameter had: momentum, second moments, averages."""
+    """Cut all optimizer state that has its parameter's old shape: momentum, second moments, averages."""
     parameters = dict(module.named_parameters())
     for name in cuts.keys() & parameters.keys():
         state = optimizer.state.get(parameters[name], {})
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == cuts[name].before:
-                state[key] = take(value, cuts[name])
+                state[key] = apply_cut(value, cuts[name])
 
 
 def _below(tensors: dict[str, torch.Tensor], slots: Iterable[Slot], threshold: float) -> torch.Tensor:
@@ -143,7 +143,7 @@ def _below(tensors: dict[str, torch.Tensor], slots: Iterable[Slot], threshold: f
 
 
 def _survivors(tensors: dict[str, torch.Tensor], group: ChannelGroup, dead: torch.Tensor) -> torch.Tensor | None:
-    """Indices of the channels that stay; None where all do. Of a group that is dead altogether the strongest stays."""
+    """Indices, (n,), of the channels that stay; None if all do. If all are dead the strongest stays."""
     if not dead.any():
         return None
     if dead.all():
@@ -155,5 +155,5 @@ def _survivors(tensors: dict[str, torch.Tensor], group: ChannelGroup, dead: torc
 
 
 def _indices(kept: torch.Tensor, block: int) -> torch.Tensor:
-    """Indices of the features of channels that have ``block`` consecutive ones each."""
+    """Indices, (n,), of the features of channels that have ``block`` consecutive ones each."""
     return (kept[:, None] * block + torch.arange(block, device=kept.device)).flatten()

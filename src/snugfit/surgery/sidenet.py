@@ -1,14 +1,13 @@
-"""A small side network beside a frozen backbone (Rep-Net, as Yoosefi et al. sections I and VI use it).
+"""A small side network for a frozen backbone (Rep-Net, as Yoosefi et al. use it in sections I and VI).
 
-A side module reads what its block reads, at half the resolution, and its output is added to the block's:
+A side module reads its block's input, at half the resolution, and its output is added to the block's:
 ``x = block(x) + side(x)``. The first one reads the image. At initialisation every output is zero, so that the network
-computes what the backbone does.
+computes the same as the backbone.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import add
 from typing import Any
@@ -28,7 +27,7 @@ IMAGE_POOL = 4
 """Window of the average pool through which the first side module reads the image."""
 _POOL = 2
 _SMALL_MAP = 7
-"""Side of a map up to which the kernel is 3x3 and not 5x5."""
+"""Largest side of a feature map with a 3x3 kernel instead of 5x5."""
 _DIVISOR = 8
 _EPS = 1e-3
 """Of the side modules' BatchNorm."""
@@ -37,10 +36,10 @@ _LARGEST_SIZE = 4096
 
 
 class ZeroScaledBatchNorm2d(nn.BatchNorm2d):
-    """``nn.BatchNorm2d`` whose scale starts at zero: what it ends adds nothing before the first step."""
+    """``nn.BatchNorm2d`` whose scale starts at zero, so that its branch adds nothing before the first step."""
 
     def reset_parameters(self) -> None:
-        """Scale and shift 0, statistics as of a fresh layer."""
+        """Set scale and shift to 0 and reset the statistics."""
         super().reset_parameters()
         if self.affine:
             nn.init.zeros_(self.weight)
@@ -49,12 +48,12 @@ class ZeroScaledBatchNorm2d(nn.BatchNorm2d):
 def side_positions(module: fx.GraphModule, input_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Indices, into :func:`snugfit._chain.find_blocks`, of the blocks that get a side module.
 
-    They are the first blocks of each run of blocks with equal output shapes, whose output side is at most a quarter of
+    They are the first blocks of each run of blocks with equal output shapes whose output side is at most a quarter of
     the image's (rounded up) and which have a spatial convolution; the stem is none. For MobileNetV2 at 224x224 these
     are 2, 4, 7, 11, 14 and 17, as in the paper's section VI.
 
     Args:
-        module: a traced network, such as ``Chain.to_module()``; meta will do.
+        module: a traced network, such as ``Chain.to_module()``; may be on meta.
         input_shape: channels, height, width of one image.
 
     Raises:
@@ -64,13 +63,13 @@ def side_positions(module: fx.GraphModule, input_shape: tuple[int, ...]) -> tupl
 
 
 def attach_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], *, width: float = 1.0) -> fx.GraphModule:
-    """A network that is the backbone with a side network beside it, and computes the same before training.
+    """Attach a side network to a backbone; the result computes the same before training.
 
-    The backbone's layers and parameters are shared, keep their names and are not frozen here. The module beside block k
-    stands under ``side.k``. It pools 2x2, convolves 5x5 (3x3 on maps of at most 7x7) with 2 groups, normalises,
-    rectifies, convolves 1x1, normalises with a scale of zero, and is enlarged to the block's output; filters are
-    standardised. Side modules have a BatchNorm of their own, which trains on batch statistics while the backbone's is
-    in evaluation mode; both is for the caller to set.
+    The backbone's layers and parameters are shared, keep their names and are not frozen here. The side module of block
+    k is named ``side.k``. It pools 2x2, convolves 5x5 (3x3 on feature maps of at most 7x7) with 2 groups, normalises,
+    rectifies, convolves 1x1, normalises with a scale of zero, and is upsampled to the block's output; filters are
+    standardised. Side modules have their own BatchNorm, which uses batch statistics in training while the backbone's is
+    in evaluation mode; the caller sets both.
 
     Args:
         module: a traced network, such as ``Chain.to_module()``; on the meta device or any other.
@@ -99,7 +98,7 @@ def attach_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], *,
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a side module is made for; shapes are of one sample."""
+    """The inputs of a side module; shapes are of one sample."""
 
     position: int
     first: bool
@@ -108,12 +107,12 @@ class _Plan:
 
     @property
     def map_side(self) -> int:
-        """Longer side of the map that the module reads, behind the image's own pool."""
+        """Longer side of the feature map that the module reads, behind the image's own pool."""
         return max(self.input_shape[1:]) // (IMAGE_POOL if self.first else 1)
 
     @property
     def pooled(self) -> tuple[int, ...]:
-        """Height and width of the map that is convolved."""
+        """Height and width of the feature map that is convolved."""
         return tuple(size // (IMAGE_POOL * _POOL if self.first else _POOL) for size in self.input_shape[1:])
 
     @property
@@ -154,7 +153,7 @@ def _is_spatial(module: fx.GraphModule, block: ModuleBlock) -> bool:
 
 
 def _is_too_small(module: fx.GraphModule, plans: tuple[_Plan, ...], image: tuple[int, ...]) -> bool:
-    """Whether a pool leaves nothing, or blocks read single pixels and would get no side module for that."""
+    """Whether a pool leaves nothing, or blocks without a side module read single pixels."""
     return not plans or any(plan.is_empty for plan in plans) or _convolves_pixels(module, image)
 
 
@@ -198,13 +197,16 @@ def _make_divisible(channels: float) -> int:
 
 
 def _connect(
-    graph: fx.Graph, block: ModuleBlock, copies: dict[fx.Node, fx.Node], layers: dict[str, nn.Module],
+    graph: fx.Graph,
+    block: ModuleBlock,
+    copies: dict[fx.Node, fx.Node],
+    layers: dict[str, nn.Module],
     attributes: dict[str, Any],
-) -> None:  # fmt: skip
-    """Put a side module's layers into the graph: x = block(x) + side(x).
+) -> None:
+    """Insert a side module's layers into the graph: x = block(x) + side(x).
 
-    They run after the block, so that its peak is not raised by what they keep for their backward pass. Only what a
-    module other than the first reads is pooled before, since the block's input may be freed then (or overwritten).
+    They run after the block, so that the tensors that they save do not raise its peak. A module other than the first
+    pools its input earlier, because the block's input may be freed (or overwritten) by then.
     """
     names = list(layers)
     point = last = copies[block.nodes[-1]]
@@ -212,7 +214,7 @@ def _connect(
         entry = next(node for node in graph.nodes if node.op == "placeholder")
     else:
         entry = copies[block.entry]
-        with _beside(graph, copies[block.nodes[0]], attributes):
+        with _insertion_point(graph, copies[block.nodes[0]], attributes):
             entry = graph.call_module(names.pop(0), (entry,))
         if len(block.nodes) == 1:  # the pool may stand behind the block then
             point = entry if last < entry else last
@@ -228,12 +230,12 @@ def _connect(
     copies[block.nodes[-1]] = total  # what the next block reads, and its side module with it
 
 
-def _beside(graph: fx.Graph, first: fx.Node, attributes: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Where a block's input can be read: after its first node if this is a layer that leaves it as it is."""
+def _insertion_point(graph: fx.Graph, first: fx.Node, attributes: dict[str, Any]) -> AbstractContextManager[None]:
+    """The insertion point at which a block's input is intact: after its first node if that does not change it."""
     layer = attributes[str(first.target)] if first.op == "call_module" else None
     reads_only = layer is not None and is_torch_class(layer) and not getattr(layer, "inplace", False)
-    place: Callable[[fx.Node], Any] = graph.inserting_after if reads_only else graph.inserting_before
-    return place(first)  # type: ignore[no-any-return]
+    place: AbstractContextManager[None] = graph.inserting_after(first) if reads_only else graph.inserting_before(first)
+    return place
 
 
 def _assembled(backbone: fx.GraphModule, graph: fx.Graph, attributes: dict[str, Any]) -> fx.GraphModule:
@@ -242,7 +244,7 @@ def _assembled(backbone: fx.GraphModule, graph: fx.Graph, attributes: dict[str, 
     for owner in sorted({name.rpartition(".")[0] for name in stored - set(attached.state_dict())}):
         attached.add_submodule(owner, backbone.get_submodule(owner))  # layers that forward never calls
     attached.training = backbone.training
-    disable_inplace(attached)  # what may be overwritten in the backbone may be read by a side module here
+    disable_inplace(attached)  # a side module may read what the backbone overwrites
     return attached
 
 
@@ -250,11 +252,11 @@ def _too_small(module: fx.GraphModule, input_shape: tuple[int, ...]) -> str:
     height, width = input_shape[1:]
     smallest = _smallest_size(module, input_shape[0], max(height, width))
     advice = "and this backbone takes no larger ones" if smallest is None else f"use {smallest}x{smallest} or larger"
-    return f"images of {height}x{width} are too small for a side network, which pools maps to nothing: {advice}."
+    return f"images of {height}x{width} are too small for a side network, whose pools would leave no pixels: {advice}."
 
 
 def _smallest_size(module: fx.GraphModule, channels: int, too_small: int) -> int | None:
-    """The smallest square image above a size on which all side modules have something to read."""
+    """The smallest square image larger than ``too_small`` for which no side module is empty."""
     low, high = too_small, 2 * too_small
     while not _fits(module, (channels, high, high)):
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""Layers whose tensors get another size: what they say of themselves follows."""
+"""Changing the size of layers' tensors, and of the attributes that describe them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from snugfit.surgery.operators import is_depthwise
 
 
 def set_tensor(layer: nn.Module, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace a parameter's data and gradient, or a buffer, by what ``change`` makes of it; parameters stay objects."""
+    """Replace the data and gradient of a parameter, or a buffer, of any shape, by ``change(tensor)``, in place."""
     parameter = layer._parameters.get(name)
     if parameter is None:
         setattr(layer, name, change(getattr(layer, name)))
         return
     gradient, parameter.grad = parameter.grad, None  # a gradient of another shape than its parameter is refused
     changed = change(parameter.data)
-    # Autograd keeps its note of the old shape as long as a loss of an earlier step lives; another type makes it forget.
+    # Autograd remembers the old shape while a loss of an earlier step lives; a change of type makes it forget.
     other = torch.float64 if changed.dtype != torch.float64 else torch.float32
     parameter.data = torch.empty(0, dtype=other, device=changed.device)
     parameter.data = changed
@@ -32,7 +32,7 @@ def set_tensor(layer: nn.Module, name: str, change: Callable[[torch.Tensor], tor
 
 
 def set_sizes(layer: nn.Module) -> None:
-    """Let a layer's own account of its channels or features follow from its tensors."""
+    """Set a layer's attributes for channels or features from its tensors."""
     weight = layer.weight
     assert isinstance(weight, torch.Tensor)
     if isinstance(layer, _ConvNd):
@@ -50,15 +50,15 @@ def set_sizes(layer: nn.Module) -> None:
 def adopt_widths(
     module: nn.Module, state: Mapping[str, torch.Tensor], input_shape: tuple[int, ...] | None = None
 ) -> None:
-    """Give the layers of a freshly built network the sizes of saved weights, which then load into it.
+    """Resize the layers of a newly built network to the shapes of saved weights, which then load into it.
 
     Convolutions, linear layers, BatchNorm and LayerNorm whose tensors have other shapes in the state get empty tensors
-    of those shapes; all else, and whatever the state does not hold, is left for ``load_state_dict`` to judge.
+    of those shapes; everything else is left for ``load_state_dict`` to check.
 
     Args:
-        module: the network before channels were removed; on any device, meta included.
-        state: weights of the network after it.
-        input_shape: shape of one sample; where given, the layers must also fit each other.
+        module: the network before channels were removed; on any device, including meta.
+        state: weights of the network after removal.
+        input_shape: shape of one sample; if given, the layers must also fit each other.
 
     Raises:
         CheckpointError: a layer's tensors contradict each other or differ in more than channels, or the layers do not
@@ -80,7 +80,7 @@ def adopt_widths(
 
 
 def _tensors(layer: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of a layer that may have another size, by name."""
+    """Parameters and buffers (n, ...) of a layer that may be resized, by name; empty for other layers."""
     if not isinstance(layer, (_ConvNd, nn.Linear, _BatchNorm, nn.LayerNorm)) or isinstance(layer, _ConvTransposeNd):
         return {}
     tensors = {**layer._parameters, **layer._buffers}
@@ -88,7 +88,7 @@ def _tensors(layer: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _check(name: str, layer: nn.Module, sizes: Mapping[str, torch.Size]) -> None:
-    """Refuse sizes that do not make a layer like this one."""
+    """Check that tensors of these sizes form a layer of this kind."""
     if not _agree(layer, sizes):
         shapes = ", ".join(f"{key} {tuple(size)}" for key, size in sizes.items())
         raise CheckpointError(f"the weights of layer {name} belong to another model: {shapes} do not make a {layer}.")
@@ -103,7 +103,7 @@ def _agree(layer: nn.Module, sizes: Mapping[str, torch.Size]) -> bool:
         return False
     if not isinstance(layer, _ConvNd):
         return True
-    alone = layer.groups == 1 or size[1] == weight.shape[1]  # the number of inputs of a group is all that tells groups
+    alone = layer.groups == 1 or size[1] == weight.shape[1]  # only the inputs per group tell the number of groups
     return alone and size[2:] == weight.shape[2:] and (is_depthwise(layer) or size[0] % layer.groups == 0)
 
 

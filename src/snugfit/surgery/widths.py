@@ -1,7 +1,7 @@
-"""How many channels blocks keep so that their temporary memory comes to a target. Pure arithmetic.
+"""Numbers of channels that bring blocks' temporary memory to a target. Pure arithmetic.
 
-Memory is activation memory as in Yoosefi et al., section III: what a layer needs while it runs is temporary, what
-backward passes of layers so far will need is cumulative.
+Memory is activation memory as in Yoosefi et al., section III: temporary memory is needed while a layer runs, cumulative
+memory for the backward passes of the layers so far.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def sensitive_blocks(temporary: Sequence[int], cumulative: int) -> tuple[int, ..
     return tuple(index for index, needed in enumerate(temporary) if needed > cumulative)
 
 
-def ratios(before: Widths, after: Widths) -> dict[str, float]:
-    """Share of the channels that go, by group: the paper's pruning ratios."""
+def pruning_ratios(before: Widths, after: Widths) -> dict[str, float]:
+    """Share of removed channels by group: the paper's pruning ratios."""
     return {name: 1 - after[name] / before[name] for name in after}
 
 
 def kept_width(channels: int, ratio: float, layer: str) -> int:
-    """Channels that a ratio leaves, rounded to the nearest number.
+    """Number of channels that remain after pruning by a ratio, rounded.
 
     Raises:
         ModelError: the ratio is not in [0, 1), or leaves no channel of the layer.
@@ -44,7 +44,7 @@ def kept_width(channels: int, ratio: float, layer: str) -> int:
     return left
 
 
-def widest(
+def widest_widths(
     before: Widths,
     carriers: Mapping[int, Sequence[str]],
     temporary: Callable[[Widths], Sequence[int]],
@@ -54,23 +54,23 @@ def widest(
 ) -> dict[str, int]:
     """The smallest pruning ratios that bring every sensitive block's temporary memory to a target (section V, step 2).
 
-    A block that carries several groups first shrinks them by one ratio, as little as will do; in the end every group
-    has grown as far as the target lets it, in order, so that no width could be larger with the others as they are.
+    A block with several groups first shrinks them by one ratio, as little as possible. Then every group grows, in
+    order, as far as the target allows, so that no width could be larger with the others unchanged.
 
     Args:
         before: channels of every group that may be pruned.
-        carriers: groups whose channels each block's layers read or make, by block. (A group between two blocks stands
-            with both.)
-        temporary: bytes of each block for any widths; they may not fall as a width grows.
+        carriers: groups whose channels each block's layers read or make, by block. (A group between two blocks belongs
+            to both.)
+        temporary: bytes of each block for any widths; they must not fall as a width grows.
         target: bytes; the paper takes the overall cumulative gradient memory before pruning.
-        multiple: what widths are rounded down to a multiple of, for kernels that want it; 1 for exact ones.
-        blocks: those that must come to the target; all where None.
+        multiple: widths are rounded down to a multiple of this, for kernels that need it; 1 for exact ones.
+        blocks: those that must reach the target; all if None.
 
     Returns:
         The width of each group that loses channels.
 
     Raises:
-        ModelError: a block above the target whose groups cannot bring it there; it says to how much they can.
+        ModelError: a block cannot reach the target; the message contains the smallest value.
     """
     steps = {name: [*range(multiple, channels, multiple), channels] for name, channels in before.items()}
     widths = dict(before)
@@ -88,7 +88,7 @@ def widest(
 
 @dataclass(frozen=True)
 class _Search:
-    """``widest`` step by step: ``steps`` are each group's widths, upwards, ``least`` is what the smallest need."""
+    """The search of ``widest_widths``: ``steps`` are each group's widths, ascending, ``least`` the smallest memory."""
 
     before: Widths
     steps: Mapping[str, Sequence[int]]
@@ -97,7 +97,7 @@ class _Search:
     least: Sequence[int]
 
     def shrunk_to_target(self, widths: dict[str, int], block: int, names: Sequence[str]) -> dict[str, int]:
-        """Widths with one more block at the target: one ratio for its groups, where they are not narrower yet."""
+        """Widths with one more block at the target: one ratio for those of its groups that are not narrower yet."""
         fractions = sorted({step / self.before[name] for name in names for step in self.steps[name]}) or [1.0]
 
         def excess(index: int) -> int:
@@ -106,13 +106,13 @@ class _Search:
 
         if excess(0) > 0:
             raise ModelError(
-                f"block {block} needs {self.least[block]} bytes however far it is pruned, "
-                f"more than a target of {self.target}."
+                f"block {block} needs at least {self.least[block]} bytes with any pruning, "
+                f"more than the target of {self.target}."
             )
         return self._shrunk(widths, names, fractions[_last(excess, 0, len(fractions) - 1)])
 
     def grown(self, widths: dict[str, int], name: str, blocks: Sequence[int]) -> dict[str, int]:
-        """Widths with one group as wide as the blocks that must come to the target let it be."""
+        """Widths with one group as wide as the target of these blocks allows."""
         steps = self.steps[name]
         own = steps.index(widths[name])
 
@@ -136,8 +136,8 @@ class _Search:
 def _last(excess: Callable[[int], int], low: int, high: int) -> int:
     """The last index from ``low`` to ``high`` without excess; there is none at ``low``, and it never falls.
 
-    It goes by the straight line between the ends, since memory is linear in a width but for a few bends: that takes
-    fewer profiles than halving, which every third step does in case of bends.
+    It interpolates linearly, because memory is nearly linear in a width: that needs fewer profiles than bisection,
+    which every third step uses in case of bends.
     """
     below, above, tries = excess(low), excess(high), 0
     if above <= 0:

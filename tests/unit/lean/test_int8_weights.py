@@ -151,15 +151,15 @@ def test_weights_that_train_stay_floats_and_are_refused_by_name():
     with pytest.raises(ModelError, match="freeze layers first"):
         store_int8(model)
     model.requires_grad_(False)[1].weight.requires_grad_(True)
-    with pytest.raises(ModelError, match="weight of 1 trains"):
+    with pytest.raises(ModelError, match="weight of 1 is trained"):
         store_int8(model, ["0", "1"])
     for name in ("3", "2", "4"):
-        with pytest.raises(ModelError, match=f"{name} is no convolution or linear layer"):
+        with pytest.raises(ModelError, match=f"{name} is not a convolution or linear layer"):
             store_int8(model, ["0", name])
     assert type(model[0]) is nn.Conv2d
     store_int8(model)
     assert [type(each) for each in model] == [Int8Conv2d, nn.Conv2d, StandardisedConv2d, nn.BatchNorm2d]
-    with pytest.raises(ModelError, match="0 is no convolution or linear layer with a float weight"):
+    with pytest.raises(ModelError, match="0 is not a convolution or linear layer with a float weight"):
         store_int8(model, ["0"])
 
 

@@ -11,7 +11,7 @@ from snugfit._chain import Chain
 from snugfit.errors import ModelError
 from snugfit.profiling.activation import paper_activation_memory
 from snugfit.strategies.sidenet.frozen import Frozen
-from snugfit.surgery import narrowed, widths_for
+from snugfit.surgery import narrowed_meta_copy, widths_for
 
 
 class Residual(nn.Module):
@@ -49,7 +49,7 @@ def test_computed_widths_are_those_of_the_slow_search():
     found = frozen()
     slow = widths_for(found.backbone, SHAPE, found.memory, found.target)
     assert found.target >= found.unpruned.cumulative_bytes and found.widths == slow and len(slow) > 1
-    twin = narrowed(found.backbone, found.groups, found.widths)
+    twin = narrowed_meta_copy(found.backbone, found.groups, found.widths)
     memory = paper_activation_memory(twin, SHAPE, found.classifier)
     assert max(block.temporary_bytes for block in memory.blocks) <= found.target
 
@@ -64,7 +64,7 @@ def test_the_target_is_one_that_can_be_reached():
 def test_one_channel_more_would_be_too_many():
     found = frozen()
     for name, count in found.widths.items():
-        twin = narrowed(found.backbone, found.groups, {**found.widths, name: count + 1})
+        twin = narrowed_meta_copy(found.backbone, found.groups, {**found.widths, name: count + 1})
         memory = paper_activation_memory(twin, SHAPE, found.classifier)
         assert max(block.temporary_bytes for block in memory.blocks) > found.target
 
@@ -123,5 +123,5 @@ def test_the_papers_network():
 
     found = frozen(build=build, shape=(3, 224, 224))
     assert (found.unpruned.peak_bytes, found.unpruned.peak_block) == (5_720_064, 2)
-    twin = narrowed(found.backbone, found.groups, found.widths)
+    twin = narrowed_meta_copy(found.backbone, found.groups, found.widths)
     assert max(b.temporary_bytes for b in found.memory(twin).blocks) <= found.target == found.unpruned.cumulative_bytes

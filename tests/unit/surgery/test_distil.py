@@ -13,10 +13,10 @@ from snugfit.lean import LeanConv2d, use_lean
 from snugfit.surgery import (
     Recipe,
     channel_importance,
+    copy_for_pruning,
     distil,
     hidden_groups,
     most_important,
-    pruned_twin,
     remove_channels,
     width,
 )
@@ -64,7 +64,7 @@ def pruned(name, blocks=None, share=0.6):
     teacher = settled(BACKBONES[name]())
     found = hidden_groups(teacher, SHAPE)
     groups = [group for block in (blocks or found) for group in found[block]]
-    student = pruned_twin(teacher, SHAPE, groups)
+    student = copy_for_pruning(teacher, SHAPE, groups)
     scores = channel_importance(teacher, groups, batches(0))
     kept = most_important(scores, {group.name: max(1, int(share * width(teacher, group))) for group in groups})
     return teacher, student, remove_channels(student, groups, kept)
@@ -128,7 +128,7 @@ def test_the_closed_form_alone_restores_what_the_surviving_channels_hold():
     groups = hidden_groups(teacher, SHAPE)[2]
     for slot in (*groups[0].producers, *groups[0].statistics):
         tensors[slot.tensor][4:] = tensors[slot.tensor][1:4]
-    student = pruned_twin(teacher, SHAPE, groups)
+    student = copy_for_pruning(teacher, SHAPE, groups)
     cuts = remove_channels(student, groups, {groups[0].name: range(4)})
     (found,) = distil(teacher, student, cuts, batches, SHAPE, Recipe(epochs=0, ridge=1e-12))
     assert found.solved == ("2.0",) and found.before > 1e-3 and found.after < 1e-12

@@ -9,7 +9,15 @@ from memory_rule import profile_by
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit.errors import ModelError, UsageError
-from snugfit.surgery import best_widths, blocks_of, hidden_groups, narrowed, sensitive_blocks, width, widths_for
+from snugfit.surgery import (
+    best_widths,
+    blocks_of,
+    hidden_groups,
+    narrowed_meta_copy,
+    sensitive_blocks,
+    width,
+    widths_for,
+)
 
 
 def on_meta(name, size):
@@ -34,7 +42,7 @@ def test_mobilenets_first_blocks_come_to_the_papers_target():
     assert temporary(profile, module)[2] == 5_619_712
     assert {1, 2, 3, 4} <= set(sensitive_blocks(temporary(profile, module), target))
     found = widths_for(module, shape, profile, target)
-    assert max(temporary(profile, narrowed(module, all_groups(module, shape), found))) <= target
+    assert max(temporary(profile, narrowed_meta_copy(module, all_groups(module, shape), found))) <= target
     assert list(found.values()) == [21, 21, 127, 127]
 
 
@@ -45,7 +53,7 @@ def test_other_families_come_to_a_target(name, share):
     most = max(temporary(profile, module))
     found = widths_for(module, shape, profile, int(share * most))
     assert found
-    assert max(temporary(profile, narrowed(module, all_groups(module, shape), found))) <= share * most
+    assert max(temporary(profile, narrowed_meta_copy(module, all_groups(module, shape), found))) <= share * most
 
 
 def test_blocks_that_cannot_shrink_may_be_left_out():
@@ -57,7 +65,7 @@ def test_blocks_that_cannot_shrink_may_be_left_out():
         widths_for(module, shape, profile, target)
     found = widths_for(module, shape, profile, target, blocks=[2, 3])
     assert found == {f"layer1.{block}.conv{at}": 34 for block in (1, 2) for at in (1, 2)}
-    left = temporary(profile, narrowed(module, all_groups(module, shape), found))
+    left = temporary(profile, narrowed_meta_copy(module, all_groups(module, shape), found))
     assert max(left[2:4]) <= target < left[1]
 
 
@@ -96,13 +104,13 @@ def test_the_best_widths_are_the_best_of_all_that_are_tried(share):
         dict(zip(before, (before["0"] * i // steps, before["2"] * j // steps), strict=True))
         for i, j in product(range(1, steps + 1), repeat=2)
     ]
-    fitting = [w for w in every if profile(narrowed(module, groups, w)).peak_bytes <= bound]
+    fitting = [w for w in every if profile(narrowed_meta_copy(module, groups, w)).peak_bytes <= bound]
     if not fitting:
         with pytest.raises(ModelError, match="the smallest peak is"):
             best_widths(module, shape, profile, bound, loss, steps)
         return
     found = before | best_widths(module, shape, profile, bound, loss, steps)
-    assert profile(narrowed(module, groups, found)).peak_bytes <= bound
+    assert profile(narrowed_meta_copy(module, groups, found)).peak_bytes <= bound
     least = min(sum(loss(name, w[name]) for name in w) for w in fitting)
     assert sum(loss(name, found[name]) for name in found) == pytest.approx(least)
 
@@ -122,7 +130,7 @@ def test_a_proxy_that_counts_bytes_saved_early_prunes_mobilenet_as_a_whole():
     before = {group.name: width(module, group) for group in groups}
     bound = profile(module).peak_bytes // 2
     found = best_widths(module, shape, profile, bound, lambda name, channels: 1 - channels / before[name], steps=4)
-    assert profile(narrowed(module, groups, found)).peak_bytes <= bound
+    assert profile(narrowed_meta_copy(module, groups, found)).peak_bytes <= bound
     assert 0 < len(found) < len(groups)
 
 

@@ -6,7 +6,7 @@ from test_distil import SHAPE, batches, changed, digits, pruned, state
 
 from snugfit.errors import DivergedError, UsageError
 from snugfit.surgery import JointDistillation, Recipe, distil, later_biases
-from snugfit.surgery.joint import rate
+from snugfit.surgery.joint import learning_rate_factor
 
 
 def classifier(module):
@@ -96,14 +96,14 @@ def test_a_resumed_one_ends_as_the_uninterrupted_one():
 
 
 def test_the_rate_rises_and_falls():
-    rates = [rate(done, 100) for done in range(100)]
+    rates = [learning_rate_factor(done, 100) for done in range(100)]
     assert max(rates) == 1 and rates[:10] == sorted(rates[:10]) and rates[9:] == sorted(rates[9:], reverse=True)
     assert 0 < rates[0] <= 0.1 and 0 < rates[-1] < 0.001
-    assert 0 < rate(0, 1) <= 1
+    assert 0 < learning_rate_factor(0, 1) <= 1
 
 
 def test_it_needs_a_step():
-    with pytest.raises(UsageError, match="a step at least"):
+    with pytest.raises(UsageError, match="at least one step"):
         joint(prepared("plain"), 0)
 
 

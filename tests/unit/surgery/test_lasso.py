@@ -14,7 +14,7 @@ from snugfit.surgery import (
     Slot,
     add_penalty_gradient,
     add_penalty_gradients,
-    penalised,
+    penalised_weights,
     penalty,
     penalty_scale,
 )
@@ -82,7 +82,7 @@ def test_frozen_parameters_are_left_alone():
 
 def test_the_gradient_can_be_added_as_it_arrives():
     module, groups = traced(NETWORKS["plain"]())
-    for name, slots in penalised(module, groups).items():
+    for name, slots in penalised_weights(module, groups).items():
         parameter = module.get_parameter(name)
         parameter.register_post_accumulate_grad_hook(lambda p, slots=slots: add_penalty_gradient(p, slots, 2.0))
     images = torch.randn(2, *SHAPE, dtype=torch.float64)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugfit.errors import ModelError
-from snugfit.surgery import Choices, choose, smallest_peak
+from snugfit.surgery import Choices, choose_widths, smallest_peak
 
 
 @st.composite
@@ -45,9 +45,9 @@ def test_it_is_the_best_of_all(blocks, bound):
     assert smallest_peak(blocks) == min(peak for _, peak, _ in every)
     if not fitting:
         with pytest.raises(ModelError, match=f"the smallest peak is {smallest_peak(blocks)} bytes"):
-            choose(blocks, bound)
+            choose_widths(blocks, bound)
         return
-    found = choose(blocks, bound)
+    found = choose_widths(blocks, bound)
     assert found.loss == min(loss for loss, *_ in fitting)
     assert cost(blocks, found.choices) == (found.loss, found.peak)
     assert found.peak <= bound
@@ -57,7 +57,7 @@ def test_pruning_early_can_spare_later_blocks():
     """A greedy choice prunes the block that is too large; cheaper is to save less before it."""
     full = Choices(np.array([0.0, 1.0]), np.array([[9, 5]]), np.array([[8, 2]]))
     small = Choices(np.array([0.0, 5.0]), np.array([[10, 4]]), np.array([[0, 0]]))
-    assert choose([full, small], 12).choices == (1, 0)
+    assert choose_widths([full, small], 12).choices == (1, 0)
 
 
 def test_a_long_chain_of_many_choices_is_no_matter():
@@ -65,5 +65,5 @@ def test_a_long_chain_of_many_choices_is_no_matter():
     loss, sizes = np.sort(rng.random((18, 8)))[:, ::-1], np.sort(rng.integers(1, 10**6, (18, 8)))
     blocks = [Choices(loss[i], sizes[i : i + 1] * 3, sizes[i : i + 1]) for i in range(18)]
     least = smallest_peak(blocks)
-    found = [choose(blocks, int(least * factor)).loss for factor in (1.0, 1.5, 3.0)]
+    found = [choose_widths(blocks, int(least * factor)).loss for factor in (1.0, 1.5, 3.0)]
     assert found == sorted(found, reverse=True)

@@ -7,8 +7,8 @@ from torch import nn
 
 from snugfit._chain import Chain
 from snugfit.errors import UsageError
-from snugfit.surgery import hidden_groups, reconstructing, width
-from snugfit.surgery.reconstruction import RIDGE, best_rebuilt
+from snugfit.surgery import channels_by_reconstruction, hidden_groups, width
+from snugfit.surgery.reconstruction import RIDGE, eliminate_channels
 
 SHAPE = (3, 16, 16)
 
@@ -49,14 +49,14 @@ def test_as_the_obvious_search(features, readers):
         )
         sums.append((inputs.T @ inputs, torch.randn(channels * features, 3, dtype=torch.float64)))
     for keep in (1, 3, 5, 6):
-        assert best_rebuilt(sums, channels, keep) == obvious(sums, channels, keep)
+        assert eliminate_channels(sums, channels, keep) == obvious(sums, channels, keep)
 
 
 def test_the_larger_of_two_that_say_the_same_may_go():
     """By size the small one with something of its own would go, and the error would be its whole part."""
     inputs = torch.randn(200, 3, dtype=torch.float64)
     inputs = torch.stack([9 * inputs[:, 0], 9 * inputs[:, 0] + 0.01 * inputs[:, 2], 0.5 * inputs[:, 1]], 1)
-    assert 2 in best_rebuilt([(inputs.T @ inputs, torch.ones(3, 2, dtype=torch.float64))], 3, 2)
+    assert 2 in eliminate_channels([(inputs.T @ inputs, torch.ones(3, 2, dtype=torch.float64))], 3, 2)
 
 
 @pytest.mark.parametrize("name", ["resnet", "mobilenet"])
@@ -65,10 +65,10 @@ def test_every_group_keeps_its_width(name):
     module = Chain.from_module(NETWORKS[name](), SHAPE).to_module()
     groups = [group for found in hidden_groups(module, SHAPE).values() for group in found]
     widths = {group.name: width(module, group) // 2 for group in groups[1:]}
-    kept = reconstructing(module, groups, widths, lambda: images().split(8))
+    kept = channels_by_reconstruction(module, groups, widths, lambda: images().split(8))
     assert kept.keys() == widths.keys() and {name: len(found) for name, found in kept.items()} == widths
     assert all(found == sorted(set(found)) for found in kept.values())
-    again = reconstructing(module, groups, widths, lambda: images().split(8), micro_batch=3)
+    again = channels_by_reconstruction(module, groups, widths, lambda: images().split(8), micro_batch=3)
     assert again == kept, "however many images are run at once"
     assert not any(layer._forward_hooks for layer in module.modules())
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_solved_for_is_ranked_by_activations(monkeypatch):
     groups = [group for found in hidden_groups(module, SHAPE).values() for group in found]
     widths = {groups[0].name: 2}
     monkeypatch.setattr("snugfit.surgery.reconstruction.Regression.serves", lambda layer: False)
-    assert len(reconstructing(module, groups, widths, lambda: [images()])[groups[0].name]) == 2
+    assert len(channels_by_reconstruction(module, groups, widths, lambda: [images()])[groups[0].name]) == 2
 
 
 def test_it_needs_images():
@@ -86,4 +86,4 @@ def test_it_needs_images():
     traced = module.to_module()
     groups = [group for found in hidden_groups(traced, SHAPE).values() for group in found]
     with pytest.raises(UsageError, match="images"):
-        reconstructing(traced, groups, {groups[0].name: 4}, lambda: [])
+        channels_by_reconstruction(traced, groups, {groups[0].name: 4}, lambda: [])

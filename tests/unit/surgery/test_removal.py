@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit.errors import ModelError, UnknownNameError, UsageError
-from snugfit.surgery import find_groups, prune_optimizer, remove_channels, take, width
+from snugfit.surgery import apply_cut, find_groups, prune_optimizer, remove_channels, width
 
 
 class Basic(nn.Module):
@@ -108,7 +108,7 @@ def test_the_optimizer_goes_on_with_what_it_knows_of_the_channels_that_stay(make
         for key, value in optimizer.state[parameter].items():
             expected = before[name][key]
             same_shape = torch.is_tensor(expected) and expected.dim()
-            expected = take(expected, cuts[name]) if name in cuts and same_shape else expected
+            expected = apply_cut(expected, cuts[name]) if name in cuts and same_shape else expected
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(expected))
     F.cross_entropy(module(images()), labels).backward()
     optimizer.step()

@@ -14,13 +14,13 @@ from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit.surgery import (
     add_penalty_gradients,
+    apply_cut,
     dead_channels,
     find_groups,
     penalty,
     penalty_scale,
     prune,
     prune_optimizer,
-    take,
     width,
 )
 
@@ -167,7 +167,9 @@ def test_training_goes_on_as_it_would_have_with_dead_channels(name, make):
         mine = {k: v for k, v in optimizer.state[parameter].items() if v.dim()}
         theirs = twin_optimizer.state[twin.get_parameter(key)]
         for state, value in mine.items():
-            assert torch.allclose(value, take(theirs[state], cuts[key]) if key in cuts else theirs[state], atol=1e-9)
+            assert torch.allclose(
+                value, apply_cut(theirs[state], cuts[key]) if key in cuts else theirs[state], atol=1e-9
+            )
 
 
 def steps(module, optimizer, count):
@@ -187,7 +189,7 @@ def test_hooks_and_gradients_survive():
     gradient = parameter.grad
     kill(module, groups[0].readers, [0])
     cuts = prune(module, groups)
-    assert torch.equal(parameter.grad, take(gradient, cuts["2.0.weight"]))
+    assert torch.equal(parameter.grad, apply_cut(gradient, cuts["2.0.weight"]))
     F.cross_entropy(module(images()), labels).backward()
     assert calls == [(8, 6, 3, 3), (8, 5, 3, 3)]
 

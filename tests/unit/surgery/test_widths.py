@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugfit.errors import ModelError
-from snugfit.surgery import kept_width, ratios, sensitive_blocks, widest
+from snugfit.surgery import kept_width, pruning_ratios, sensitive_blocks, widest_widths
 
 
 def test_blocks_above_the_cumulative_memory_are_sensitive():
@@ -36,7 +36,7 @@ def networks(draw):
 def test_no_group_could_be_wider(network):
     before, carriers, temporary, target = network
     try:
-        found = widest(before, carriers, temporary, target)
+        found = widest_widths(before, carriers, temporary, target)
     except ModelError:
         assert max(temporary(dict.fromkeys(before, 1))) > target
         return
@@ -61,10 +61,10 @@ def test_where_blocks_share_no_group_the_widths_are_the_largest(network):
     ]
     if not fitting:
         with pytest.raises(ModelError):
-            widest(before, carriers, temporary, target)
+            widest_widths(before, carriers, temporary, target)
         return
     largest = {name: max(widths[name] for widths in fitting) for name in before}
-    assert before | widest(before, carriers, temporary, target) == largest
+    assert before | widest_widths(before, carriers, temporary, target) == largest
 
 
 def test_groups_of_one_block_shrink_alike():
@@ -73,27 +73,27 @@ def test_groups_of_one_block_shrink_alike():
     def temporary(widths):
         return [3 * widths["a"] + 3 * widths["b"]]
 
-    assert widest({"a": 10, "b": 20}, {0: ["a", "b"]}, temporary, 46) == {"a": 5, "b": 10}
-    assert widest({"a": 10, "b": 20}, {0: ["a", "b"]}, temporary, 51) == {"a": 6, "b": 11}
+    assert widest_widths({"a": 10, "b": 20}, {0: ["a", "b"]}, temporary, 46) == {"a": 5, "b": 10}
+    assert widest_widths({"a": 10, "b": 20}, {0: ["a", "b"]}, temporary, 51) == {"a": 6, "b": 11}
 
 
 def test_multiples_are_asked_for():
     def temporary(widths):
         return [widths["a"]]
 
-    assert widest({"a": 96}, {0: ["a"]}, temporary, 21) == {"a": 21}
-    assert widest({"a": 96}, {0: ["a"]}, temporary, 21, multiple=8) == {"a": 16}
-    with pytest.raises(ModelError, match="block 0 needs 8 bytes however far it is pruned, more than a target of 7"):
-        widest({"a": 96}, {0: ["a"]}, temporary, 7, multiple=8)
+    assert widest_widths({"a": 96}, {0: ["a"]}, temporary, 21) == {"a": 21}
+    assert widest_widths({"a": 96}, {0: ["a"]}, temporary, 21, multiple=8) == {"a": 16}
+    with pytest.raises(ModelError, match="block 0 needs at least 8 bytes with any pruning, more than the target of 7"):
+        widest_widths({"a": 96}, {0: ["a"]}, temporary, 7, multiple=8)
 
 
 def test_a_sensitive_block_without_channels_to_remove_is_an_error():
-    with pytest.raises(ModelError, match="block 1 needs 30 bytes"):
-        widest({"a": 4}, {0: ["a"]}, lambda widths: [widths["a"], 30], 20)
+    with pytest.raises(ModelError, match="block 1 needs at least 30 bytes"):
+        widest_widths({"a": 4}, {0: ["a"]}, lambda widths: [widths["a"], 30], 20)
 
 
 def test_ratios_are_what_goes():
-    assert ratios({"a": 32, "b": 96}, {"a": 24, "b": 24}) == {"a": 0.25, "b": 0.75}
+    assert pruning_ratios({"a": 32, "b": 96}, {"a": 24, "b": 24}) == {"a": 0.25, "b": 0.75}
 
 
 @pytest.mark.parametrize(("channels", "ratio", "left"), [(32, 0.3, 22), (96, 0.78, 21), (144, 0.46, 78), (5, 0.0, 5)])

@@ -13,7 +13,15 @@ from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
 from snugfit.lean import use_lean, use_stock
 from snugfit.strategies.elastic.trainer import TensorTrainer
-from snugfit.surgery import add_penalty_gradient, find_groups, penalised, penalty, penalty_scale, prune, prune_optimizer
+from snugfit.surgery import (
+    add_penalty_gradient,
+    find_groups,
+    penalised_weights,
+    penalty,
+    penalty_scale,
+    prune,
+    prune_optimizer,
+)
 
 _SCALE = "lasso_scale"
 
@@ -33,7 +41,7 @@ class Pruner:
         self.groups = find_groups(trainer.module, input_shape)  # type: ignore[arg-type]
         if trainer.lean:
             use_lean(trainer.module)
-        self.slots = penalised(trainer.module, self.groups)
+        self.slots = penalised_weights(trainer.module, self.groups)
         trainer.before_update = self._penalise
 
     def _penalise(self, name: str, parameter: nn.Parameter) -> None:

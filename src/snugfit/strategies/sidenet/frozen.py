@@ -25,9 +25,9 @@ from snugfit.surgery import (
     blocks_of,
     hidden_groups,
     kept_width,
-    narrowed,
+    narrowed_meta_copy,
     remove_channels,
-    widest,
+    widest_widths,
     width,
 )
 
@@ -108,7 +108,7 @@ class Frozen:
             ModelError: there is nothing to prune, or a ratio would empty a layer.
         """
         if self.ratio is None:
-            found = widest(self._prunable, self._carriers, self._temporary, self.target)
+            found = widest_widths(self._prunable, self._carriers, self._temporary, self.target)
         else:
             found = {name: kept_width(count, self.ratio, name) for name, count in self._prunable.items()}
         if not found:
@@ -144,7 +144,7 @@ class Frozen:
 
     def _layers(self, widths: Mapping[str, int]) -> list[np.ndarray]:
         """Temporary bytes of every block's layers at some widths."""
-        twin = narrowed(self.backbone, self.groups, widths)
+        twin = narrowed_meta_copy(self.backbone, self.groups, widths)
         blocks = paper_activation_memory(twin, self.input_shape, self.classifier).blocks
         return [np.array([layer.temporary_bytes for layer in block.layers]) for block in blocks]
 

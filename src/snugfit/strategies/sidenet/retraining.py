@@ -31,17 +31,17 @@ from snugfit.strategies.micro_batch import divisors
 from snugfit.strategies.sidenet.configurations import PREFIX
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.surgery import (
+    BlockDistillation,
     Cut,
-    Distilled,
     JointDistillation,
     Recipe,
     adopt_widths,
     channel_importance,
+    channels_by_reconstruction,
+    copy_for_pruning,
     distil,
     later_biases,
     most_important,
-    pruned_twin,
-    reconstructing,
     remove_channels,
 )
 
@@ -82,14 +82,14 @@ class Retraining:
         """The channels that stay of each group that loses some."""
         groups, widths = self.frozen.narrowed, self.frozen.widths
         if self.importance == "reconstruction":
-            return reconstructing(teacher, groups, widths, batches, micro_batch=micro_batch)
+            return channels_by_reconstruction(teacher, groups, widths, batches, micro_batch=micro_batch)
         found = channel_importance(teacher, groups, batches(), by=self.importance, micro_batch=micro_batch)
         return most_important(found, widths)
 
     def pair(self, teacher: fx.GraphModule, kept: dict[str, list[int]]) -> PrunedPair:
         """The pruned network beside the other one."""
         groups = self.frozen.narrowed
-        twin = pruned_twin(teacher, self.frozen.input_shape, groups)
+        twin = copy_for_pruning(teacher, self.frozen.input_shape, groups)
         cuts = remove_channels(twin, groups, kept)
         names = self.frozen.pruned_names(twin)
         until = {name.rpartition(".")[0] for name in self.frozen.classifier}
@@ -97,7 +97,7 @@ class Retraining:
 
     def solve(
         self, pair: PrunedPair, batches: Callable[[], Iterable[Tensor]], micro_batch: int, done: int = 0,
-        on_block: Callable[[Distilled], object] | None = None,
+        on_block: Callable[[BlockDistillation], object] | None = None,
     ) -> None:  # fmt: skip
         """Give each block the weights with which it comes closest on its own; see :func:`snugfit.surgery.distil`."""
         recipe = Recipe(epochs=0, micro_batch=micro_batch)
@@ -208,7 +208,7 @@ def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, 
         if run.resumed:
             pair.twin.load_state_dict(run.resumed_tensors("pruned"), strict=False)
 
-        def keep(found: Distilled) -> None:
+        def keep(found: BlockDistillation) -> None:
             position.step += 1
             notes.setdefault(_SOLVED, []).append([found.block, found.before, found.after])
             run.emit(Notice(f"block {found.block}: its error fell from {found.before:.3f} to {found.after:.3f}"))
