@@ -19,10 +19,7 @@ NOT_YET = {
     "_planner",
     "_storage",
     "_training",
-    "local",
-    "memory",
     "profiling",
-    "selection",
     "strategies",
 }
 

@@ -1,4 +1,4 @@
-"""Local losses: the small classifiers that train a unit from its own output, and the exits that they leave behind.
+"""Local losses: small classifiers that train a unit from its own output and serve as exits.
 
 >>> import torch
 >>> from torch import nn

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def parts(unit: nn.Module, loss: LocalLoss) -> tuple[nn.Module, nn.Module]:
-    """A unit as what its local loss reads, and what turns that into the unit's output; they share its layers.
+    """Split a unit into the part that its local loss reads and the rest; they share its layers.
 
     Args:
         unit: the module of a chain's unit.
-        loss: its local loss, which reads the unit's output, or its map before the pools and dropouts that end it.
+        loss: its local loss, which reads the unit's output, or its feature map before the final pools and dropouts.
     """
     if loss.before_pool and isinstance(unit, fx.GraphModule):
         return split_tail(unit)
@@ -40,11 +40,11 @@ class HeadLoss(LocalLoss):
 
     @property
     def additional_parameters(self) -> int:
-        """None: the head is the network's."""
+        """No parameters, because the head is the network's."""
         return 0
 
     def signal_macs(self, unit: UnitShape) -> int:
-        """The head's input gradients, as in backpropagation: its forward pass is the network's own."""
+        """MACs of the head's input gradients, as in backpropagation; its forward pass is the network's own."""
         return input_gradient_macs(self.head, unit.output_shape, reach_input=True)
 
     def predict(self, features: Tensor) -> Tensor:
@@ -54,14 +54,14 @@ class HeadLoss(LocalLoss):
 
 
 class DetachedHeadLoss(HeadLoss):
-    """A local loss for the last unit, and beside it the network's head, which learns from detached features.
+    """A local loss for the last unit, together with the network's head, which learns from detached features.
 
     The loss is the sum of both; neither sees the other's gradient.
 
     Args:
         head: the network's head.
         local: the unit's local loss.
-        tail: the pools and dropouts between the unit's map and the head.
+        tail: the pools and dropouts between the unit's feature map and the head.
     """
 
     before_pool: ClassVar[bool] = True
@@ -73,11 +73,11 @@ class DetachedHeadLoss(HeadLoss):
 
     @property
     def additional_parameters(self) -> int:
-        """Those of the local loss."""
+        """Parameters of the local loss."""
         return self.local.additional_parameters
 
     def signal_macs(self, unit: UnitShape) -> int:
-        """The local loss's: the head sends nothing back."""
+        """MACs of the local loss; the head passes no gradient back."""
         return self.local.signal_macs(unit)
 
     def predict(self, features: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class DetachedHeadLoss(HeadLoss):
         return super().predict(self.tail(features))
 
     def forward(self, features: Tensor, labels: Tensor) -> LocalOutput:
-        """Sum of the local loss and of the head's cross entropy; the logits are the head's."""
+        """Sum (scalar) of the local loss and the head's cross entropy, and the head's logits (B, classes)."""
         of_head = super().forward(features.detach(), labels)
         return LocalOutput(of_head.loss + self.local(features, labels).loss, of_head.logits)
 
@@ -129,7 +129,7 @@ class Layout:
         return DetachedHeadLoss(head, loss, parts(self.chain.units[index].module, loss)[1])
 
     def unit_shape(self, index: int) -> UnitShape:
-        """What a unit's local loss is told of it."""
+        """The facts about a unit that its local loss needs."""
         units = self.chain.units[: index + 1]
         sizes = [unit.convs[-1].output_size for unit in units if unit.convs]
         height, width = self.chain.input_shape[-2:]
@@ -144,7 +144,7 @@ class Layout:
         return trunk_parameters + sum(parameter.numel() for parameter in self.make_loss(index).parameters())
 
     def exit_model(self, index: int, loss: LocalLoss | None = None) -> nn.Module:
-        """The model cut after a unit; with the last unit it is the whole network.
+        """The model cut after a unit; after the last unit it is the whole network.
 
         Args:
             index: the unit.

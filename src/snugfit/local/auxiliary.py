@@ -1,4 +1,4 @@
-"""The convolutional auxiliary network of local learning, and NeuroFlux's rule for how wide it is (section 3)."""
+"""The convolutional auxiliary network of local learning, and NeuroFlux's rule for its width (section 3)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ POOLED_SIDE = 2
 
 
 def is_initial(input_size: tuple[int, int], conv_sizes: Sequence[tuple[int, int]]) -> bool:
-    """Tell whether a unit is initial: nothing up to and including its last conv downsamples (NeuroFlux section 3).
+    """Whether a unit is initial: nothing up to and including its last conv downsamples (NeuroFlux section 3).
 
-    A map counts as downsampled once a side is at most half (rounded up) of the network's input, so the few pixels
-    that an unpadded conv takes off do not count.
+    A feature map counts as downsampled once a side is at most half (rounded up) of the network's input. The few pixels
+    that an unpadded conv removes do not count.
 
     Args:
         input_size: height and width of the network's input.
@@ -40,10 +40,10 @@ def aan_filters(initial: bool, narrowest: int, widest: int) -> int:
 class AuxiliaryNetwork(LocalLoss):
     """3x3 conv, batch norm, ReLU, average pool to 2x2 and one linear layer (NeuroFlux eq. 2: beta, F and gamma).
 
-    After a unit whose output is flat it is the linear layer alone.
+    After a unit with a flat output it is the linear layer alone.
 
     Attributes:
-        filters: filters of the conv; 0 where there is none.
+        filters: filters of the conv; 0 without one.
     """
 
     gives_up_gradient: bool = True

@@ -1,4 +1,4 @@
-"""What a local loss is, and what it may know of the unit and the network that it serves.
+"""The interface of local losses, and what they know of their unit and network.
 
 Shapes: B batch, C channels, H height, W width, D flat features, K classes.
 """
@@ -17,8 +17,8 @@ from snugfit.errors import ModelError
 from snugfit.local.macs import loss_macs
 
 MAP_TERMS = 4
-"""Operations for each element of a convolution's map, before its pool: Table 3 of LLS holds with 4, which its text does
-not explain; activation and average pooling, forward and backward, would be these."""
+"""Operations for each element of a convolution's feature map, before its pool. Table 3 of LLS matches with 4, which its
+text does not explain; activation and average pooling, forward and backward, would give this number."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class UnitShape:
     Attributes:
         output_shape: shape of one sample's output, ``(C, H, W)`` or ``(D,)``.
         initial: whether nothing up to and including its last conv downsamples (:func:`~snugfit.local.is_initial`).
-        before_pool: shape of one sample before the pools and dropouts that end the unit, where there are any.
+        before_pool: shape of one sample before the final pools and dropouts, if any.
     """
 
     output_shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class UnitShape:
 
     @property
     def map_shape(self) -> tuple[int, ...]:
-        """Shape of one sample before the pools and dropouts that end the unit."""
+        """Shape of one sample before the final pools and dropouts."""
         return self.before_pool or self.output_shape
 
     @property
@@ -87,13 +87,13 @@ class LocalLoss(nn.Module):
     defines :meth:`predict`; it overrides :meth:`forward` where its loss is not the cross entropy (NeuroFlux eq. 3).
 
     Attributes:
-        before_pool: whether it reads the unit's map before the pools and dropouts that end the unit.
-        detached_head: whether it trains the last unit too, beside the network's head, which then learns from detached
-            features; otherwise the head is the last unit's local loss.
-        gives_up_gradient: whether the gradient that it makes for the features is of use to nobody else, so that the
-            unit may overwrite it. True where one layer alone reads the features, and it is no sum or view of them.
-        pooled_side: where it reads nothing of a map (B, C, H, W) but its average pooling to a square of this side, and
-            takes that in place of the map.
+        before_pool: whether it reads the unit's feature map before the final pools and dropouts.
+        detached_head: whether it also trains the last unit while the network's head learns from detached features;
+            otherwise the head is the last unit's local loss.
+        gives_up_gradient: whether the unit may overwrite the gradient that it returns for the features. True if a
+            single layer reads the features, and that is not a sum or a view of them.
+        pooled_side: if it reads only the average pooling of a feature map (B, C, H, W) to a square, the side of that;
+            it then accepts the pooled feature map instead.
     """
 
     before_pool: ClassVar[bool] = False
@@ -103,17 +103,17 @@ class LocalLoss(nn.Module):
 
     @property
     def additional_parameters(self) -> int:
-        """Number of parameters that it trains beside the network's own."""
+        """Number of parameters that it trains in addition to the network's own."""
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
 
     def signal_macs(self, unit: UnitShape) -> int:
-        """Multiply-accumulates per sample of making the learning signal at the unit's map (LLS, Table 3).
+        """Multiply-accumulates per sample for the learning signal at the unit's feature map (LLS, Table 3).
 
-        All that follows the unit's forward pass counts: the loss's own forward pass, its input gradients and the
-        gradients of its own weights, from what autograd runs, and :data:`MAP_TERMS` for each element of the map before
-        its pool. A vector has no such terms: with them for VGG8's linear block the table would not hold. For a
+        Everything after the unit's forward pass counts: the loss's own forward pass, its input gradients and the
+        gradients of its own weights, from what autograd runs, and :data:`MAP_TERMS` per element of the feature map
+        before its pool. A vector has no such terms, because Table 3 would not match for VGG8's linear block. For a
         projection of T latents that is 2KT, or 3KT where the basis trains. Other elementwise operations do not count;
-        override it where yours are many.
+        override it if yours are many.
 
         Args:
             unit: the unit that it was made for.

@@ -15,10 +15,10 @@ BasisName = Literal["cosine", "square", "random"]
 FrequencyName = Literal["spread", "published"]
 
 PUBLISHED_RANGE = (50.0, 512.0)
-"""Frequencies that the authors ran, in radians per sample, whatever the length."""
+"""The authors' frequencies, in radians per sample, for any length."""
 
 PUBLISHED_RANDOM_SCALE = 0.1
-"""Standard deviation of the random basis that the authors ran."""
+"""Standard deviation of the authors' random basis."""
 
 
 def frequencies(name: FrequencyName, classes: int, length: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The model that is left after an exit is chosen: the units up to it, and its classifier (NeuroFlux section 5.4)."""
+"""The model after an exit is chosen: the units up to it, and its classifier (NeuroFlux section 5.4)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class ExitModel(nn.Module):
 
 
 def trunk(chain: Chain, index: int, *, before_pool: bool = False) -> nn.Module:
-    """The units ``0..index`` of a chain as one module; parameters are shared and keep their names.
+    """Build one module from the units ``0..index`` of a chain; parameters are shared and keep their names.
 
     Args:
         chain: the chain.
         index: the last unit.
-        before_pool: leave out the pools and dropouts that end it.
+        before_pool: leave out the final pools and dropouts.
     """
     last = chain.units[index]
     if before_pool:

@@ -14,12 +14,12 @@ def standard_error(accuracy: float, count: int) -> float:
 
 
 def choose_exit(exits: Sequence[ExitRecord], val_count: int, tolerance: float | None = None) -> ExitRecord:
-    """The exit of fewest parameters whose validation accuracy lies within ``tolerance`` of the highest.
+    """The exit with the fewest parameters whose validation accuracy lies within ``tolerance`` of the highest.
 
     Args:
         exits: all exits measured, at least one.
         val_count: size of the validation split.
-        tolerance: accuracy that may be given up; one standard error of the best by default, 0 is the paper's wording.
+        tolerance: acceptable loss of accuracy; one standard error of the best by default, 0 in the paper.
     """
     best = max(record.val_accuracy for record in exits)
     if tolerance is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 MODULATION = 0.05
-"""Scale of PEPITA's projection, as in its authors' experiments."""
+"""Scale of PEPITA's projection, from its authors' experiments."""
 
 
 def output_error(logits: Tensor, labels: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def random_projection(
 
 
 def project(signal: Tensor, matrix: Tensor) -> Tensor:
-    """Carry a signal (B, K) straight to where a matrix (K, *shape) leads: (B, *shape)."""
+    """Project a signal (B, K) by a matrix (K, *shape): (B, *shape)."""
     projected: Tensor = torch.tensordot(signal, matrix, dims=1)
     return projected
 
@@ -68,7 +68,7 @@ def dfa_delta(error: Tensor, matrix: Tensor) -> Tensor:
         matrix: B, (K, *shape).
 
     Returns:
-        What stands in for the gradient of the hidden output, (B, *shape); the layer's own nonlinearity comes after.
+        The replacement for the gradient of the hidden output, (B, *shape), before the layer's own nonlinearity.
     """
     return project(error / len(error), matrix)
 
@@ -76,7 +76,7 @@ def dfa_delta(error: Tensor, matrix: Tensor) -> Tensor:
 def drtp_delta(labels: Tensor, matrix: Tensor) -> Tensor:
     """DRTP: the target projected to a hidden output, ``-y* B``, averaged over the batch.
 
-    The target takes the place of ``y* - y``, whose sign it tells and which is minus e; so nothing beyond the layer is
+    The target replaces ``y* - y``, whose sign it has and which is minus e, so nothing beyond the layer is
     needed (Frenkel et al. 2021).
 
     Args:
@@ -84,7 +84,7 @@ def drtp_delta(labels: Tensor, matrix: Tensor) -> Tensor:
         matrix: B, (K, *shape).
 
     Returns:
-        What stands in for the gradient of the hidden output, (B, *shape); the layer's own nonlinearity comes after.
+        The replacement for the gradient of the hidden output, (B, *shape), before the layer's own nonlinearity.
     """
     target = F.one_hot(labels, len(matrix)).to(matrix.dtype)
     return project(target / -len(labels), matrix)
@@ -104,14 +104,14 @@ def modulated(images: Tensor, error: Tensor, matrix: Tensor) -> Tensor:
 def pepita_delta(first: Tensor, second: Tensor) -> Tensor:
     """PEPITA: the change of a layer's response from the first pass to the second, ``h - h_err``, averaged.
 
-    With the layer's input in the second pass it makes the update ``(h_l - h_l^err) (h_(l-1)^err)^T``, in which the
-    derivative of the nonlinearity has no part. It is averaged over the batch and, where the layer is a convolution,
-    over the positions of its map, as in the authors' convolutional experiments.
+    With the layer's input in the second pass it makes the update ``(h_l - h_l^err) (h_(l-1)^err)^T``, which does not
+    use the derivative of the nonlinearity. It is averaged over the batch and, for a convolution, over the positions of
+    its feature map, as in the authors' convolutional experiments.
 
     Args:
         first, second: responses (B, N) or (B, N, H, W) of N neurons in the two passes.
 
     Returns:
-        What stands in for the gradient of the layer's weighted sums, of the same shape.
+        The replacement for the gradient of the layer's weighted sums, of the same shape.
     """
     return (first - second).div_(first.numel() / first.shape[1])

@@ -1,4 +1,4 @@
-"""What a projection reads of a unit's map: adaptive average pooling to at most 2048 values (LLS, appendix A.1)."""
+"""The latents of a unit's feature map: adaptive average pooling to at most 2048 values (LLS, appendix A.1)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch.nn import functional as F
 from snugfit.lean import average_pool
 
 LATENT_LIMIT = 2048
-"""Most values that a projection reads of one sample, as long as pooling can bring them down to it."""
+"""Most values per sample that a projection reads, if pooling can reach that."""
 
 
 COARSEST_SIDE, WINDOW = 2, 8
-"""Pooling windows are at least 8 x 8 pixels where 2 x 2 of them or more fit on the map."""
+"""Pooling windows are at least 8 x 8 pixels if 2 x 2 or more of them fit on the feature map."""
 
 
 def pooled_side(channels: int, height: int, width: int, limit: int = LATENT_LIMIT, window: int = WINDOW) -> int:
-    """Side of the pooled square map: the largest power of two that the map, the limit and the windows allow.
+    """Side of the pooled square feature map: the largest power of two that its size, the limit and the windows allow.
 
-    It is 1 where even single pixels have more than ``limit`` values. The paper says no more than the limit; the windows
-    are those of the sides that the authors set by hand for each layer of SmallConv, SmallConvL, VGG8 and MobileNetV1,
-    all of which this rule gives. Finer ones learn worse: docs/methods/lls.md.
+    It is 1 if even single pixels have more than ``limit`` values. The paper gives only the limit. The windows reproduce
+    the sides that the authors set by hand for each layer of SmallConv, SmallConvL, VGG8 and MobileNetV1. Finer ones
+    learn worse: docs/methods/lls.md.
     """
     shorter = min(height, width)
     side = int(max(1, min(math.sqrt(limit / channels), max(COARSEST_SIDE, shorter // window), shorter)))
@@ -34,8 +34,8 @@ class Latents(nn.Module):
 
     Args:
         shape: shape of one sample's output.
-        limit: most values, where pooling alone can keep to it; a vector that is longer is pooled too.
-        window: fewest pixels on a side of a pooling window, where 2 x 2 of them or more fit on the map.
+        limit: most values, if pooling alone can reach it; longer vectors are pooled too.
+        window: smallest side of a pooling window in pixels, if 2 x 2 or more of them fit on the feature map.
 
     Attributes:
         length: T.
@@ -47,7 +47,7 @@ class Latents(nn.Module):
         self.length = shape[0] * self.side**2 if self.side else min(shape[0], limit)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Latents of a batch."""
+        """Compute latents (B, T) from (B, C, H, W) or (B, D)."""
         if self.side:
             return average_pool(features, self.side).flatten(1)
         if features.shape[1] == self.length:

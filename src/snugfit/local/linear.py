@@ -11,7 +11,7 @@ from snugfit.local.latents import Latents
 
 
 class LinearLocalLoss(LocalLoss):
-    """Average pooling to at most 2048 values and one linear layer without bias: LLS with a basis that is trained."""
+    """Average pooling to at most 2048 values and one linear layer without bias: LLS with a trained basis."""
 
     before_pool: ClassVar[bool] = True
     detached_head: ClassVar[bool] = True

@@ -22,19 +22,19 @@ ModeName = Literal["paper", "published"]
 
 PUBLISHED_TEMPERATURE = 0.5
 MIXING_SCALE = 0.01
-"""Standard deviation of the first modulation M; the paper gives none, the authors ran this."""
+"""Standard deviation of the initial modulation M; the paper gives none, this is the authors'."""
 
 
 class LLS(LocalLoss):
-    """Cross entropy on the projection of a unit's latents onto a fixed basis (eq. 3); it trains nothing of its own.
+    """Cross entropy on the projection of a unit's latents onto a fixed basis (eq. 3), without trained parameters.
 
     Args:
-        unit, network: what the loss serves.
+        unit, network: facts about the unit and its network.
         basis: ``cosine``, ``square`` or ``random``.
         frequencies: ``spread`` over what the latents' length can represent, or as ``published``.
         mode: ``paper`` (eq. 3 as printed), or ``published``: latents of unit length and a temperature of 0.5.
-        limit: most values that pooling leaves.
-        window: fewest pixels on a side of a pooling window.
+        limit: most values after pooling.
+        window: smallest side of a pooling window in pixels.
         stored: keep the basis in memory; otherwise it is generated in every step.
         seed: seed of a random basis, which is the same for all units with latents of one length.
     """
@@ -43,7 +43,7 @@ class LLS(LocalLoss):
     detached_head: ClassVar[bool] = True
     gives_up_gradient: bool = True
     mixing_axes: ClassVar[int] = 0
-    """Axes of the trainable M, each as long as there are classes."""
+    """Number of axes of the trainable M, each as long as the number of classes."""
 
     def __init__(
         self,
@@ -60,8 +60,10 @@ class LLS(LocalLoss):
     ) -> None:
         super().__init__()
         for name, value, choices in (
-            ("basis", basis, BasisName), ("frequencies", frequencies, FrequencyName), ("mode", mode, ModeName),
-        ):  # fmt: skip
+            ("basis", basis, BasisName),
+            ("frequencies", frequencies, FrequencyName),
+            ("mode", mode, ModeName),
+        ):
             if value not in get_args(choices):
                 raise UsageError(f"{name} of a local loss is {' or '.join(get_args(choices))}, not {value}.")
         if limit < 1 or window < 1:
@@ -80,14 +82,14 @@ class LLS(LocalLoss):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Make the basis that is to be kept, and draw M."""
+        """Create the stored basis, and draw M."""
         if self.stored is not None and not self.stored.is_meta:
             self.stored.copy_(self._make())
         if self.mixing is not None:
             nn.init.normal_(self.mixing, std=MIXING_SCALE)
 
     def basis(self) -> Tensor:
-        """The fixed basis b, (K, T); generated once, not in every step, in evaluation mode."""
+        """The fixed basis b, (K, T); in evaluation mode it is generated only once."""
         if self.stored is not None:
             return self.stored
         if self.training:
@@ -97,26 +99,26 @@ class LLS(LocalLoss):
         return self._generated
 
     def train(self, mode: bool = True) -> Self:
-        """Forget what evaluation kept."""
+        """Set the mode and free the basis kept for evaluation."""
         self._generated = None
         return super().train(mode)
 
     def basis_in_use(self) -> Tensor:
-        """What latents are projected on in effect, (K, T): b, or the d made of it by M (eqs. 5 and 6)."""
+        """The effective basis, (K, T): b, or the d made of it by M (eqs. 5 and 6)."""
         return self.modulate(self.basis().T).T
 
     def read(self, features: Tensor) -> Tensor:
-        """The latents h that are projected: a unit's map, (B, C, H, W) or (B, D), to (B, T)."""
+        """Compute the latents h, (B, T), from a unit's feature map, (B, C, H, W) or (B, D)."""
         latents: Tensor = self.latents(features)
         return F.normalize(latents, dim=1) if self.mode == "published" else latents
 
     def project(self, features: Tensor) -> Tensor:
-        """``h b^T``: a unit's map, (B, C, H, W) or (B, D), to (B, K)."""
+        """Compute ``h b^T``, (B, K), from a unit's feature map, (B, C, H, W) or (B, D)."""
         latents = self.read(features)
         return _product(latents, self.basis().to(latents.device).T)
 
     def modulate(self, projection: Tensor) -> Tensor:
-        """Turn the projection onto b, (B, K), into that onto the basis in use, (B, K): the same here."""
+        """Convert the projection onto b, (B, K), to that onto the effective basis, (B, K); here they are equal."""
         return projection
 
     def predict(self, features: Tensor) -> Tensor:
@@ -132,11 +134,11 @@ class LLSM(LLS):
     mixing: nn.Parameter
 
     def modulate(self, projection: Tensor) -> Tensor:
-        """``h d^T = M * (h b^T)``."""
+        """Return ``h d^T = M * (h b^T)``, (B, K)."""
         return projection * self.mixing
 
     def signal_macs(self, unit: UnitShape) -> int:
-        """Beside the projection's, K for each of M's products with it: forward, its gradient, and M's own."""
+        """MACs of the projection, plus K for each of M's products with it: forward, its gradient, and M's own."""
         return super().signal_macs(unit) + 3 * self.classes
 
 
@@ -147,12 +149,12 @@ class LLSMxM(LLS):
     mixing: nn.Parameter
 
     def modulate(self, projection: Tensor) -> Tensor:
-        """``h d^T = (h b^T) M^T``."""
+        """Return ``h d^T = (h b^T) M^T``, (B, K)."""
         return _product(projection, self.mixing.T)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Matrix product, in float32 under autocast too.
+    """Matrix product (N, T) by (T, K), in float32 under autocast too.
 
     In bfloat16 oneDNN keeps 1 MB of code for each batch size, forward and backward.
     """

@@ -14,15 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 _SAMPLES = 2
-"""Batch that is counted: BatchNorm refuses a single value per channel in training mode."""
+"""Batch size for counting: in training mode BatchNorm refuses a single value per channel."""
 
-_LAYERS = {
-    F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
-}  # fmt: skip
+_LAYERS = {F.linear, *(getattr(F, f"conv{kind}{axes}d") for kind in ("", "_transpose") for axes in (1, 2, 3))}
 
 
 class _FromFirstLayers(TorchFunctionMode):
-    """Lets gradients begin at the outputs of the layers that read nothing but the network's input."""
+    """Starts gradients at the outputs of the layers that read only the network's input."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -34,14 +32,14 @@ class _FromFirstLayers(TorchFunctionMode):
 def input_gradient_macs(module: nn.Module, input_shape: Sequence[int], *, reach_input: bool = False) -> int:
     """Multiply-accumulates, per sample, of the gradients with respect to the outputs of all layers but the last.
 
-    A layer's input gradient takes as many as its forward pass. The first layers of a network need none, since nothing
-    is trained before them: those that read its input alone, of which a residual unit has two where its shortcut is a
+    A layer's input gradient takes as many as its forward pass. The first layers of a network need none, because nothing
+    is trained before them. First layers read only the network's input; a residual unit has two if its shortcut is a
     convolution. Gradients of weights do not count.
 
     Args:
-        module: maps (B, *input_shape) to one tensor; on any device, left as it is.
+        module: maps (B, *input_shape) to one tensor; on any device; it is not changed.
         input_shape: shape of one sample.
-        reach_input: count the gradient of the module's input too, which layers before it need.
+        reach_input: also count the gradient of the module's input, which earlier layers need.
     """
     inputs = torch.empty((_SAMPLES, *input_shape), device="meta", requires_grad=reach_input)
     with _FromFirstLayers():
@@ -57,7 +55,7 @@ def loss_macs(loss: nn.Module, features_shape: Sequence[int]) -> int:
     Products of matrices and convolutions are counted, elementwise operations are not.
 
     Args:
-        loss: a local loss, called with features and labels; on any device, left as it is.
+        loss: a local loss, called with features and labels; on any device; it is not changed.
         features_shape: shape of one sample of the features that it reads.
     """
     features = torch.empty((_SAMPLES, *features_shape), device="meta", requires_grad=True)
@@ -71,7 +69,7 @@ def loss_macs(loss: nn.Module, features_shape: Sequence[int]) -> int:
 
 
 def _on_meta(module: nn.Module, *, trains: bool) -> dict[str, Tensor]:
-    """A module's parameters and buffers, empty; the parameters are frozen, or train where the module's do."""
+    """Empty copies of a module's parameters and buffers, in their shapes; trained only where the module's are."""
     empty = {name: torch.empty_like(buffer, device="meta") for name, buffer in module.named_buffers()}
     for name, parameter in module.named_parameters():
         empty[name] = torch.empty_like(parameter, device="meta").requires_grad_(trains and parameter.requires_grad)
@@ -88,7 +86,7 @@ def _count(run: Callable[[], object]) -> int:
 def _convolution_backward(
     gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *arguments: Any, **_: Any
 ) -> int:
-    """Operations of a convolution's backward pass; torch's own formula counts a weight gradient once for each group."""
+    """Operations of a convolution's backward pass; torch's own formula counts a weight gradient once per group."""
     transposed, output_mask = arguments[4], arguments[7]
     pixels = math.prod((inputs if transposed else gradient)[2:])
     return int(2 * inputs[0] * pixels * math.prod(weight) * sum(output_mask[:2]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _ROUNDING = 1e-9
-"""Keeps the threshold inclusive where ``rho * batch`` rounds down: 0.29 * 100 is below 29."""
+"""Tolerance that keeps the threshold inclusive when ``rho * batch`` rounds down: 0.29 * 100 is below 29."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Block:
 
 
 def partition(batches: Sequence[int], rho: float) -> list[Block]:
-    """Algorithm 1: put a unit into the block of the one before when their largest batches differ by at most rho.
+    """Algorithm 1: put a unit into the previous unit's block if their largest batches differ by at most rho.
 
-    A unit is compared with the last one appended, inclusively, and the block's batch is the smallest of its units.
+    A unit is compared with the last one added, inclusively, and the block's batch is the smallest of its units.
 
     Args:
         batches: largest batch of each unit within the budget, already capped at the limit (lines 2-5).
         rho: grouping threshold; the paper uses 0.4.
 
     Raises:
-        ValueError: a unit's batch is 0; it fits no budget and must be reported before.
+        ValueError: a unit's batch is 0; it fits no budget and must be reported earlier.
     """
     if any(batch < 1 for batch in batches):
         raise ValueError("every unit must fit at least one sample")
@@ -49,12 +49,12 @@ def partition(batches: Sequence[int], rho: float) -> list[Block]:
 
 
 def cut(blocks: Sequence[Block], batches: Sequence[int], most: int) -> list[Block]:
-    """Cut blocks into stretches of at most ``most`` units, so that training can end sooner after any of them.
+    """Cut blocks into pieces of at most ``most`` units, so that training can end earlier after any of them.
 
     Args:
         blocks: output of :func:`partition`.
-        batches: largest batch of each unit; a stretch takes the smallest of its own units.
-        most: units in a block.
+        batches: largest batch of each unit; a piece takes the smallest of its own units.
+        most: largest number of units in a block.
     """
     stretches = [block.units[start : start + most] for block in blocks for start in range(0, len(block.units), most)]
     return [Block(units[0], units[-1], min(batches[unit] for unit in units)) for units in stretches]
@@ -65,8 +65,8 @@ def repair(
 ) -> list[Block]:
     """Split blocks that do not fit the budget as a whole.
 
-    The paper checks the budget per unit though the whole block is resident. Each block is cut greedily into the longest
-    stretches that fit; a stretch takes the smallest batch of its own units, unless the batch is fixed.
+    The paper checks the budget per unit although the whole block is resident. Each block is cut greedily into the
+    longest pieces that fit; a piece takes the smallest batch of its own units, unless the batch is fixed.
 
     Args:
         blocks: output of :func:`partition`.
@@ -75,7 +75,7 @@ def repair(
         fixed_batch: keep the block's batch in every piece.
 
     Returns:
-        Blocks that fit, except for single units that do not: their batch is lowered until they do, to 0 if need be.
+        Blocks that fit. Single units that do not fit get a smaller batch, down to 0.
     """
     repaired: list[Block] = []
     for block in blocks:
@@ -99,7 +99,7 @@ def _split(block: Block, batches: Sequence[int], fits: Callable[[Block], bool], 
 
 
 def shrunk(block: Block, fits: Callable[[Block], bool]) -> Block:
-    """The block at its largest batch that fits; 0 when none does."""
+    """The block at its largest batch that fits; batch 0 if none does."""
     low, high = 0, block.batch_size
     while low < high:
         middle = (low + high + 1) // 2

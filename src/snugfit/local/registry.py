@@ -27,12 +27,12 @@ def build_local_loss(text: str, unit: UnitShape, network: NetworkFacts) -> Local
     """Build a local loss for one unit, on the current default device.
 
     Args:
-        text: its name, and options of its own if need be: ``lls``, or ``lls:basis=cosine,mode=paper``.
-        unit, network: what it serves.
+        text: its name, optionally with its own options: ``lls``, or ``lls:basis=cosine,mode=paper``.
+        unit, network: facts about the unit and its network.
 
     Raises:
-        UnknownNameError: there is no local loss of that name, or it has no such option.
-        UsageError: an option cannot be read, or has a value that it cannot have.
+        UnknownNameError: there is no local loss or option of that name.
+        UsageError: an option cannot be read, or has an invalid value.
     """
     known.check_local_loss(text, LOCAL_LOSSES)
     name, _, rest = text.partition(":")
@@ -42,7 +42,7 @@ def build_local_loss(text: str, unit: UnitShape, network: NetworkFacts) -> Local
     for item in filter(None, rest.split(",")):
         key, _, value = (part.strip() for part in item.partition("="))
         if not defaults:
-            raise UsageError(f"the local loss {name} has no options; '{item}' cannot be.")
+            raise UsageError(f"the local loss {name} has no options; remove '{item}'.")
         if key not in defaults:
             raise UnknownNameError(f"option of the local loss {name}", key, defaults)
         if key in options:
@@ -52,7 +52,7 @@ def build_local_loss(text: str, unit: UnitShape, network: NetworkFacts) -> Local
 
 
 def check_local_loss(text: str) -> None:
-    """Raise what :func:`build_local_loss` would, before there is a network to build it for."""
+    """Raise the errors of :func:`build_local_loss` before there is a network."""
     build_local_loss(text, UnitShape((1, 1, 1)), NetworkFacts(1, 1, 2))
 
 

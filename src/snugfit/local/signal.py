@@ -1,10 +1,10 @@
-"""What the learning signal costs: multiply-accumulates and parameters of each way of making it (LLS, Table 3).
+"""Cost of the learning signal: multiply-accumulates and parameters of each method (LLS, Table 3).
 
 The learning signal is the gradient of a loss with respect to the output of every layer, dL/dh. Backpropagation gets it
-from the input gradients of layers 2 to L. A local loss gets it for one unit from what follows the unit's forward pass,
-up to the gradient of the unit's map; where a unit holds several layers (a residual block, a depthwise and a pointwise
-convolution) its other layers still need the input gradients inside the unit, which count here as in backpropagation.
-Gradients of the network's own weights are needed in every method, and count in none.
+from the input gradients of layers 2 to L. A local loss gets it for one unit from everything after the unit's forward
+pass, up to the gradient of the unit's feature map. If a unit holds several layers (a residual block, a depthwise and a
+pointwise convolution), its other layers still need the input gradients inside the unit, which count here as in
+backpropagation. Gradients of the network's own weights are needed in every method, and not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BACKPROP = "backprop"
 
 
 class Signal(NamedTuple):
-    """Multiply-accumulates per sample of the learning signal, and parameters trained beside the network's."""
+    """Multiply-accumulates per sample of the learning signal, and parameters trained in addition to the network's."""
 
     macs: int
     additional_parameters: int
@@ -40,7 +40,7 @@ def learning_signal(chain: Chain, classes: int, local_losses: Iterable[str] | No
     Args:
         chain: the network.
         classes: number of classes.
-        local_losses: names, with options of their own if need be; every registered one by default.
+        local_losses: names, optionally with options; every registered one by default.
 
     Raises:
         UnknownNameError, UsageError: there is no such local loss.

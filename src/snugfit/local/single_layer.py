@@ -1,4 +1,4 @@
-"""Take a unit apart around its one layer of weights, for rules that compare what the layer's neurons answer."""
+"""Split a unit around its single layer of weights, for rules that compare neurons' responses."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _FORM = re.compile("(p*)l(n?a?)(p*)")
 
 @dataclass(frozen=True)
 class SingleLayer:
-    """A unit as a layer of weights and what is done before and after it; modules are shared with the unit.
+    """A unit as a layer of weights and the operations before and after it; modules are shared with the unit.
 
     Attributes:
         before: the unit's input to the layer's: pools, dropout, reshaping.
         layer: the convolution or linear layer, whose neurons' weighted sums it returns.
-        response: weighted sums to what the neurons answer: normalisation and activation, either or none.
-        after: the answers to the unit's output: pools, dropout, reshaping.
+        response: weighted sums to the neurons' responses: normalisation and activation, either or none.
+        after: the responses to the unit's output: pools, dropout, reshaping.
         ends: whether the unit's output is the weighted sums themselves.
     """
 
@@ -47,12 +47,12 @@ class SingleLayer:
 
     @classmethod
     def of(cls, unit: Unit) -> SingleLayer:
-        """Take a unit apart.
+        """Split a unit.
 
-        In-place dropout after the activation is set to make a tensor of its own: the answers are still needed.
+        In-place dropout after the activation is set to allocate its output, because the responses are still needed.
 
         Raises:
-            ModelError: it has another form.
+            ModelError: the unit has another form.
         """
         nodes = [node for node in unit.module.graph.nodes if node.op not in ("placeholder", "output")]
         form = _FORM.fullmatch("".join(_kind(node, unit.module) for node in nodes))
@@ -73,7 +73,7 @@ _REST = "with at most a norm and an activation behind it, in this order, and poo
 
 
 def _kind(node: fx.Node, module: nn.Module) -> str:
-    """Letter of the operation: layer, norm, activation, passive; a question mark for any other."""
+    """Letter of the operation: layer, norm, activation or passive; a question mark for any other."""
     if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), _LAYERS):
         return "l"
     name = _name(node, module).replace("_", "").lower()
@@ -94,10 +94,10 @@ def _operations(nodes: Sequence[fx.Node], module: nn.Module) -> str:
 
 
 def _stretch(unit: Unit, nodes: Sequence[fx.Node]) -> nn.Module:
-    """Consecutive nodes of a unit's graph as a module of one input.
+    """Build a module with one input from consecutive nodes of a unit's graph.
 
     Raises:
-        ModelError: they use more than what the node before them gives.
+        ModelError: they read more than the value of the node before them.
     """
     if not nodes:
         return nn.Identity()

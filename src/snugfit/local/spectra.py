@@ -48,7 +48,7 @@ def class_means(batches: Iterable[tuple[Tensor, Tensor]], classes: Sequence[int]
 
 
 def prominence(latents: Tensor, basis: Tensor) -> Tensor:
-    """How far activations follow a basis: their magnitude where the basis is strongest, over their median, (K,).
+    """How closely activations follow a basis: their magnitude where the basis is strongest, over their median, (K,).
 
     1 is a frequency like any other. The constant component, frequency 0, is left out.
 

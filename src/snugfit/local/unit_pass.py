@@ -1,4 +1,4 @@
-"""A unit's pass in training: what its local loss reads, and what the next unit gets, with as few maps as will do."""
+"""A unit's training pass: the features for its local loss and the next unit's input, with few feature maps."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _BodyAndTail(nn.Module):
 
 
 def training_pass(body: nn.Module, tail: nn.Module, loss: LocalLoss) -> nn.Module:
-    """What maps a unit's inputs (B, ...) to the features that its loss reads and to its output, which is detached.
+    """Build a module that maps a unit's inputs (B, ...) to its loss's features and to its output, which is detached.
 
-    Layers and weights are those of body and tail. Where the loss allows it and the body ends in a BatchNorm and a ReLU
-    or LeakyReLU, these work with fewer maps (:mod:`snugfit.lean`); where the loss reads only a pooled map behind a
-    convolution, it is given that instead of the whole one.
+    Layers and weights are those of body and tail. If the loss allows it and the body ends in a BatchNorm and a ReLU or
+    LeakyReLU, these use fewer feature maps (:mod:`snugfit.lean`). If the loss reads only a pooled feature map behind a
+    convolution, it gets that instead of the whole one.
 
     Args:
         body, tail: a unit in two parts, ``unit(x) = tail(body(x))``.
@@ -53,7 +53,7 @@ def training_pass(body: nn.Module, tail: nn.Module, loss: LocalLoss) -> nn.Modul
 def _with_ending(
     body: nn.Module, make: Callable[[FusedNormAct], nn.Module], *, after_convolution: bool = False
 ) -> nn.Module | None:
-    """The body with the BatchNorm and the activation that end it replaced; None where it ends otherwise."""
+    """The body with its final BatchNorm and activation replaced; None if it ends otherwise."""
     nodes = _ending_nodes(body, after_convolution=after_convolution) if isinstance(body, fx.GraphModule) else None
     if nodes is None or not isinstance(body, fx.GraphModule):
         return None
@@ -68,7 +68,7 @@ def _with_ending(
 
 
 def _ending_nodes(body: fx.GraphModule, *, after_convolution: bool) -> tuple[fx.Node, fx.Node] | None:
-    """The nodes of the norm and of the activation that end a body, each of use to the next alone."""
+    """The nodes of the final norm and activation of a body, each read only by the next."""
     found = attributes_of(body)
     activation = next(node for node in body.graph.nodes if node.op == "output").args[0]
     if not _is(activation, _ACTIVATIONS, found) or len(activation.all_input_nodes) != 1:
@@ -83,7 +83,7 @@ def _ending_nodes(body: fx.GraphModule, *, after_convolution: bool) -> tuple[fx.
 
 
 def _is(node: fx.Node, kinds: set[type[nn.Module]], found: dict[str, nn.Module]) -> bool:
-    """Whether a node calls one of torch's own layers, and nobody watches: another class may compute something else."""
+    """Whether a node calls one of torch's own layers without hooks; other classes may compute something else."""
     if node.op != "call_module":
         return False
     layer = found[str(node.target)]

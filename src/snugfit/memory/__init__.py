@@ -1,4 +1,4 @@
-"""Memory as the operating system counts it: measure it, enforce a limit on it, predict it.
+"""Memory as the operating system counts it: measure it, limit it, predict it.
 
 >>> import torch
 >>> cpu = torch.device("cpu")

@@ -1,8 +1,8 @@
 """Activation memory of a training step, block by block: equations 1 to 6 of Yoosefi et al., over records of layers.
 
-What a record holds is up to who makes it (``profiling/activation.py``): bytes per image by the rule of the paper, or
-bytes of a whole batch as tensors really live and die. The paper looks at the forward pass alone; a record may tell what
-its layer's backward pass takes as well.
+``profiling/activation.py`` makes the records: bytes per image by the rule of the paper, or bytes of a whole batch from
+the real lifetimes of tensors. The paper covers the forward pass alone; a record may also contain
+the bytes of its layer's backward pass.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class LayerRecord:
     Attributes:
         name: of the layer.
         block: number of the block that it belongs to.
-        temporary_bytes: alive while it runs forward, beside what layers before it keep for their gradients; M_tmp.
-        kept_bytes: kept from here on for the backward pass; grd x M_grd. What a layer before it keeps already is not
+        temporary_bytes: alive while it runs forward, without what earlier layers keep for their gradients; M_tmp.
+        kept_bytes: kept from here on for the backward pass; grd x M_grd. What an earlier layer already keeps is not
             counted again.
-        backward_bytes: alive while it runs backward, beside what it and the layers before it keep; None where it does
-            not run backward, or where that is left out, as in the paper.
+        backward_bytes: alive while it runs backward, without what it and earlier layers keep; None if it does
+            not run backward, or if that is left out, as in the paper.
     """
 
     name: str
@@ -35,12 +35,12 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """One layer with what is kept by the layers before it.
+    """One layer with the memory kept by earlier layers.
 
     Attributes:
         name: of the layer.
         temporary_bytes, kept_bytes: as in its record.
-        cumulative_bytes: kept by the layers before it (equation 3).
+        cumulative_bytes: kept by earlier layers (equation 3).
         peak_bytes: the most that is alive while it runs, forward or backward: the term in equation 2.
         backward: whether that is in its backward pass.
     """
@@ -59,9 +59,9 @@ class BlockMemory:
 
     Attributes:
         name: of the block.
-        temporary_bytes: the most that one of its layers takes temporarily (equation 5).
+        temporary_bytes: largest temporary memory of its layers (equation 5).
         cumulative_bytes: kept by all layers up to its last one (equation 6, the current block included).
-        peak_bytes: the most that is alive while one of its layers runs (equation 2).
+        peak_bytes: the most that is alive while any of its layers runs (equation 2).
         layers: in order of execution.
     """
 
@@ -80,9 +80,9 @@ class ActivationMemory:
         peak_bytes: M_act, the most that is alive at once (equation 1).
         peak_block: number of the block where that is.
         cumulative_bytes: kept for the backward pass at the end of the forward pass.
-        total_bytes: M, with parameters and what belongs to them, for the whole batch (equation 4).
+        total_bytes: M, with parameters, gradients and optimizer state, for the whole batch (equation 4).
         batch: images of a step.
-        images: images that the bytes of layers and blocks are of: 1 or ``batch``.
+        images: number of images that the bytes of layers and blocks refer to: 1 or ``batch``.
         parameter_bytes: M_par.
         blocks: in order.
     """
@@ -111,7 +111,7 @@ def add_up(
         records: the layers, in order of execution.
         parameter_bytes: bytes of weights, and of gradients and optimizer state where they count.
         batch: images of a step.
-        images: images that the records' bytes are of; divides ``batch``.
+        images: number of images that the records' bytes refer to; divides ``batch``.
 
     Raises:
         ValueError: a block has no layer, a layer belongs to none, or ``images`` does not divide ``batch``.
@@ -138,7 +138,7 @@ def add_up(
 
 
 def _layer(record: LayerRecord, before: int, upto: int) -> LayerMemory:
-    """Equation 2's term for one layer; in its backward pass what it keeps itself is still there."""
+    """Equation 2's term for one layer; in its backward pass its own saved tensors are still alive."""
     forward = record.temporary_bytes + before
     backward = 0 if record.backward_bytes is None else record.backward_bytes + upto
     return LayerMemory(

@@ -1,4 +1,4 @@
-"""Autocast to bfloat16 on any device, the meta device included, which torch's autocast leaves in float32."""
+"""Autocast to bfloat16 on any device, including the meta device, where torch's autocast has no effect."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import tree_map_only
 
 META_AS = "cpu"
-"""The device whose autocast state holds for tensors on the meta device."""
+"""The device whose autocast state applies to tensors on the meta device."""
 
 _LOWERED = frozenset(
     {
-        F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
-        torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.addbmm, torch.baddbmm,
-        Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__, F.scaled_dot_product_attention,
+        F.linear,
+        F.scaled_dot_product_attention,
+        *(getattr(F, f"conv{kind}{axes}d") for kind in ("", "_transpose") for axes in (1, 2, 3)),
+        *(getattr(torch, name) for name in ("matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm")),
+        *(getattr(Tensor, name) for name in ("matmul", "mm", "bmm", "__matmul__")),
     }
-)  # fmt: skip
-"""What autocast computes in low precision on the processor (torch/csrc/autograd/autocast_mode.cpp)."""
+)
+"""Functions that autocast runs in low precision on the processor (torch/csrc/autograd/autocast_mode.cpp)."""
 _RAISED = frozenset({F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.binary_cross_entropy})
-"""Losses, which it computes in float32."""
+"""Losses, which it runs in float32."""
 
 
 def autocast(device: str, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
@@ -33,7 +35,7 @@ def autocast(device: str, dtype: torch.dtype = torch.bfloat16) -> AbstractContex
 
 
 def autocast_again() -> AbstractContextManager[object]:
-    """What a recomputation of the present computation must run in, beside torch's autocast, which torch restores."""
+    """The autocast context for a recomputation on the meta device; torch restores its own autocast."""
     modes = _get_current_function_mode_stack()
     active = [mode for mode in modes if isinstance(mode, _MetaAutocast)]
     return _MetaAutocast(active[-1].dtype) if active else nullcontext()
@@ -46,7 +48,7 @@ def _on_meta(dtype: torch.dtype) -> Iterator[None]:
 
 
 class _MetaAutocast(TorchFunctionMode):
-    """Lowers what autocast would lower; a lowered weight lives until the context ends, as there."""
+    """Lowers the same arguments as autocast; a lowered weight lives until the context ends, as in torch."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

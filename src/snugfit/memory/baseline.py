@@ -1,4 +1,4 @@
-"""Bring the process to its resting state and read its memory there, before model and data exist."""
+"""Bring the process to its resting state and read its memory baseline, before model and data exist."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from snugfit.memory.trim import release_memory, tighten_allocator
 
 _THREAD_STACK_BYTES = 512 * 1024
 _KERNELS_KEPT = 192
-"""Generated kernels that oneDNN keeps; its default of 1024 lets their memory grow with every new shape."""
+"""Number of generated kernels that oneDNN caches; with its default of 1024 their memory grows with every new shape."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Memory of the resting process, in bytes; the two are never mixed.
+    """Memory of the resting process, in bytes.
 
     Attributes:
         anon: RssAnon; peaks are measured above it.
@@ -37,13 +37,13 @@ def prepare_process(threads: int | None = None) -> Baseline:
     """Start threads, warm up torch, set the allocator, and take the baseline.
 
     The warm-up runs one tiny forward, backward and optimizer step: the first ``torch.optim`` object lazily imports
-    68 MiB, which belongs to the library and not to the run.
+    68 MiB, which belong to the library and not to the run.
 
     Args:
         threads: compute threads; torch's own choice by default.
 
     Raises:
-        UsageError: that is no number of threads.
+        UsageError: ``threads`` is not a valid number of threads.
     """
     threads = checked("threads", Workers | None, threads)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS_KEPT))
@@ -59,7 +59,7 @@ def prepare_process(threads: int | None = None) -> Baseline:
 
 
 def _warm_up() -> None:
-    """Touch what training touches: thread pool, convolution, normalisation, pooling, loss, optimizers, autocast."""
+    """Use everything that training uses: threads, convolution, normalisation, pooling, loss, optimizers, autocast."""
     state = torch.get_rng_state()
     network: nn.Module = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 4)

@@ -1,4 +1,4 @@
-"""Address space for BatchNorm's backward pass, which reserves its result twice and touches one of the two."""
+"""Address space for BatchNorm's backward pass, which reserves its result twice and uses one of the two."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def allow_batch_norm_backward(limit: MemoryLimit) -> RemovableHandle:
-    """Let the backward pass of every BatchNorm layer reserve what it never touches.
+    """Let the backward pass of every BatchNorm layer reserve memory that it never touches.
 
-    On the processor torch allocates the gradient of the input, then allocates it again for contiguous maps before it
-    frees the first. ``RLIMIT_DATA`` counts both, although only one becomes resident: without address space for
-    the other, a step that fits the budget would be refused. It is given only if the budget has enough left for the
-    one that is touched, so that the budget still holds.
+    On the processor torch allocates the gradient of the input, and then allocates it again for contiguous feature maps
+    before it frees the first. ``RLIMIT_DATA`` counts both, although only one becomes resident. Without address space
+    for the other, a step that fits the budget would be refused. It is granted only if the budget has enough left for
+    the one that is touched, so that the budget still holds.
 
     Returns:
         The handle of the hook, which acts on all modules of the process.

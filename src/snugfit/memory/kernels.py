@@ -1,4 +1,4 @@
-"""Address space for the kernels that oneDNN generates, which it must never be refused."""
+"""Address space for the kernels that oneDNN generates, which must never be refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from snugfit.memory.limit import MemoryLimit
 
 KERNEL_BYTES = 4 << 20
-"""Address space for the kernels of one operator; VGGs, ResNets and MobileNets took 3.1 MB at most."""
+"""Address space for the kernels of one operator; VGGs, ResNets and MobileNets needed 3.1 MB at most."""
 
 _aten = torch.ops.aten
 _GENERATING = frozenset(
@@ -23,16 +23,16 @@ _GENERATING = frozenset(
 )
 
 _OUTPUTS: dict[Any, int] = {}
-"""Bytes of an operator's outputs, by the shapes of its arguments: finding them takes a millisecond."""
+"""Bytes of an operator's outputs by the shapes of its arguments; computing them takes a millisecond."""
 
 
 class KernelAllowance(TorchDispatchMode):
     """Lets operators generate kernels for shapes that are new to the process, although the memory limit is exact.
 
     A kernel reserves 0.25-1.5 MB of address space, of which some 20 kB are touched, and RLIMIT_DATA counts all of it.
-    When a kernel is refused, oneDNN ends the process by a segmentation fault, or makes no further kernel on that
-    thread for the rest of its life. So an operator that may generate kernels gets space for them beside what the budget
-    has left, after it is made sure that its outputs fit into that; all other operators run under the exact limit.
+    When a kernel is refused, oneDNN ends the process by a segmentation fault, or makes no further kernel on that thread
+    for the rest of its life. So an operator that may generate kernels gets extra space for them, after a check that its
+    outputs fit what the budget has left; all other operators run under the exact limit.
     """
 
     def __init__(self, limit: MemoryLimit) -> None:
@@ -60,7 +60,7 @@ class KernelAllowance(TorchDispatchMode):
 
 
 def _shape(value: Any) -> Any:
-    """What an argument has to do with the size of outputs."""
+    """The part of an argument that the size of outputs depends on, such as a tensor's shape."""
     return (value.shape, value.dtype) if isinstance(value, Tensor) else value
 
 
@@ -71,5 +71,5 @@ def _output_bytes(func: Any, args: Any, kwargs: Any) -> int:
 
 
 def _on_meta(args: Any) -> bool:
-    """Whether an operator is only looked at: it takes no memory, whatever its outputs would."""
+    """Whether an operator runs on the meta device only and takes no memory."""
     return any(isinstance(item, Tensor) and item.is_meta for item in tree_iter(args))

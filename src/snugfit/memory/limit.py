@@ -29,15 +29,15 @@ _OUT_OF_MEMORY_TEXTS = (
 
 
 def can_enforce(device: torch.device) -> bool:
-    """Whether a budget on ``device`` is enforced here, and not only predicted and measured."""
+    """Whether a budget on ``device`` is enforced here, in addition to being predicted and measured."""
     return device.type == "cuda" or sys.platform.startswith("linux")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception is an allocation that failed.
+    """Whether an exception is a failed allocation.
 
     torch raises RuntimeError for failed allocations on the processor, and MemoryError comes from Python and numpy;
-    Python's compiler, at work where a network's graph changes, may fail without any.
+    Python's compiler, which runs when a network's graph changes, may fail without either.
     """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
@@ -52,12 +52,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 class MemoryLimit:
     """Context in which the process cannot grow past ``budget_bytes`` above its baseline.
 
-    On the processor the soft ``RLIMIT_DATA`` allows exactly what the budget has left, so that an allocation
-    beyond it fails as a catchable error; it is restored afterwards. On CUDA the allocator's fraction is set.
+    On the processor the soft ``RLIMIT_DATA`` allows exactly what the budget has left, so that an allocation beyond it
+    fails as a catchable error; it is restored afterwards. On CUDA the allocator's fraction is set.
 
     ``RLIMIT_DATA`` counts mappings whether or not they are resident, and oneDNN reserves 0.25-1.5 MB of address space
-    for each generated kernel of which it touches some 20 kB. :meth:`refresh` therefore sets the limit anew from what
-    is mapped and what is resident now, at every step.
+    for each generated kernel of which it touches some 20 kB. :meth:`refresh` therefore updates the limit from mapped
+    and resident memory at every step.
     """
 
     def __init__(self, budget_bytes: int | None, baseline: Baseline, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class MemoryLimit:
 
     @contextmanager
     def tightened(self, spare_bytes: int) -> Iterator[None]:
-        """Hold back some of the budget for a while, so that what passes now fits later with something to spare."""
+        """Reserve a part of the budget temporarily, so that what fits now also fits later with a margin."""
         self.spare_bytes += spare_bytes
         self.refresh()
         try:
@@ -90,7 +90,10 @@ class MemoryLimit:
 
     @contextmanager
     def loosened(self, extra_bytes: int) -> Iterator[None]:
-        """Allow for address space that is reserved and hardly touched, such as a thread's stack; nested ones add up."""
+        """Allow extra address space that is reserved but hardly touched, such as a thread's stack.
+
+        Nested calls add up.
+        """
         self._loose_bytes += extra_bytes
         self.refresh()
         try:
@@ -101,12 +104,12 @@ class MemoryLimit:
 
     @property
     def kernel_bytes(self) -> int:
-        """Bytes that :meth:`allow_kernels` holds back."""
+        """Bytes that :meth:`allow_kernels` reserves."""
         return 0 if self._previous is None else KERNEL_BYTES
 
     @property
     def left_bytes(self) -> int:
-        """Bytes of the budget that are not resident now, less ``spare_bytes``; 0 without a budget."""
+        """Bytes of the budget that are not resident, minus ``spare_bytes``; 0 without a budget."""
         return self._left(read_status())
 
     def _left(self, status: MemoryStatus) -> int:
@@ -114,7 +117,7 @@ class MemoryLimit:
         return max(budget - max(status.anon - self.baseline.anon, 0), 0)
 
     def refresh(self, extra_bytes: int = 0) -> int:
-        """Allow what the budget has left now, less ``spare_bytes``, and for ``extra_bytes`` of address space.
+        """Set the limit to what the budget has left, minus ``spare_bytes``, plus ``extra_bytes`` of address space.
 
         Returns:
             The reserve: bytes mapped but not resident.
@@ -131,7 +134,7 @@ class MemoryLimit:
     def allow_kernels(self) -> Iterator[None]:
         """Context for work on shapes that are new to the process: see :class:`KernelAllowance`.
 
-        Space for kernels is held back from everything else, so that the budget holds even where it is touched.
+        Space for kernels is reserved from everything else, so that the budget holds even if it is touched.
         """
         if self._previous is None:
             yield

@@ -1,4 +1,4 @@
-"""Predict memory: least-squares lines over batch size, lifted so that no measured point lies above them."""
+"""Predict memory: least-squares lines over batch size, raised so that no measured point lies above them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fit_line(name: str, points: Sequence[ProbePoint], smallest_batch: int = 1) -
 def _least_squares(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     """Slope (never negative) and intercept.
 
-    Written out, since numpy's solver calls a BLAS that reserves 32 MB for each thread, and ends the process when that
+    Written out, because numpy's solver calls a BLAS that reserves 32 MB per thread, and ends the process when that
     is refused under a memory limit.
     """
     mean_x, mean_y = fmean(x), fmean(y)

@@ -1,7 +1,7 @@
-"""Tensors in memory-mapped files without a name: the kernel may drop their pages, so that they take no private memory.
+"""Tensors in unnamed memory-mapped files: the kernel may drop their pages, so they take no private memory.
 
 Unlike :mod:`snugfit.memory.scratch`, operators work on them in place, part by part. Files lose their name as soon as
-they are made: nothing stays behind, however the process ends.
+they are created, so nothing is left behind, however the process ends.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from snugfit.memory.tensors import leave_out
 
 
 class MappedScratch:
-    """Storage for tensors on disk; a tensor's is used again for one of the same shape once nothing refers to it.
+    """Storage for tensors on disk; it is reused for a tensor of the same shape once nothing refers to the old one.
 
-    The storage of a batch serves smaller ones too. So files neither grow nor shrink from step to step, and the kernel's
+    The storage of a batch also serves smaller ones. So files neither grow nor shrink between steps, and the kernel's
     high-water mark of memory can be separated from that of mapped pages.
 
     Args:
-        folder: where; made if missing. One in memory (tmpfs) saves nothing.
-        limit: most bytes on disk; as many as there are by default.
+        folder: created if missing. A folder in memory (tmpfs) saves nothing.
+        limit: most bytes on disk; the disk's size by default.
         grown: called with the bytes on disk whenever they grow.
 
     Attributes:
-        bytes: on disk now, those that wait for another tensor included.
+        bytes: on disk now, including those waiting for another tensor.
     """
 
     def __init__(self, folder: Path, limit: int | None = None, grown: Callable[[int], None] | None = None) -> None:
@@ -42,16 +42,16 @@ class MappedScratch:
         self._free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, last: bool = False, meta: bool = False) -> Tensor:
-        """A tensor whose values are undefined, which memory is not counted of.
+        """Allocate a tensor of this shape with undefined values, which memory counts ignore.
 
         Args:
             shape: (B, C, H, W).
             dtype: its type.
-            last: in ``channels_last`` order.
-            meta: on the meta device, on which there are no files either; on the CPU otherwise.
+            last: whether in ``channels_last`` order.
+            meta: whether on the meta device, without files; otherwise on the CPU.
 
         Raises:
-            OutOfStorageError: the disk is full, or more than the limit would be on it.
+            OutOfStorageError: the disk is full, or the limit is reached.
         """
         size = max(stored_bytes(shape, dtype), 1)
         storage = _nowhere(size) if meta else self._storage(size, kind=stored_bytes(shape[1:], dtype))
@@ -64,7 +64,7 @@ class MappedScratch:
         return made.set_(storage, 0, (batch, channels, height, width), strides)
 
     def _storage(self, size: int, kind: int) -> torch.UntypedStorage:
-        """A block as a storage; with the storage ends the view of the block, and it is free for others of its kind."""
+        """A block as a storage; when the storage is freed, the block can be reused for another of its kind."""
         free = self._free[kind]
         while free and len(free[-1]) < size:
             self.bytes -= len(free.pop())
@@ -74,12 +74,12 @@ class MappedScratch:
         return torch.frombuffer(view, dtype=torch.uint8, count=size).untyped_storage()
 
     def _block(self, size: int) -> mmap.mmap:
-        """Map a new file, whose disk space is reserved: a disk that fills up later would end the process."""
+        """Map a new file and reserve its disk space, because a disk that fills up later would end the process."""
         if self.limit is not None and self.bytes + size > self.limit:
             self._drop_free()
         if self.limit is not None and self.bytes + size > self.limit:
             raise OutOfStorageError(
-                f"maps in scratch files need {(self.bytes + size) / 1e6:.0f} MB, but the storage budget has "
+                f"feature maps in scratch files need {(self.bytes + size) / 1e6:.0f} MB, but the storage budget has "
                 f"{self.limit / 1e6:.0f} MB. Allow more --storage, or use --scratch off."
             )
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
-"""What operators give on the meta device, remembered: torch finds shapes there in Python, 0.2 ms for an operator.
+"""Cached results of operators on the meta device, because torch computes shapes there in Python, 0.2 ms per operator.
 
-A network is looked at many times before it is run once: at several batches, in several ways. The same operators meet
-the same shapes again and again, in its alike layers and in its second step, and nothing depends on values there.
+A network is analysed many times before it runs once: at several batch sizes, with several strategies. The same
+operators meet the same shapes again, in its identical layers and in its second step, and nothing depends on values
+there.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 MOST = 4096
-"""Results that are remembered; some 1 kB each."""
+"""Number of cached results; about 1 kB each."""
 
 _UNSEEN, _CALL, _FIRST, _NOTHING = object(), object(), object(), object()
-"""Nothing is known; it must be called; it gives its first argument, as operators in place do; it gives nothing."""
+"""Not cached.
+
+Cannot be cached and must be called; returns its first argument, as in-place operators do; returns None.
+"""
 _known: dict[Any, Any] = {}
 
 
 def forget() -> None:
-    """Free what is remembered."""
+    """Clear the cache."""
     _known.clear()
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operator gives to ``__torch_dispatch__``; remembered where all its tensors are on the meta device."""
+    """Call an operator for ``__torch_dispatch__``; the result is cached if all its tensors are on the meta device."""
     if not _is_on_meta(args, kwargs):
         return func(*args, **kwargs)
     key = (func, _key(args), _key(kwargs))
@@ -63,7 +67,7 @@ def _call(key: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _remember(key: Any, output: Any, storages: set[int]) -> None:
-    """Remember outputs that have storages of their own, each exactly as large as its tensor."""
+    """Cache outputs that have their own storages, each exactly as large as its tensor."""
     outputs = [output] if isinstance(output, Tensor) else list(output)
     made: list[tuple[Any, ...] | None] = []
     for one in outputs:
@@ -103,7 +107,7 @@ def _facts(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _key(value: Any) -> Any:
-    """All that outputs depend on; numbers by their types, too, since 1, 1.0 and True are equal."""
+    """Everything that outputs depend on; numbers with their types, because 1, 1.0 and True are equal."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype, value.storage_offset()
     if isinstance(value, (list, tuple)):

@@ -1,9 +1,9 @@
 """Measure peak memory above a baseline.
 
-On Linux two independent readings are taken, and the larger one counts. The kernel's own high-water mark (VmHWM) is
-reset at every mark; what it shows at the next mark, less the file maps resident by then, is the peak of private
-anonymous memory in between, or less where file maps grew. A thread samples RssAnon, which file maps do not blur; it may
-miss a short peak. Elsewhere the peak is that of the readings at the marks.
+On Linux two independent readings are taken, and the larger one counts. The kernel's high-water mark (VmHWM) is reset at
+every mark. Its value at the next mark, minus the file-backed pages resident by then, is the peak of private anonymous
+memory in between, or less if file-backed pages grew. A thread samples RssAnon, which file-backed pages do not affect;
+it may miss a short peak. Elsewhere the peak is the largest reading at the marks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PeakMeter(Protocol):
     peak_bytes: int
 
     def mark(self) -> int:
-        """Take in everything since the last mark; returns the peak since the last :meth:`restart`."""
+        """Record everything since the last mark; returns the peak since the last :meth:`restart`."""
 
     def restart(self) -> None:
         """Begin a new interval: the peak becomes the current value."""
@@ -46,11 +46,12 @@ class ProcessMeter:
         self.restart()
 
     def mark(self) -> int:
-        """Take in everything since the last mark.
+        """Record everything since the last mark.
 
-        The high-water mark less the file maps of now is the peak of anonymous memory, or less where file maps grew
-        since (library code touched for the first time, mapped weights): then what was sampled is more. It is too much
-        only where the system dropped maps in between; so a phase that maps its weights marks at every batch.
+        The high-water mark minus the current file-backed pages is the peak of anonymous memory, or less if file-backed
+        pages grew since (library code used for the first time, mapped weights); then the sampled value is larger. It is
+        too much only if the system dropped such pages in between; so a phase that maps its weights marks at every
+        batch.
         """
         status = read_status()
         candidates = [status.anon]
@@ -84,7 +85,7 @@ class CudaMeter:
         self.restart()
 
     def mark(self) -> int:
-        """Take in everything since the last restart."""
+        """Record everything since the last restart."""
         self.current_bytes = torch.cuda.memory_reserved(self.device)
         self.peak_bytes = torch.cuda.max_memory_reserved(self.device)
         return self.peak_bytes

@@ -1,4 +1,4 @@
-"""Sample private anonymous memory in a thread: a second reading beside the kernel's high-water mark."""
+"""Sample private anonymous memory in a thread, in addition to the kernel's high-water mark."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class AnonSampler:
-    """The largest RssAnon of this process that was sampled, in bytes; on Linux.
+    """The largest sampled RssAnon of this process, in bytes; on Linux.
 
-    A peak that lasts shorter than :data:`SAMPLE_SECONDS` may lie between two samples. Where a limit leaves no memory
-    for a thread, nothing is sampled.
+    A peak shorter than :data:`SAMPLE_SECONDS` may fall between two samples. If a limit leaves no memory for a thread,
+    nothing is sampled.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class AnonSampler:
             _thread.start_new_thread(self._run, ())
 
     def take(self) -> int:
-        """The largest since the last call, 0 where there was no sample."""
+        """The largest sample since the last call, 0 without samples."""
         with self._lock:
             highest, self._highest = self._highest, 0
         return highest

@@ -1,7 +1,7 @@
-"""Tensors in a scratch file, written and read by parts: what lies there takes no memory of the process.
+"""Tensors in a scratch file, written and read by parts, which take no memory of the process.
 
-A mapped file would do the same with less code, but its pages are part of the resident set while they are in use, and
-the kernel's high-water mark, from which peaks are told, does not say afterwards which pages it was made of.
+A mapped file would need less code, but its pages are part of the resident set while they are in use, and the kernel's
+high-water mark, from which peaks are measured, does not distinguish them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StoredTensor:
     _offset: int
 
     def read(self, rows: slice = slice(None)) -> Tensor:
-        """These rows of the first axis, or all, as a new tensor on the CPU, in row-major order."""
+        """Read rows of the first axis, or all, as a new tensor (rows, ...) on the CPU, in row-major order."""
         start, stop, _ = rows.indices(self.shape[0] if self.shape else 1)
         shape = (stop - start, *self.shape[1:]) if self.shape else ()
         found = torch.empty(shape, dtype=self.dtype)
@@ -47,7 +47,7 @@ class StoredTensor:
         return found
 
     def write(self, tensor: Tensor, start: int = 0) -> None:
-        """Overwrite rows of the first axis from ``start`` on."""
+        """Overwrite rows of the first axis from ``start`` on by values (rows, ...)."""
         view, done = _bytes(tensor.detach().to("cpu", self.dtype).contiguous()), 0
         while done < len(view):
             done += os.pwrite(self._descriptor, view[done:], self._offset + start * self._row_bytes + done)
@@ -60,10 +60,10 @@ class StoredTensor:
 class ScratchFile:
     """Context that holds tensors in a file, which is deleted at the end.
 
-    The file's blocks are reserved at once, so that a full disk is known of before anything is computed.
+    The file's blocks are reserved at once, so that a full disk is noticed before anything is computed.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is created if missing.
         size: bytes of all that will be stored, see :func:`stored_bytes`.
     """
 
@@ -72,7 +72,7 @@ class ScratchFile:
         self._descriptor, self._used = -1, 0
 
     def __enter__(self) -> ScratchFile:
-        """Make the file.
+        """Create the file.
 
         Raises:
             OutOfStorageError: the disk is full.
@@ -92,10 +92,10 @@ class ScratchFile:
         return self
 
     def reserve(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> StoredTensor:
-        """Storage for a tensor, whose values are undefined.
+        """Reserve space for a tensor of this shape; its values are undefined.
 
         Raises:
-            ValueError: the file is used up.
+            ValueError: the file is full.
         """
         size = stored_bytes(shape, dtype)
         if self._used + size > self.size:
@@ -105,7 +105,7 @@ class ScratchFile:
         return stored
 
     def store(self, tensor: Tensor) -> StoredTensor:
-        """Write a tensor."""
+        """Store a tensor of any shape."""
         stored = self.reserve(tensor.shape, tensor.dtype)
         stored.write(tensor)
         return stored

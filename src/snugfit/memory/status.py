@@ -1,4 +1,4 @@
-"""The process's memory as /proc tells it."""
+"""The process's memory from /proc."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class MemoryStatus:
     """One reading, in bytes.
 
     Attributes:
-        anon: resident private anonymous memory (RssAnon): what a memory budget bounds.
-        file, shmem: resident file maps and shared memory, which the budget does not count.
-        data: private writable mappings, resident or not (VmData): what ``RLIMIT_DATA`` limits.
+        anon: resident private anonymous memory (RssAnon), which a memory budget limits.
+        file, shmem: resident file-backed and shared memory, which the budget does not count.
+        data: private writable mappings, resident or not (VmData), which ``RLIMIT_DATA`` limits.
         high_water: largest resident set since the last reset (VmHWM).
     """
 
@@ -37,7 +37,7 @@ def has_proc() -> bool:
 
 
 def read_status() -> MemoryStatus:
-    """Read the process's memory now; where there is no /proc, psutil's unique (or resident) set stands for RssAnon."""
+    """Read the process's memory; without /proc, psutil's unique (or resident) set replaces RssAnon."""
     if not has_proc():
         info = psutil.Process().memory_full_info()
         return MemoryStatus(anon=getattr(info, "uss", info.rss))
@@ -52,7 +52,7 @@ def read_status() -> MemoryStatus:
 
 
 def reset_high_water() -> bool:
-    """Start a new interval for VmHWM; False where the kernel does not allow it."""
+    """Start a new interval for VmHWM; False if the kernel does not allow it."""
     try:
         descriptor = os.open(_CLEAR_REFS, os.O_WRONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Peak bytes of live tensors in a step, counted exactly and on any device, the meta device included.
+"""Peak bytes of live tensors in a step, counted exactly on any device, including the meta device.
 
 torch's own MemTracker counts the same bytes, but keeps the parameters of tracked modules in memory after it has
 finished (its hooks hold them), which a run inside a budget cannot afford, and takes 1-2 seconds to import.
@@ -23,17 +23,17 @@ _left_out: dict[int, weakref.ref[Any]] = {}
 
 
 def leave_out(storage: torch.UntypedStorage) -> None:
-    """Count this storage nowhere, for it takes no memory: it is a mapped file. Called before anything else sees it."""
+    """Exclude a storage from all counts, because it is a mapped file. Call it before anything else sees the storage."""
     key = storage._cdata
     _left_out[key] = weakref.ref(storage, lambda _: _left_out.pop(key, None))
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of every storage from the operator that makes it until it is freed; not those of mapped files.
+    """Counts the bytes of every storage from its allocation until it is freed, except mapped files.
 
     Attributes:
         live: bytes alive now.
-        peak: the most that were alive at once.
+        peak: the most bytes alive at once.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class LiveBytes(TorchDispatchMode):
         self._seen: dict[int, weakref.ref[Any]] = {}
 
     def add(self, tensor: Tensor) -> None:
-        """Count a tensor that was made before."""
+        """Count an existing tensor of any shape."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._seen or key in _left_out:
@@ -70,15 +70,15 @@ def storage_id(tensor: Tensor) -> int:
 
 
 def tensor_peak_bytes(step: Callable[[], object], tracked: Iterable[nn.Module | Tensor] = (), repeats: int = 1) -> int:
-    """Run ``step`` and return the peak bytes of live tensors.
+    """Run ``step`` and return the peak bytes of live tensors, of any shapes.
 
-    On the meta device nothing is allocated or computed, so that the floor of a network which could never fit is known
+    On the meta device nothing is allocated or computed, so that the floor of a network that would never fit is known
     without running it. Workspace inside an operator is not a tensor and does not count.
 
     Args:
-        step: what to run; tensors made in it are counted.
-        tracked: modules and tensors made before that are alive during the step.
-        repeats: how often to run it; from the second time on there is optimizer state.
+        step: called without arguments; the tensors that it allocates are counted.
+        tracked: existing modules and tensors that are alive during the step.
+        repeats: number of calls; from the second one on there is optimizer state.
     """
     counter = LiveBytes()
     for item in tracked:
@@ -92,7 +92,10 @@ def tensor_peak_bytes(step: Callable[[], object], tracked: Iterable[nn.Module | 
 
 
 def saved_bytes(forward: Callable[[], object], held: Iterable[Tensor] = ()) -> int:
-    """Bytes that autograd keeps for the backward pass of ``forward``, each storage once, those of ``held`` left out."""
+    """Bytes that autograd saves for the backward pass of ``forward``.
+
+    Each storage counts once. Those of ``held``, of any shapes, do not count.
+    """
     known = {storage_id(tensor) for tensor in held}
     sizes: dict[int, int] = {}
     kept: list[Tensor] = []

@@ -1,8 +1,8 @@
-"""Allocators: give freed memory back to the system at once, so that the process holds what its tensors hold.
+"""Allocators: return freed memory to the system at once, so that the process holds only what its tensors need.
 
 MKL keeps the buffers of its matrix products, 6 MB after ResNet-18's convolutions of one sample in one thread. The
-package tells it not to (``MKL_DISABLE_FAST_MM``), at no loss of speed; where torch was loaded before, MKL has read that
-variable already, and its buffers are freed with the rest.
+package disables that (``MKL_DISABLE_FAST_MM``), without loss of speed. If torch was loaded earlier, MKL has already
+read that variable, and its buffers are freed with the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def tighten_allocator() -> bool:
     """Serve large blocks by mmap and return freed ones at once (glibc only).
 
     With glibc's defaults real peaks were 28-70 % above tensor bytes; with these thresholds and channels_last 2-9 %.
-    One arena, since every further one keeps freed memory of its own.
+    There is one arena, because every further one keeps freed memory of its own.
     """
     libc = _libc()
     if libc is None:
@@ -43,7 +43,7 @@ def release_memory() -> None:
     """Collect garbage (without it nothing is freed after an out-of-memory error) and trim the heap.
 
     Call it after the ``except`` clause of an error, which keeps the error alive. Autograd keeps the last error of a
-    backward pass, and through its traceback parameters and gradients, until another pass succeeds: so one is run.
+    backward pass, and through its traceback parameters and gradients, until another pass succeeds; so one is run.
     """
     with torch.inference_mode(False), torch.enable_grad():
         torch.zeros(1, requires_grad=True).sum().backward()
@@ -52,7 +52,7 @@ def release_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Give MKL's buffers and the free pages of the heap back: small blocks that still live keep it from shrinking."""
+    """Free MKL's buffers and the free pages of the heap; small blocks that still live limit how far it shrinks."""
     mkl, libc = _mkl(), _libc()
     if mkl is not None:
         mkl.mkl_serv_free_buffers()
@@ -62,7 +62,7 @@ def trim_heap() -> None:
 
 @cache
 def _mkl() -> ctypes.CDLL | None:
-    """The library with torch's MKL, which torch has loaded; None where torch is built without."""
+    """The library with torch's MKL; None if torch is built without it."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     library = ctypes.CDLL(str(path)) if path.exists() else None
     return library if hasattr(library, "mkl_serv_free_buffers") else None

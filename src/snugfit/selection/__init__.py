@@ -1,4 +1,4 @@
-"""Which tensors to train: what a selection costs in time and bytes, and the best one within budgets.
+"""Which tensors to train: time and memory of a selection, and the best selection within budgets.
 
 >>> importance, t_dw, t_dy = [3.0, 1.0, 2.0], [0.02, 0.01, 0.01], [0.03, 0.01, 0.0]  # input first; seconds
 >>> select(importance, t_dw, t_dy, budget_seconds=0.045)

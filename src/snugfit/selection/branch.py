@@ -1,4 +1,4 @@
-"""The search for the best selection with one earliest tensor, by labels."""
+"""The search for the best selection with a given earliest tensor, by labels."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from snugfit.selection.labels import Labels
 from snugfit.selection.relaxation import Knapsacks, Prices
 
 SAME = 1 - 1e-9
-"""Sums of importance that differ by less are the same: rounding in sums and bounds stays below this."""
+"""Sums of importance that differ by less are equal: rounding in sums and bounds stays below this."""
 
 _SCOUTS = 300
-"""Labels of a first pass, whose selection lets the second forget more."""
+"""Number of labels of a first pass, whose selection lets the second pass drop more."""
 
 _PRICES = np.array([0.0, 0.7, 1.0, 1.4])
-"""Multiples of the best price: where a label has more left of a budget than the best selection, more is worth less."""
+"""Multiples of the best price: if a label has more of a budget left than the best selection, more is worth less."""
 
 
 class Branch:
-    """One knapsack of ``Knapsacks`` with its prices, ready to be searched.
+    """One knapsack of ``Knapsacks`` with its prices.
 
-    ``most`` is the largest number of labels that were kept at once.
+    ``most`` is the largest number of labels kept at once.
     """
 
     def __init__(self, problem: Knapsacks, price: Prices) -> None:
@@ -36,15 +36,16 @@ class Branch:
         self.bounds = bounds(self.units, self.time, self.memory, step_prices, byte_prices)
 
     def search(self, value: float, label_limit: int | None) -> tuple[Mask | None, float, float]:
-        """Look for a selection that is worth more than ``value``.
+        """Search for a selection with more importance than ``value``.
 
         Args:
-            value: the best selection known.
-            label_limit: labels that are kept at most; None for no limit.
+            value: importance of the best known selection.
+            label_limit: largest number of labels; None for no limit.
 
         Returns:
-            The selection (N,) or None, the best value known now, and the highest bound among labels that the limit made
-            forget, 0 if none.
+            The selection (N,) or None, the best value known now, and the highest bound among labels that the limit
+                dropped,
+            0 if none.
         """
         found, dropped = None, 0.0
         if self._bound(self.root, 0)[0] * SAME <= value:
@@ -58,7 +59,7 @@ class Branch:
         return found, value, dropped
 
     def _pass(self, value: float, limit: int | None) -> tuple[Labels | None, float]:
-        """Decide all units; the best label above ``value``, and the highest bound beyond the limit."""
+        """Decide all units; returns the best label above ``value``, and the highest bound beyond the limit."""
         current, dropped = self.root, 0.0
         for index, unit in enumerate(self.units):
             current = self._decided(current, unit)
@@ -77,7 +78,7 @@ class Branch:
         return (best if best.value[0] > value else None), dropped
 
     def _decided(self, before: Labels, unit: Unit) -> Labels:
-        """Every label with none and with each set of the unit's tensors, as far as they fit."""
+        """Extend every label with none and with each set of the unit's tensors that fits."""
         after = before.charged(unit.joint)
         for tensor, steps, own, value in zip(unit.tensors, unit.update, unit.own, unit.value, strict=True):
             added = after.plus(int(tensor), int(steps), int(own), float(value))
@@ -87,13 +88,13 @@ class Branch:
         return before.joined(after)
 
     def _bound(self, found: Labels, index: int) -> Floats:
-        """What each label can become when the units from ``index`` on are decided."""
+        """Upper bound of each label, (L,), when the units from ``index`` on are decided."""
         rest = self.bounds.rest(index, self.time - found.time, self.memory - found.memory)
         return found.value + rest
 
 
 def _units(problem: Knapsacks, step: float, byte: float) -> list[Unit]:
-    """What is decided together, dearest decision first: what the wrong one costs at the prices."""
+    """The groups of tensors that are decided together, ordered by the cost of a wrong decision at the prices."""
     allowed = np.flatnonzero(problem.allowed[0])
     surplus = problem.value - step * problem.update - byte * problem.own
     joint = np.append(problem.joint[0], 0)[problem.group]

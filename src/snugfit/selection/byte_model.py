@@ -1,9 +1,9 @@
 """Bytes that a selection of tensors needs at once.
 
 An unselected tensor costs no gradient, no optimizer state and no saved activation (ElasticTrainer decision 7). So
-memory depends on the selection much as time does: own bytes for each selected tensor, bytes of the layers without
+memory depends on the selection in the same way as time: own bytes for each selected tensor, bytes of the layers without
 tensors that the gradient passes on its way to the earliest one, and the saved inputs. An input that two tensors save
-(the first convolution of a residual block and the one on its shortcut) is there once, whichever of them is selected.
+(the first convolution of a residual block and that on its shortcut) counts once, whichever of them is selected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ByteModel:
         own: each tensor's gradient and optimizer state, (N,).
         inputs: which saved input each tensor's update reads, (N,), an index into ``input_bytes``; -1 for none.
         input_bytes: bytes of the saved inputs, (M,).
-        passing: bytes of what the gradient needs to pass each tensor, (N,); like ``t_dy`` they are charged after the
+        passing: bytes that the gradient needs to pass each tensor, (N,); like ``t_dy`` they are charged after the
             earliest selected tensor.
     """
 
@@ -46,7 +46,7 @@ class ByteModel:
 
 
 def byte_model(own_bytes: Any, inputs: Any, input_bytes: Any, pass_bytes: Any) -> ByteModel:
-    """Check the four arrays of ``ByteModel``. Raises UsageError for lengths, indices or bytes that cannot be."""
+    """Build a ``ByteModel`` from checked arrays. Raises UsageError for invalid lengths, indices or bytes."""
     own = checks.byte_counts("own_bytes", own_bytes)
     indices = checks.whole("inputs", inputs, len(own))
     saved = checks.byte_counts("input_bytes", input_bytes)
@@ -59,7 +59,7 @@ def selection_bytes(mask: Any, own_bytes: Any, inputs: Any, input_bytes: Any, pa
     """Bytes that the selection ``mask`` needs; arguments as in ``ByteModel``.
 
     Raises:
-        UsageError: arrays of different lengths, indices that name no input, bytes that are negative or no numbers.
+        UsageError: arrays of different lengths, invalid indices, bytes that are negative or not numbers.
     """
     model = byte_model(own_bytes, inputs, input_bytes, pass_bytes)
     return model.of(checks.mask(mask, len(model.own)))

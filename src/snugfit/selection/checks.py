@@ -1,4 +1,4 @@
-"""What every function of this package asks of the arrays that it is given."""
+"""Checks of the arrays that functions of this package are given."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def budget(name: str, value: float) -> float:
 
 
 def steps(resolution: int) -> int:
-    """Into how many steps a time budget is cut, at least 1. Raises UsageError otherwise."""
+    """Number of steps of a time budget, at least 1. Raises UsageError otherwise."""
     if resolution != int(resolution) or resolution < 1:
         raise UsageError(f"resolution is {resolution}; it is a whole number of steps, at least 1.")
     return int(resolution)

@@ -1,4 +1,4 @@
-"""The Tensor Selector: the best selection within a time ratio and, where there is one, a memory budget."""
+"""The Tensor Selector: the best selection within a time ratio and an optional memory budget."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from snugfit.selection.time_model import fits
 from snugfit.selection.timing import StepTimes
 
 RESOLUTION = 1000
-"""Steps that the time budget is divided into beside a memory budget (section 6.3: T_q = 10^3)."""
+"""Steps of the time budget if there is a memory budget too (section 6.3: T_q = 10^3)."""
 TIME_RESOLUTION = 4000
-"""Steps where time alone binds: rounding costs 1.7-3.6 % of the importance at 1000 steps and 0.5-1 % at 4000, for 161
-tensors and importances drawn log-normally, and the programme takes milliseconds either way."""
+"""Steps without a memory budget: rounding costs 1.7-3.6 % of the importance at 1000 steps and 0.5-1 % at 4000, for 161
+tensors and log-normal importances, and the program takes milliseconds either way."""
 _TRIES = 12
 _CLOSE = 0.01
-"""Share of the headroom within which what tensors are allowed is found."""
+"""Share of the headroom to which the tensors' allowance is found."""
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """What a selection may take.
+    """The budgets of a selection.
 
     Attributes:
         ratio: rho, step time over that of full training.
-        bytes: peak bytes of maps, gradients and optimizer state; None is unlimited.
+        bytes: peak bytes of feature maps, gradients and optimizer state; None is unlimited.
         holds_gradients: whether gradients accumulate over micro-batches.
     """
 
@@ -41,16 +41,16 @@ class Headroom:
 
 
 def choose(times: StepTimes, memory: Network, importance: np.ndarray, headroom: Headroom) -> Mask:
-    """The most important tensors that the headroom holds; the classifier is always among them.
+    """Select the most important tensors that the headroom holds; the classifier is always among them.
 
     Args:
         times: the time model, at the effective batch.
-        memory: the same network at the micro-batch, whose maps are in memory at once.
+        memory: the same network at the micro-batch, whose feature maps are in memory at once.
         importance: (N,), in the network's order.
         headroom: the budgets.
 
     Returns:
-        (N,) bool; the classifier alone where nothing else fits.
+        (N,) bool; the classifier alone if nothing else fits.
     """
     network = times.network
     chosen: Mask = network.head.copy()
@@ -79,14 +79,14 @@ def choose(times: StepTimes, memory: Network, importance: np.ndarray, headroom: 
 
 
 def _filled(mask: Mask, importance: np.ndarray, fits_too: Callable[[Mask], bool]) -> Mask:
-    """A selection and, the most important first, each further tensor with which it still fits.
+    """Add tensors to a selection in order of importance as long as they fit.
 
-    The bytes that tensors take do not decide alone which step fits, so that ``_most`` may miss some that do.
+    The bytes of tensors alone do not decide which step fits, so that ``_most`` may miss some that do.
 
     Args:
         mask: the selection, (N,).
         importance: (N,).
-        fits_too: whether a selection keeps within both budgets.
+        fits_too: whether a selection is within both budgets.
     """
     for tensor in np.argsort(-importance, kind="stable"):
         if mask[tensor] or importance[tensor] <= 0:
@@ -101,13 +101,13 @@ def _filled(mask: Mask, importance: np.ndarray, fits_too: Callable[[Mask], bool]
 def _most(
     within: Callable[[float], tuple[Mask, int]], memory: Network, importance: np.ndarray, headroom: Headroom
 ) -> Mask:
-    """The best selection whose step fits, over what the tensors alone are allowed.
+    """The best selection whose step fits, searched over the allowance for the tensors alone.
 
-    Maps that pass by need some headroom, and how much depends on the selection. So what is allowed falls by what a
-    step lacks until one fits, and then rises halfway back as long as tries are left.
+    Feature maps between tensors need headroom, depending on the selection. So the allowance falls by what a step lacks
+    until one fits, and then rises halfway back as long as tries are left.
 
     Args:
-        within: the best selection for the bytes that it is allowed, and those that it takes of them.
+        within: returns the best selection for an allowance in bytes, and the bytes that it uses.
         memory, importance, headroom: as in :func:`choose`.
     """
     best: Mask = memory.head.copy()
@@ -134,5 +134,5 @@ def _most(
 
 
 def needed_bytes(memory: Network, mask: Mask, headroom: Headroom) -> int:
-    """Peak bytes of a step with a selection: maps, gradients and optimizer state, without weights."""
+    """Peak bytes of a step with a selection: feature maps, gradients and optimizer state, without weights."""
     return memory.state_bytes(mask) + step_bytes(memory, mask, holds_gradients=headroom.holds_gradients)

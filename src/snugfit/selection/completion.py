@@ -1,4 +1,4 @@
-"""What the undecided tensors can still add to a partial selection."""
+"""Upper bounds on what the undecided tensors can add to a partial selection."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from snugfit.selection.checks import Floats, Integers
 
 _GRAINS = 1500
-"""Into how many grains bytes are cut, for bounds alone."""
+"""Number of grains of bytes, for bounds alone."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Tensors that are decided together, because they share a saved input, or one alone.
+    """A single tensor, or several that are decided together because they share a saved input.
 
     Attributes:
         tensors: their indices.
@@ -32,7 +32,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Most that the undecided units can add to a label, from two sides: one budget exact, the other at a price.
+    """Upper bounds on what the undecided units can add to a label, from two sides: one budget exact, the other priced.
 
     Attributes:
         time_tables: by steps left, bytes priced, (S + 1, P, capacity + 1).
@@ -49,7 +49,7 @@ class Bounds:
     grain: int
 
     def rest(self, index: int, time: Integers, memory: Integers) -> Floats:
-        """Bound (L,) on what the units from ``index`` on add where these steps and bytes (L,) are left."""
+        """Bound (L,) on what the units from ``index`` on add when these steps and bytes (L,) are left."""
         by_time = self.time_tables[index][:, time] + self.byte_prices[:, None] * memory
         by_memory = self.memory_tables[index][:, memory // self.grain] + self.step_prices[:, None] * time
         least: Floats = np.minimum(by_time.min(0), by_memory.min(0))
@@ -59,7 +59,7 @@ class Bounds:
 def bounds(units: Sequence[Unit], time: int, memory: int, step_prices: Floats, byte_prices: Floats) -> Bounds:
     """Tables for S units in the order of decision, with at most ``time`` steps and ``memory`` bytes left.
 
-    Bytes are counted in grains, rounded down, so that what the tables say is never too little.
+    Bytes are counted in grains, rounded down, so that the tables never underestimate.
     """
     grain = max(1, -(-memory // _GRAINS))
     by_time, by_memory = [], []
@@ -77,7 +77,7 @@ def bounds(units: Sequence[Unit], time: int, memory: int, step_prices: Floats, b
 
 @dataclass(frozen=True)
 class _Side:
-    """A unit as a table sees it: values, exact and priced costs of its tensors and of what they share."""
+    """A unit in a table: values, exact and priced costs of its tensors and of what they share."""
 
     value: Floats
     exact: Integers
@@ -87,10 +87,10 @@ class _Side:
 
 
 def _tables(sides: Sequence[_Side], capacity: int, prices: Floats) -> Floats:
-    """Most that the units from each one on add, less the price of one cost, in each amount of the other.
+    """Most that the units from each one on add, minus the price of one cost, for each amount of the other.
 
     Returns:
-        (S + 1, P, capacity + 1); the last is 0, for nothing left to decide.
+        (S + 1, P, capacity + 1); the last is 0 because nothing is left to decide.
     """
     tables = np.zeros((len(sides) + 1, len(prices), capacity + 1))
     for index in range(len(sides) - 1, -1, -1):

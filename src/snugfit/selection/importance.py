@@ -1,8 +1,8 @@
-"""The Tensor Importance Evaluator: how much each tensor's update lowers the loss (ElasticTrainer section 4).
+"""The Tensor Importance Evaluator: how far each tensor's update lowers the loss (ElasticTrainer section 4).
 
-The pass never holds the gradients of more than one unit, nor the maps of more than one unit for more than a few images:
-each unit's forward pass is computed anew when its turn comes in the backward pass. The maps between units and the
-weights before the update lie in a scratch file.
+The pass never holds the gradients of more than one unit, nor the feature maps of more than one unit for more than a few
+images: each unit's forward pass is recomputed when its turn comes in the backward pass. The feature maps between units
+and the weights before the update lie in a scratch file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Update = Callable[[str, nn.Parameter], None]
 
 
 def scratch_bytes(units: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]], batch: int) -> int:
-    """Bytes of scratch file that an evaluation takes: maps between the units, and all weights.
+    """Bytes of scratch file for an evaluation: feature maps between the units, and all weights.
 
     Args:
         units: the network's units in order.
         shapes: shape of each unit's input, without the batch axis.
-        batch: images that importance is told from.
+        batch: number of images for the evaluation.
     """
     maps = sum(2 * stored_bytes((batch, *shape)) for shape in shapes)
     return maps + sum(stored_bytes(p.shape, p.dtype) for unit in units for p in unit.parameters())
@@ -41,19 +41,19 @@ def importance(
     scratch: ScratchFile,
     update: Update,
 ) -> dict[str, float]:
-    """Importance of every parameter, by name; weights are as before when it returns.
+    """Importance of every parameter, by name; weights are restored before it returns.
 
     Args:
         metric: ``contribution``: -sum(gradient x update) at the updated weights, where the update is the optimizer's
             own on these images (equations 2 and 5, sign such that a positive value lowers the loss); ``gradient`` and
             ``weight``: sums of magnitudes.
-        units: modules whose composition is the network, in the mode to be evaluated in; every parameter's gradient is
-            told, whether or not it requires one, and the flags are restored.
+        units: modules whose composition is the network, in the mode to be evaluated in; importance covers every
+            parameter, whether or not it requires a gradient, and the flags are restored.
         images: (B, ...), uniformly drawn.
         labels: (B,).
         chunk: images in memory at once within a unit.
         scratch: storage for :func:`scratch_bytes`.
-        update: steps the optimizer on one parameter, whose gradient is there, and leaves its state as it was.
+        update: steps the optimizer on one parameter with a gradient, and leaves its state unchanged.
     """
     if metric == "weight":
         return {name: float(p.detach().abs().sum()) for unit in units for name, p in unit.named_parameters()}
@@ -84,7 +84,7 @@ def _gradients(walk: _UnitBackward) -> dict[str, float]:
 
 
 def _contributions(walk: _UnitBackward, scratch: ScratchFile, update: Update) -> dict[str, float]:
-    """One pass that updates every tensor on its own gradient, and one that tells and takes back what that gave."""
+    """One pass that updates every tensor by its own gradient, and one that measures and undoes the effect."""
     originals: dict[str, StoredTensor] = {}
     found: dict[str, float] = {}
 
@@ -111,7 +111,7 @@ def _contributions(walk: _UnitBackward, scratch: ScratchFile, update: Update) ->
 
 @torch.no_grad()
 def _taken_back(parameter: nn.Parameter, stored: StoredTensor) -> float:
-    """Sum of gradient times update, with one temporary of that size; the update is taken back, the gradient freed."""
+    """Sum (scalar) of gradient times update, with one temporary of that size; undoes the update, frees the gradient."""
     before = stored.read().to(parameter.device)
     total = float(parameter.sub_(before).mul_(_gradient(parameter)).sum(dtype=torch.float64))
     parameter.grad = None
@@ -144,9 +144,9 @@ class _UnitBackward:
         self.gradients: list[StoredTensor] = []
 
     def run(self, consume: Callable[[nn.Module], None]) -> None:
-        """Leave each unit's gradients, of the mean cross entropy, in its parameters, and call ``consume``, last first.
+        """Compute each unit's gradients, of the mean cross entropy, and call ``consume`` for each, last unit first.
 
-        ``consume`` may change that unit's weights: nothing is computed with them afterwards.
+        Images are (B, ...), labels (B,). ``consume`` may change that unit's weights, which are not used afterwards.
         """
         self._forward()
         for index in range(len(self.units) - 1, -1, -1):
@@ -156,7 +156,7 @@ class _UnitBackward:
 
     @torch.no_grad()
     def _forward(self) -> None:
-        """Fill the maps between the units."""
+        """Store the feature maps between the units."""
         for index, unit in enumerate(self.units[:-1]):
             for start in range(0, len(self.labels), self.chunk):
                 output = unit(self._part(index, slice(start, start + self.chunk)))

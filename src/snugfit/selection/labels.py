@@ -1,7 +1,7 @@
-"""Partial selections with what they cost and are worth, and which of them can be forgotten.
+"""Partial selections with their costs and importance, and which of them can be dropped.
 
-A label is one partial selection. It is dominated if another costs no more steps, no more bytes and is worth no less:
-whatever completes it completes the other at least as well.
+A label is one partial selection. It is dominated if another costs no more steps, no more bytes and has no less
+importance: whatever completes it completes the other at least as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from snugfit.selection.checks import Floats, Integers, Mask
 
 _BLOCK = 192
-"""Labels that are compared in pairs at a time."""
+"""Number of labels that are compared in pairs at a time."""
 
 _EARLIER = np.triu(np.ones((_BLOCK, _BLOCK), bool), 1)
 
@@ -63,7 +63,7 @@ class Labels:
 
 
 def start(tensor: int, value: float, count: int) -> Labels:
-    """One label that holds only the earliest of ``count`` tensors, whose cost is taken off the limits beforehand."""
+    """One label with only the earliest of ``count`` tensors, whose cost is subtracted from the limits in advance."""
     empty = Labels(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1), np.zeros((1, -(-count // 64)), np.uint64))
     return empty.plus(tensor, 0, 0, value)
 
@@ -77,10 +77,11 @@ def tensors(words: NDArray[np.uint64], count: int) -> Mask:
 
 
 def undominated(labels: Labels) -> Integers:
-    """Indices of the labels that no other dominates, and of one of each that are equal; at least one label.
+    """Indices of the labels that no other dominates, and of one of several equal ones; at least one label.
 
     Sorted by time, then bytes, then value downward, a label is dominated only by earlier ones. Those of earlier blocks
-    are summed up in a frontier, bytes upward with the most value so far; those of its own block are compared in pairs.
+    are summarised in a frontier, ascending in bytes with the largest value so far; those of its own block are compared
+    in
     """
     order = np.lexsort((-labels.value, labels.memory, labels.time))
     memory, value = labels.memory[order], labels.value[order]
@@ -97,13 +98,13 @@ def undominated(labels: Labels) -> Integers:
 
 
 def _beaten(memory: Integers, value: Floats) -> Mask:
-    """Which labels of a block, (B,), an earlier one of it dominates."""
+    """Mask (B,) of the labels of a block that an earlier one of it dominates."""
     pairs = (memory[:, None] <= memory) & (value[:, None] >= value) & _EARLIER[: len(memory), : len(memory)]
     return np.asarray(pairs.any(0))
 
 
 def _merged(memory: Integers, value: Floats, new_memory: Integers, new_value: Floats) -> tuple[Integers, Floats]:
-    """The frontier, bytes upward with strictly growing value, with a block's labels added."""
+    """The frontier, ascending in bytes with strictly growing value, with a block's labels added."""
     both, values = np.concatenate([memory, new_memory]), np.concatenate([value, new_value])
     order = np.lexsort((-values, both))
     both, values = both[order], np.maximum.accumulate(values[order])

@@ -40,7 +40,7 @@ class Network:
 
     @cached_property
     def tensors(self) -> tuple[TensorFacts, ...]:
-        """The tensors in order of execution."""
+        """The tensors in order of execution, with their shapes."""
         return self.profile.tensors
 
     @cached_property
@@ -55,7 +55,7 @@ class Network:
 
     @property
     def scale(self) -> float:
-        """Times at this batch over those of the profile's."""
+        """Ratio of times at this batch to those of the profile's."""
         return self.batch / self.profile.batch
 
     @cached_property
@@ -81,9 +81,9 @@ class Network:
     def t_dy(self) -> np.ndarray:
         """Seconds to carry the gradient from each tensor to the one before it, (N,).
 
-        Passing time is counted to the tensor at whose input it ends. A bias therefore has none (section 5.1, footnote
-        8), the tensors of a norm have that of the whole norm together (section 5.2), and a layer without tensors
-        (section 5.3) counts to the tensor after it: with that of the layer before, the time would be lost when that
+        The time to pass a gradient is counted to the tensor at whose input it ends. A bias therefore has none (section
+        5.1, footnote 8), the tensors of a norm have that of the whole norm together (section 5.2), and a layer without
+        tensors (section 5.3) counts to the tensor after it. Counted to the layer before, the time would be lost if that
         tensor is the earliest one selected, whose own ``t_dy`` is not charged.
         """
         return self._differences([operator.pass_seconds * self.scale for operator in self.operators])
@@ -92,7 +92,7 @@ class Network:
     def pass_bytes(self) -> np.ndarray:
         """Bytes kept when the gradient passes from each tensor to the one before it, (N,).
 
-        A map that several operators keep counts where the gradient, on its way from the output, first needs it.
+        A feature map that several operators keep counts where the gradient, on its way from the output, first needs it.
         """
         seen: set[int] = set()
         kept = []
@@ -103,7 +103,7 @@ class Network:
         return self._differences(kept[::-1]).astype(np.int64)
 
     def _differences(self, values: Sequence[float]) -> np.ndarray:
-        """Per tensor, the sum of the operators after the previous tensor's, its own included."""
+        """For each tensor, the sum over the operators after the previous tensor's, including its own."""
         passed = np.concatenate([np.cumsum(np.asarray(values, dtype=np.float64)[::-1])[::-1], [0.0]])
         reach = passed[self.place + 1]
         before = np.concatenate([[passed[0]], reach[:-1]])
@@ -122,14 +122,14 @@ class Network:
 
     @cached_property
     def input_bytes(self) -> np.ndarray:
-        """Bytes of the map that is kept for each tensor, (N,); tensors that read the same map share it."""
+        """Bytes of the feature map that is kept for each tensor, (N,); tensors that read the same one share it."""
         return np.array([t.saved[0].bytes * self.batch if t.saved else 0 for t in self.tensors], dtype=np.int64)
 
     def shared_inputs(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The maps that are kept for some tensors, (M,) indices.
+        """The feature maps that are kept for some tensors, (M,) indices.
 
         Returns:
-            The number of each tensor's map among those, (M,), -1 for none; and the bytes of each map.
+            The number of each tensor's feature map among those, (M,), -1 for none; and the bytes of each feature map.
         """
         maps = [self.tensors[i].saved[0].map if self.tensors[i].saved else -1 for i in chosen]
         numbers = {number: index for index, number in enumerate(dict.fromkeys(m for m in maps if m >= 0))}
@@ -158,7 +158,7 @@ class Network:
         return sum(operator.forward_seconds for operator in self.operators) * self.scale
 
     def backward_seconds(self, mask: Mask) -> float:
-        """Seconds that a selection adds to a forward pass, updates included (section 2.2, on the graph)."""
+        """Seconds that a selection adds to a forward pass, including updates (section 2.2, on the graph)."""
         passed = sum(op.pass_seconds for op, on in zip(self.operators, self.passes(mask), strict=True) if on)
         return passed * self.scale + float(self.t_dw[mask].sum())
 

@@ -1,20 +1,20 @@
 """The selection within a time budget and a memory budget: section 6's problem with a second limit.
 
-A table over time and bytes would be too large for exact bytes, so partial selections are kept as labels, and three
-things keep them few:
+A table over time and exact bytes would be too large, so partial selections are kept as labels, and three measures keep
+their number small:
 
-1. The earliest tensor is fixed in turn, those first whose bound is highest (``relaxation``). Then the gradient's way is
-   paid for, tensors may be decided in any order, and those that share a saved input are decided together, so that a
-   label need not remember which inputs are live. Once no bound exceeds the best selection known, the search is over.
-2. Tensors are decided by what a wrong decision costs at the prices of the bound, dearest first. A label whose value and
-   bound of the rest (``completion``) cannot exceed the best known selection is forgotten; for most tensors that leaves
-   one decision, and only among those whose worth is near their price do labels multiply.
-3. Dominated labels are forgotten (``labels``). For each number of bytes that is at most one label per step of time.
+1. The earliest tensor is fixed in turn, those with the highest bound first (``relaxation``). Then the cost of passing
+the gradient is fixed, tensors may be decided in any order, and those that share a saved input are decided together, so
+a label need not record which inputs are live. The search ends once no bound exceeds the best known selection. 2.
+Tensors are decided in order of the cost of a wrong decision at the prices of the bound. A label whose value plus the
+bound of the rest (``completion``) cannot exceed the best known selection is dropped. Most tensors then have only one
+decision, and labels multiply only among those whose importance is near their price. 3. Dominated labels are dropped
+(``labels``). For each number of bytes that leaves at most one label per step of time.
 
-The number of different sums of bytes is what can grow exponentially: on instances where importance follows cost closely
-and no two sums are equal, every label is near the bound and none is dominated. ``label_limit`` bounds memory and time
-there: the labels of highest bound are kept, and the answer says how much more a selection could at most be worth. Tests
-hold it on made-up ResNet-50 profiles, where importance follows cost too, to stay far below the limit.
+The number of different sums of bytes can grow exponentially: if importance follows cost closely and no two sums are
+equal, every label is near the bound and none is dominated. ``label_limit`` bounds memory and time then: the labels with
+the highest bound are kept, and the answer contains an upper bound on the importance of any selection. Tests check that
+synthetic ResNet-50 profiles, where importance follows cost too, stay far below the limit.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Bounded:
     Attributes:
         mask: which tensors to train, (N,).
         value: the sum of their importance.
-        bound: what no selection exceeds. Equal to ``value`` where the answer is exact, which it is unless the label
+        bound: no selection exceeds it. Equal to ``value`` if the answer is exact, which it is unless the label
             limit was reached.
-        most_labels: the largest number of labels that were kept at once.
+        most_labels: the largest number of labels kept at once.
     """
 
     mask: Mask
@@ -65,23 +65,24 @@ def select_within(
     memory_bytes: int,
     resolution: int = 1000,
 ) -> Mask:
-    """The most important tensors whose backward pass fits a time and a memory budget.
+    """Select the most important tensors whose backward pass fits a time and a memory budget.
 
     Args:
-        importance: what training each tensor is worth, (N,); tensors at or below 0 are never selected.
+        importance: of training each tensor, (N,); tensors at or below 0 are never selected.
         t_dw: seconds to compute and apply each tensor's update, (N,).
         t_dy: seconds to carry the error gradient past each tensor, (N,).
-        seconds: what the backward pass may take.
+        seconds: limit for the backward pass.
         own_bytes: each tensor's gradient and optimizer state, (N,).
         inputs: which saved input each tensor's update reads, (N,), an index into ``input_bytes``, -1 for none.
-        input_bytes: bytes of the saved inputs, (M,), charged once however many selected tensors read one.
+        input_bytes: bytes of the saved inputs, (M,), charged once for all selected tensors that read one.
         pass_bytes: bytes that the gradient needs to pass each tensor, (N,), charged after the earliest selected one.
-        memory_bytes: what all these may come to.
+        memory_bytes: limit for the sum of these bytes.
         resolution: steps of the time budget to which times are rounded upward; bytes are exact.
 
     Returns:
-        The selection, (N,), never beyond either budget. Where ``select`` keeps within the memory, it is the same. It is
-        the best one whose rounded times fit, unless ``solve_within``'s label limit was reached, which that one reports.
+        The selection, (N,), within both budgets. It equals that of ``select`` if that fits the memory. It is the best
+            one
+        whose rounded times fit, unless the label limit of ``solve_within`` was reached, which that function reports.
 
     Raises:
         UsageError: arrays of different lengths, negative times, bytes or budgets, NaN anywhere.
@@ -100,7 +101,7 @@ def solve_within(
     resolution: int = 1000,
     label_limit: int | None = 4_000,
 ) -> Bounded:
-    """What ``select_within`` returns, with its value, its bound and the number of labels; None for no label limit."""
+    """Return the selection of ``select_within`` with its value, bound and number of labels; None for no label limit."""
     importance = checks.importances(importance)
     mask = select(importance, t_dw, t_dy, seconds, resolution)
     if len(model.own) != len(mask):
@@ -115,9 +116,9 @@ def solve_within(
 
 
 def _search(problem: Knapsacks, label_limit: int | None) -> Bounded:
-    """Search each earliest tensor whose bound exceeds the best selection known, highest bound first.
+    """Search each earliest tensor whose bound exceeds the best known selection, highest bound first.
 
-    Once the label limit has left a bound open, tensors with lower ones are not searched: they could not lower it.
+    Once the label limit has left a bound open, tensors with lower bounds are not searched: they could not lower it.
     """
     price = prices(problem, COARSE)
     values, chosen = greedy(problem, price)

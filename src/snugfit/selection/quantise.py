@@ -1,7 +1,7 @@
 """Seconds as whole steps of a budget, rounded upward (ElasticTrainer decision 3; equation 8 rounds down).
 
-Rounded upward, whatever fits in steps fits in seconds. The ratios are exact, so this holds to the last bit; whoever
-rounded floats could find a selection within the budget that exceeds it by a rounding error.
+Rounded upward, whatever fits in steps also fits in seconds. The ratios are exact, so this holds to the last bit; with
+floats a selection within the budget could exceed it by a rounding error.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from snugfit.selection.time_model import exact_passing
 class Steps:
     """Times in steps of ``budget / resolution`` seconds.
 
-    What cannot fit counts ``resolution + 1`` steps, which keeps sums small.
+    Times that cannot fit count ``resolution + 1`` steps, which keeps sums small.
 
     Attributes:
         update: steps of each tensor's update, (N,).
-        first: steps of each tensor's update and of the way to it, rounded up together, (N,): what it costs to select
-            this tensor as the earliest. One rounding makes ``least_seconds`` a budget that works.
-        passing: steps of the way to each tensor alone, (N,).
+        first: steps of each tensor's update and of the gradient's way to it, rounded up together, (N,): the cost of
+            selecting this tensor as the earliest. One rounding makes ``least_seconds`` a sufficient budget.
+        passing: steps of the gradient's way to each tensor alone, (N,).
         full: steps of training everything, before that limit.
         resolution: steps of the budget.
     """
@@ -41,7 +41,7 @@ class Steps:
 def quantise(t_dw: Floats, t_dy: Floats, budget_seconds: float, resolution: int) -> Steps:
     """Express ``t_dw`` and ``t_dy`` (N,), checked seconds, in steps of ``budget_seconds / resolution``, upward.
 
-    A budget of 0 admits only what takes no time at all.
+    A budget of 0 allows only updates that take no time.
     """
     ratio = Fraction(resolution) / Fraction(budget_seconds) if budget_seconds > 0 else None
 

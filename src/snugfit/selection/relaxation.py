@@ -1,10 +1,10 @@
-"""What a selection with a given earliest tensor can be worth at most, for every earliest tensor at once.
+"""Upper bounds on the importance of selections with a given earliest tensor, for all earliest tensors at once.
 
-With the earliest tensor fixed, the way of the gradient is paid for, and what remains is a knapsack with two limits.
-Both are put into the objective at prices, so many units of importance for a step of time and for a byte; what each
-tensor is then worth beyond its price decides whether it is taken, and any prices give an upper bound (Lagrangian
-duality). Prices are found that make it nearly the least. Tensors that share a saved input form a group, which pays for
-the input once.
+With the earliest tensor fixed, the cost of passing the gradient is fixed, and the rest is a knapsack with two limits.
+Both are put into the objective at prices, in importance per step of time and per byte. The sign of each tensor's
+importance minus its price decides whether it is taken, and any prices give an upper bound (Lagrangian duality). The
+prices are chosen to make it nearly the smallest. Tensors that share a saved input form a group, which pays for the
+input once.
 
 Shapes: E earliest tensors (rows), N tensors, G groups.
 """
@@ -20,7 +20,7 @@ from snugfit.selection.checks import Floats, Integers, Mask
 from snugfit.selection.quantise import Steps
 
 COARSE, FINE = 8, 12
-"""Halvings of the range of a price: enough to rank the earliest tensors, and enough to search one."""
+"""Number of bisections of a price's range: enough to rank the earliest tensors, and enough to search one."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Knapsacks:
 
     Attributes:
         earliest: the earliest tensors, (E,).
-        time, memory: steps and bytes that are left for the tensors after it, (E,).
+        time, memory: steps and bytes left for the tensors after it, (E,).
         allowed: which tensors may be added to it, (E, N).
         value: importance, (N,).
         update: steps, (N,).
-        own: bytes, (N,), with the saved input where no other tensor shares it.
+        own: bytes, (N,), including the saved input if no other tensor shares it.
         group: the group of tensors with the same saved input, (N,), or -1.
-        joint: bytes of each group's saved input, (E, G); 0 where the earliest tensor has paid for it.
+        joint: bytes of each group's saved input, (E, G); 0 if the earliest tensor has paid for it.
     """
 
     earliest: Integers
@@ -64,7 +64,7 @@ class Knapsacks:
 
 
 def knapsacks(importance: Floats, steps: Steps, model: ByteModel, memory_bytes: int) -> Knapsacks:
-    """Fix each tensor above 0 as the earliest in turn; leave out those with which nothing fits."""
+    """Fix each tensor with importance above 0 as the earliest in turn, if anything fits with it."""
     worthwhile = importance > 0
     members = np.bincount(model.inputs[worthwhile & (model.inputs >= 0)], minlength=len(model.input_bytes))
     shared = np.flatnonzero(members > 1)
@@ -94,9 +94,9 @@ class Prices:
 
 
 def prices(problem: Knapsacks, halvings: int) -> Prices:
-    """The prices with nearly the least bound, by halving: the byte's outside, the step's inside.
+    """The prices with nearly the smallest bound, by nested bisection: the byte's outside, the step's inside.
 
-    The bound is convex in both prices, and its slope in one of them is what is left of that budget.
+    The bound is convex in both prices; its slope in one of them is the unused part of that budget.
     """
     dual = _Dual(problem, halvings)
     low, high = np.zeros(len(problem.earliest)), dual.ceiling(problem.memory)
@@ -109,7 +109,7 @@ def prices(problem: Knapsacks, halvings: int) -> Prices:
 
 
 class _Dual:
-    """The bound as a function of the prices; remembers the best seen of each row."""
+    """The bound as a function of the prices; keeps the best one of each row."""
 
     def __init__(self, problem: Knapsacks, halvings: int) -> None:
         self.problem, self.halvings = problem, halvings
@@ -120,15 +120,15 @@ class _Dual:
         self.best_step, self.best_byte, self.best_bound = np.zeros(rows), np.zeros(rows), np.full(rows, np.inf)
 
     def ceiling(self, capacity: Integers) -> Floats:
-        """A price (E,) that cannot be exceeded at the least bound: all importance for the capacity."""
+        """Upper limit (E,) of a price at the smallest bound: all importance for the capacity."""
         total = self.problem.allowed @ self.problem.value
         return total / np.maximum(capacity, 1)
 
     def settle_step(self, byte: Floats) -> Floats:
-        """Find the best price of a step at these prices of a byte; return the bytes (E,) that are used there.
+        """Find the best price of a step for given prices of a byte; returns the bytes (E,) used there.
 
-        At the best price one tensor is worth exactly nothing. Of the uses with it and without it, that mixture counts
-        which fills the time.
+        At the best price one tensor is worth exactly its price. The mixture of the uses with and without it that fills
+        the time counts.
         """
         low, high = np.zeros(len(byte)), self.ceiling(self.problem.time)
         time_low, bytes_low = self.use(low, byte)
@@ -145,7 +145,7 @@ class _Dual:
         return np.where(excess > 0, share * bytes_high + (1 - share) * bytes_low, bytes_low)
 
     def use(self, step: Floats, byte: Floats) -> tuple[Floats, Floats]:
-        """Steps and bytes (E,) of what is worth its price; note the bound."""
+        """Steps and bytes (E,) of the tensors that are worth their price; also records the bound."""
         problem = self.problem
         surplus = problem.value - step[:, None] * self.costs[:, 0] - byte[:, None] * self.costs[:, 1]
         surplus = np.where(problem.allowed, np.maximum(surplus, 0), 0)
@@ -167,7 +167,7 @@ class _Dual:
 
 
 def greedy(problem: Knapsacks, price: Prices) -> tuple[Floats, Mask]:
-    """A selection that fits for each row, best worth for its price first: value (E,) and tensors (E, N)."""
+    """A fitting selection for each row, in order of importance per price: value (E,) and tensors (E, N)."""
     rows = np.arange(len(problem.earliest))
     cost = price.step[:, None] * problem.update + price.byte[:, None] * problem.own
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,9 +1,9 @@
-"""The dynamic programme that selects tensors within a time budget (ElasticTrainer section 6).
+"""The dynamic program that selects tensors within a time budget (ElasticTrainer section 6).
 
-Section 6 solves P[k, t], the best selection among the k tensors nearest the output in t steps of time. Where tensor k
-is selected, equation 7 looks for the selected tensor k_c next to it, because the gradient's way from k_c to k is
-charged: O(N) for a subproblem, O(N^2 T_q) in all. That search is not needed. The whole way that the gradient travels
-depends on the earliest selected tensor alone, so let K_k[t] be the most importance of tensors after k whose updates
+Section 6 solves P[k, t], the best selection among the k tensors nearest the output in t steps of time. If tensor k is
+selected, equation 7 searches for the next selected tensor k_c, because passing the gradient from k_c to k is charged:
+O(N) per subproblem, O(N^2 T_q) in total. That search is not needed, because the distance that the gradient travels
+depends on the earliest selected tensor alone. Let K_k[t] be the largest importance of tensors after k whose updates
 alone take at most t steps: a knapsack that one more tensor extends in O(T_q). The best selection whose earliest tensor
 is k then has
 
@@ -11,9 +11,9 @@ is k then has
 
 and the best of these over k is the answer, in O(N T_q).
 
-K_k[t] is P[k, t + steps of the way to k], and the two kinds that section 6.3 skips are never solved: the *invalid*
-ones, beyond the budget, and the *redundant* ones, whose way to depth k alone takes longer than their time. Where no
-time is left at all, the walk towards the input ends.
+K_k[t] is P[k, t + steps to pass the gradient to k]. The two kinds that section 6.3 skips are never solved: *invalid*
+ones, beyond the budget, and *redundant* ones, whose depth k alone takes longer than their time. The walk towards the
+input ends when no time is left.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from snugfit.selection.time_model import fits
 
 @dataclass(frozen=True)
 class Selection:
-    """A selection, and how many subproblems of section 6 it took.
+    """A selection, and the number of subproblems of section 6.
 
     Attributes:
         mask: which tensors to train, (N,).
-        solved: subproblems that were solved; 0, like the others, where all that is worth training fits.
-        invalid: subproblems that were skipped because they lie beyond the budget.
-        redundant: subproblems that were skipped because the way to their depth alone takes longer.
+        solved: number of solved subproblems; 0, like the others, if everything worth training fits.
+        invalid: number of subproblems skipped because they lie beyond the budget.
+        redundant: number of subproblems skipped because the gradient's way to their depth alone takes longer.
     """
 
     mask: Mask
@@ -47,13 +47,13 @@ class Selection:
 
 
 def select(importance: Any, t_dw: Any, t_dy: Any, budget_seconds: float, resolution: int = 1000) -> Mask:
-    """The most important tensors whose backward pass fits the budget (equation 3).
+    """Select the most important tensors whose backward pass fits the budget (equation 3).
 
     Args:
-        importance: what training each tensor is worth, (N,); tensors at or below 0 are never selected.
+        importance: of training each tensor, (N,); tensors at or below 0 are never selected.
         t_dw: seconds to compute and apply each tensor's update, (N,).
         t_dy: seconds to carry the error gradient past each tensor, (N,).
-        budget_seconds: what the backward pass may take.
+        budget_seconds: limit for the backward pass.
         resolution: steps of the budget to which times are rounded upward (section 6.3's T_q).
 
     Returns:
@@ -68,7 +68,7 @@ def select(importance: Any, t_dw: Any, t_dy: Any, budget_seconds: float, resolut
 
 
 def solve(importance: Any, t_dw: Any, t_dy: Any, budget_seconds: float, resolution: int = 1000) -> Selection:
-    """What ``select`` returns, together with the number of subproblems solved and skipped (section 6.3)."""
+    """Return the selection of ``select`` with the number of subproblems solved and skipped (section 6.3)."""
     importance = checks.importances(importance)
     t_dw = checks.seconds("t_dw", t_dw, len(importance))
     t_dy = checks.seconds("t_dy", t_dy, len(importance))
@@ -107,7 +107,7 @@ def _programme(importance: Floats, steps: Steps) -> Selection:
 
 
 def _reconstruct(taken: Mask, update: Integers, earliest: int, left: int) -> Mask:
-    """Follow the choices (N, T_q + 1) from the earliest tensor towards the output, with ``left`` steps for updates."""
+    """Follow the choices (N, T_q + 1) from the earliest tensor to the output, with ``left`` steps for updates."""
     mask = np.zeros(len(taken), bool)
     mask[earliest] = True
     for k in range(earliest + 1, len(taken)):

@@ -1,12 +1,12 @@
-"""Seconds of the backward pass that a selection of tensors takes (ElasticTrainer sections 2.2 and 3.3).
+"""Seconds of the backward pass with a selection of tensors (ElasticTrainer sections 2.2 and 3.3).
 
-Tensors stand in the order of execution: index 0 is nearest the input. Tensor k takes ``t_dw[k]`` seconds to compute and
-apply its update, and ``t_dy[k]`` to carry the error gradient on towards tensor k - 1. The gradient travels from the
-output to the earliest selected tensor and no further, so a selection pays ``t_dw`` for what it selects and ``t_dy`` for
-everything after the earliest. The earliest's own ``t_dy`` is not charged: section 2.2's example and equation 7 leave it
-out, f(M) of section 3.3 does not, and no backward pass needs to compute it.
+Tensors are in order of execution: index 0 is nearest the input. Tensor k takes ``t_dw[k]`` seconds to compute and apply
+its update, and ``t_dy[k]`` to pass the error gradient to tensor k - 1. The gradient travels from the output to the
+earliest selected tensor and no further. So a selection costs ``t_dw`` for each selected tensor and ``t_dy`` for every
+tensor after the earliest. The earliest's own ``t_dy`` is not charged: section 2.2's example and equation 7 leave it
+out, f(M) of section 3.3 does not, and no backward pass computes it.
 
-Sums are exact and rounded once, so that a selection whose true time is within a budget is never found beyond it.
+Sums are exact and rounded once, so a selection whose true time is within a budget is never judged beyond it.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ def passing_seconds(t_dy: Any) -> Floats:
 
 
 def least_seconds(t_dw: Any, t_dy: Any, importance: Any = None) -> float:
-    """The smallest budget in which one tensor can be trained, which an error names as the nearest working value.
+    """The smallest budget in which one tensor can be trained; an error names it as the nearest working value.
 
     Args:
         t_dw: seconds to compute and apply each tensor's update, (N,).
         t_dy: seconds to carry the error gradient past each tensor, (N,).
-        importance: if given, (N,), only tensors above 0 count, since no other is ever selected.
+        importance: if given, (N,), only tensors above 0 count, because no other is ever selected.
 
     Returns:
-        Seconds, rounded up; infinite where there is no tensor to select.
+        Seconds, rounded up; infinite if there is no tensor to select.
 
     Raises:
-        UsageError: arrays of different lengths, or values that cannot be times.
+        UsageError: arrays of different lengths, or values that are not valid times.
     """
     t_dw = checks.seconds("t_dw", t_dw)
     t_dy = checks.seconds("t_dy", t_dy, len(t_dw))
@@ -85,7 +85,7 @@ def least_seconds(t_dw: Any, t_dy: Any, importance: Any = None) -> float:
 
 
 def exact_passing(t_dy: Floats) -> list[Fraction]:
-    """What ``passing_seconds`` rounds: exact sums of ``t_dy`` (N,) after each tensor."""
+    """Exact sums of ``t_dy`` (N,) after each tensor, which ``passing_seconds`` rounds."""
     sums, total = [Fraction(0)] * len(t_dy), Fraction(0)
     for index in range(len(t_dy) - 1, -1, -1):
         sums[index] = total

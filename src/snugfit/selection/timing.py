@@ -1,4 +1,4 @@
-"""Seconds of a training step with a selection of tensors, held against whole steps that were measured."""
+"""Seconds of a training step with a selection of tensors, calibrated by whole steps that were measured."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from snugfit.selection.network import Mask, Network
 from snugfit.selection.time_model import least_seconds
 
 _ROUNDING = 1e-9
-"""Share by which sums in another order may differ: at a rho of 1 everything fits."""
+"""Relative difference that another order of summation may cause: at a rho of 1 everything fits."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
     """The time model of a network (sections 2.2 and 3.3), between two measured anchors.
 
-    Operators that are timed alone find their input in the cache and share the memory bus with nobody. So the sum over
-    them is scaled such that it agrees with the two whole steps that were measured, the least one (the classifier
-    trains) and the largest one (everything trains); a selection lies between them.
+    Operators that are timed alone find their input in the cache and do not share the memory bus. So their sum is scaled
+    to match the two whole steps that were measured: the smallest one (only the classifier trains) and the largest one
+    (everything trains). A selection lies between them.
     """
 
     network: Network
@@ -33,7 +33,7 @@ class StepTimes:
 
     @cached_property
     def _anchors(self) -> StepSeconds:
-        """Whole steps at the network's batch: updates take the same whatever the batch, all else grows with it."""
+        """Whole steps at the network's batch: updates take the same at any batch, everything else grows with it."""
         measured, network = self.network.profile.steps, self.network
         if measured is None:
             forward = network.forward_seconds()
@@ -52,7 +52,7 @@ class StepTimes:
 
     @cached_property
     def _scale(self) -> float:
-        """Measured over modelled seconds between the two anchors."""
+        """Ratio of measured to modelled seconds between the two anchors."""
         modelled = self.network.backward_seconds(self.everything) - self.network.backward_seconds(self.network.head)
         measured = self._anchors.full - self._anchors.head
         return measured / modelled if modelled > 0 and measured > 0 else 1.0
@@ -64,41 +64,44 @@ class StepTimes:
 
     @property
     def least(self) -> float:
-        """Seconds of a step that trains the classifier alone."""
+        """Seconds of a step that trains only the classifier."""
         return self._anchors.head
 
     def step_seconds(self, mask: Mask) -> float:
-        """Predicted seconds of a step with this selection, (N,) bool, which holds the classifier."""
+        """Predicted seconds of a step with this selection, (N,) bool, which includes the classifier."""
         network = self.network
         added = network.backward_seconds(mask) - network.backward_seconds(network.head)
         return self._anchors.head + self._scale * added
 
     def ratio(self, mask: Mask) -> float:
-        """Predicted step time over that of full training."""
+        """Predicted step time divided by that of full training."""
         return self.step_seconds(mask) / self.full
 
     def backward_budget(self, ratio: float) -> float:
-        """Unscaled seconds that tensors before the classifier may take in the chain of tensors for a ratio rho.
+        """Unscaled seconds that the chain of tensors before the classifier may take for a ratio rho.
 
-        The classifier always trains, so what it takes is in the least step already; and as
-        soon as any other tensor is selected, the gradient passes through it. Negative where rho is too small for that.
+        The classifier always trains, so its time is part of the smallest step. As soon as any other tensor is selected,
+        the gradient passes through it. The result is negative if rho is too small for that.
         """
         headroom = (ratio * self.full - self._anchors.head) / self._scale
         return (headroom - self._first_pass) * (1 + _ROUNDING)
 
     @cached_property
     def _first_pass(self) -> float:
-        """Seconds to carry the gradient through the classifier, which no step needs that trains it alone."""
+        """Seconds to pass the gradient through the classifier.
+
+        A step that trains only the classifier does not need it.
+        """
         network = self.network
         return float(network.t_dy[int(np.argmax(network.head))]) if network.head.any() else 0.0
 
     @property
     def smallest_ratio(self) -> float:
-        """Smallest rho at which a tensor beside the classifier can be trained; infinite where there is none."""
+        """Smallest rho at which a tensor besides the classifier can be trained; infinite if there is none."""
         return self.smallest_ratio_for(self.everything)
 
     def smallest_ratio_for(self, wanted: np.ndarray) -> float:
-        """Smallest rho at which one of the tensors above 0, (N,), can be trained beside the classifier."""
+        """Smallest rho at which one of the tensors above 0, (N,), can be trained besides the classifier."""
         network, others = self.network, ~self.network.head
         needed = least_seconds(network.t_dw[others], network.t_dy[others], wanted[others]) + self._first_pass
         return (self._anchors.head + self._scale * needed) / self.full
