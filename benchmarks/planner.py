@@ -21,7 +21,7 @@ from benchmarks.common import DEFAULTS, INFEASIBLE, ROOT, Cell, Options, Setting
 from benchmarks.common import train as snugfit_train
 from benchmarks.planner_tables import is_unserved, render, slim_record
 from benchmarks.store import ResultFile, finish
-from snugfit._core.request import MachineOptions
+from snugfit._core.option_groups import MachineOptions
 
 SMALL: Settings = {"data": "cifar10", "max_train": 128, "max_val": 16, "batch_size": 32, "epochs": 1}
 SUBJECTS: dict[str, Settings] = {

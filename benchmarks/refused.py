@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import program
-from snugfit._core.request import BudgetOptions, DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
+from snugfit._core.option_groups import BudgetOptions, DataOptions, ModelOptions, TrainingOptions
+from snugfit._core.request import Request, StrategyOptions
 from snugfit._engine.builder import assemble, make_strategies
 from snugfit._engine.process import choose_device, describe_hardware
 from snugfit._quantities import parse_bytes

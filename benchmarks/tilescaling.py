@@ -14,7 +14,7 @@ from benchmarks.common import DEFAULTS, Cell, Options, program
 from benchmarks.store import ResultFile, finish, markdown
 from benchmarks.yolo_tiles import layers, schedule
 from snugfit._core.cluster import Cluster, Link, Rank, made_up
-from snugfit._core.request import WeightUpdate
+from snugfit._core.literals import WeightUpdate
 from snugfit.tiling.candidates import most_square_grid
 from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.grouping import CostModel

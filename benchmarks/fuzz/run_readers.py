@@ -17,9 +17,10 @@ from snugfit._cli.hosts import read_hosts
 from snugfit._core.cluster import read_cluster
 from snugfit._core.documents import read_data as read_file
 from snugfit._core.hardware import Hardware
+from snugfit._core.option_groups import MachineOptions
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
-from snugfit._core.request import MachineOptions, Request
+from snugfit._core.request import Request
 from snugfit._core.serial import to_data
 from snugfit._engine.history import _runs_file, past_runs
 from snugfit._engine.loading import Architecture, read_data

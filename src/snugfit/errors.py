@@ -167,6 +167,34 @@ class DivergedError(SnugfitError):
     exit_code = 7
 
 
+_OUT_OF_MEMORY_TEXTS = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "could not create a memory",
+    "can't start new thread",
+    "could not create a primitive",  # oneDNN, when the memory for its code is refused
+    "could not execute a primitive",  # the same, for its scratch memory
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception is an allocation that failed: Python's, the operating system's or one of torch's.
+
+    torch raises RuntimeError for failed allocations, and MemoryError comes from Python and numpy. Python's compiler,
+    which runs where a network's graph changes, may raise a SystemError without a cause.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, SystemError):
+        return "without exception set" in str(error)
+    if isinstance(error, RuntimeError):
+        return any(part in str(error).lower() for part in _OUT_OF_MEMORY_TEXTS)
+    return isinstance(error, MemoryError)
+
+
 def is_out_of_storage(error: BaseException) -> bool:
     """Whether writing failed for lack of space: a full disk or quota, or a limit on file sizes (``ulimit -f``)."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -9,7 +9,8 @@ import pytest
 
 from snugfit._cli import plan_cache
 from snugfit._cli.plan_cache import Answer
-from snugfit._core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request
+from snugfit._core.option_groups import BudgetOptions, DataOptions, MachineOptions, ModelOptions
+from snugfit._core.request import Request
 
 ASKED = ("plan", "--memory", "1MB", "--model", "m")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from snugfit._cli.app import build
-from snugfit._core.request import MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit._core.option_groups import MachineOptions, ModelOptions, TrainingOptions
+from snugfit._core.request import Request
 from snugfit.errors import UnknownNameError, UsageError
 
 

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import snugfit
-from snugfit._core.request import BudgetOptions, Request, StrategyOptions
+from snugfit._core.option_groups import BudgetOptions
+from snugfit._core.request import Request, StrategyOptions
 from snugfit._engine.builder import make_strategies
 from snugfit._training.events import TensorsSelected
 from snugfit.errors import (

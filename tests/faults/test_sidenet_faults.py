@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit._core.request import BudgetOptions, ModelOptions, Request, StrategyOptions, prune_ratio
+from snugfit._core.option_groups import BudgetOptions, ModelOptions
+from snugfit._core.request import Request, StrategyOptions
 from snugfit._engine.builder import make_strategies
 from snugfit.errors import DataError, InfeasibleBudgetError, ModelError, SnugfitError, UnknownNameError, UsageError
+from snugfit.strategies.sidenet.config import prune_ratio
 
 
 def conv(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:

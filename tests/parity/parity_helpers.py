@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit._core.request import DataOptions, ModelOptions, Request, StrategyOptions, TrainingOptions
+from snugfit._core.option_groups import DataOptions, ModelOptions, TrainingOptions
+from snugfit._core.request import Request, StrategyOptions
 from snugfit._engine.builder import assemble
 from snugfit._training.judged_weights import images_for
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 import snugfit
 from snugfit._chain import Chain
-from snugfit._core.registry import STRATEGIES, strategy_class
+from snugfit._core.registry import strategies, strategy_class
 from snugfit._core.workload import Workload
 from snugfit.errors import ModelError
 
@@ -74,7 +74,7 @@ def reasons(strategy: str, made: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ON_LAYER)
-@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"backprop"}))
+@pytest.mark.parametrize("strategy", sorted(set(strategies()) - {"backprop"}))
 def test_every_other_strategy_refuses_it_by_name(strategy: str, kind: str) -> None:
     if (strategy, kind) == ("checkpoint", "a parametrization"):
         pytest.skip("honoured")
@@ -82,7 +82,7 @@ def test_every_other_strategy_refuses_it_by_name(strategy: str, kind: str) -> No
     assert first.startswith(f"{kind.removesuffix(' with state')} of layer '2' would be bypassed")
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", sorted(strategies()))
 def test_a_global_hook_is_refused_where_layers_are_bypassed(strategy: str) -> None:
     handle = register_module_forward_hook(lambda module, given, output: None)
     try:

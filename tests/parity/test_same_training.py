@@ -27,7 +27,7 @@ from snugfit._core.serial import from_data, to_data
 from snugfit._storage.manifest import Manifest
 from snugfit._training.events import CacheProgress, Event, PhaseDone, StepDone
 from snugfit.errors import InterruptedRunError
-from snugfit.strategies.blockwise import Blockwise
+from snugfit.strategies.blockwise.strategy import Blockwise
 
 OPTIONS = {"epochs": 2, "max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "augment": True}
 

@@ -12,8 +12,9 @@ from torch import nn
 from snugfit._api.training import TrainedRecord
 from snugfit._core.budget import Budget
 from snugfit._core.command import as_typed
+from snugfit._core.option_groups import OWN, BudgetOptions, Trained
 from snugfit._core.options import Count, checked
-from snugfit._core.request import OWN, BudgetOptions, Request, Trained
+from snugfit._core.request import Request
 from snugfit._core.trial import STEPS, Trial
 from snugfit._engine.builder import own_splits
 from snugfit._engine.distributed import commands_of_run
@@ -125,7 +126,7 @@ def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> Ru
     >>> plan_request(request).plan.choice.feasible
     True
     """
-    require_places(request.machine.out, request.strategy.cache_dir)
+    require_places(request.machine.out, request.machine.cache_dir)
     return RunnablePlan(**vars(make_plan(request, None, None, subscribers)))
 
 
@@ -163,7 +164,7 @@ def plan(
         DataError, ModelError: data or model cannot be used.
     """
     request = _request(options)
-    require_places(request.machine.out, request.strategy.cache_dir)
+    require_places(request.machine.out, request.machine.cache_dir)
     splits, module = own_splits(data, request), None
     if not isinstance(model, str):
         module, model = model, OWN

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from snugfit._core.option_groups import ExportFormat, Split
 from snugfit._core.options import Count, checked
-from snugfit._core.request import ExportFormat, Split
 from snugfit._engine import exporting, inference, loading
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import SCHEMA, print_json
+from snugfit._core.option_groups import Split
 from snugfit._core.options import Workers
-from snugfit._core.request import Split
 
 
 def evaluate(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import SCHEMA, note, print_json
+from snugfit._core.option_groups import ExportFormat
 from snugfit._core.options import Workers
-from snugfit._core.request import ExportFormat
 from snugfit._storage.outputs import require_folder
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 import traceback
 from typing import Any
 
 from snugfit._cli.output import SCHEMA, print_json
-from snugfit.errors import BudgetExceededError, InterruptedRunError, OutOfStorageError, SnugfitError, is_out_of_storage
-
-_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc", "can't start new thread")
+from snugfit.errors import (
+    BudgetExceededError,
+    InterruptedRunError,
+    OutOfStorageError,
+    SnugfitError,
+    is_out_of_memory,
+    is_out_of_storage,
+)
 
 
 class FailedError(SnugfitError):
@@ -73,15 +77,6 @@ def _known(error: BaseException) -> SnugfitError | None:
             "give a larger --memory or a smaller --batch-size."
         )
     return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: Python's, the operating system's or one of torch's allocators'."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return True
-    if isinstance(error, SystemError):  # Python's compiler, refused memory
-        return "without exception set" in str(error)
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 def show_error(error: BaseException, *, as_json: bool, debug: bool) -> int:

@@ -9,17 +9,16 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from snugfit._core import known
-from snugfit._core.options import Count
-from snugfit._core.request import (
+from snugfit._core.option_groups import (
     BudgetOptions,
     DataOptions,
     MachineOptions,
     ModelOptions,
-    Request,
-    StrategyOptions,
     Trained,
     TrainingOptions,
 )
+from snugfit._core.options import Count
+from snugfit._core.request import Request, StrategyOptions
 from snugfit._core.trial import STEPS
 from snugfit.errors import UsageError
 

@@ -36,7 +36,7 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
         The exit code: 3 where nothing fits.
     """
     request, steps = flags.request(), trials.steps()
-    require_places(request.machine.out, request.strategy.cache_dir)
+    require_places(request.machine.out, request.machine.cache_dir)
     found = _planned(request, steps, output) if steps else _answered(request, output)
     from snugfit._report.plan_table import print_comparison, print_plan
 

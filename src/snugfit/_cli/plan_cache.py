@@ -24,9 +24,11 @@ from snugfit._cli.failures import FailedError
 from snugfit._core.code_version import code
 from snugfit._core.documents import read_as
 from snugfit._core.hardware import cores, processor
+from snugfit._core.option_groups import MachineOptions
+from snugfit._core.options import data_sets_in
 from snugfit._core.paths import data_root, keep_text, profiles_folder
 from snugfit._core.plan import Plan
-from snugfit._core.request import MachineOptions, Request
+from snugfit._core.request import Request
 from snugfit.errors import CheckpointError, DataError
 
 PACKAGES = ("torch", "torchvision", "timm", "kornia")
@@ -109,7 +111,8 @@ def _files(request: Request, folder: Path) -> list[Any] | None:
     """Names, sizes and times of all files that matter; None where there are too many."""
     with contextlib.suppress(DataError):
         root = data_root(request.data.data_dir)
-        sets = [path for name in (request.data.data, request.strategy.retrain_data) for path in _data(name, root)]
+        names = (request.data.data, *data_sets_in(request.strategy).values())
+        sets = [path for name in names for path in _data(name, root)]
         paths = [*sets, *_named(request.to_json()), *sorted(folder.glob("runs-*.jsonl"))]
         found = list(islice((fact for path in paths for fact in _facts(path, depth=2)), MOST_FILES + 1))
         return found if len(found) <= MOST_FILES else None

@@ -9,9 +9,9 @@ from cyclopts import Group, Parameter
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import note, print_json
 from snugfit._core import known
-from snugfit._core.request import TileOptions
 from snugfit._core.tile_request import TileRequest
 from snugfit._quantities import format_bytes, format_short_seconds
+from snugfit.strategies.tiled.config import PlannedTileOptions
 
 _GROUPS = {"chosen": "chosen", "one": "one group", "every": "a group per layer"}
 _DEVICE_COLUMNS = "rank", "host", "tiles", "computes", "sends", "receives", "keeps of feature maps"
@@ -20,13 +20,13 @@ _GROUP_COLUMNS = (
     *("busiest computes", "halos of all", "exchanges", "keeps at most"),
 )
 
-AUTO = TileOptions()
+AUTO = PlannedTileOptions()
 
 
 def plan_cluster(
     *,
     request: Annotated[TileRequest, Parameter(name="*")],
-    tiles: Annotated[TileOptions, Parameter(name="*", group=Group("Tiles", sort_key=2))] = AUTO,
+    tiles: Annotated[PlannedTileOptions, Parameter(name="*", group=Group("Tiles", sort_key=2))] = AUTO,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
     """Tell how a network would be cut into tiles over a cluster, and what a training step takes; nothing is run.

@@ -59,7 +59,7 @@ def _new_request(flags: RequestFlags) -> Request:
     """The request, once it is known that its folders can be written."""
     request = flags.request()
     if "WORLD_SIZE" not in os.environ:  # the gateway of a launch looks itself
-        require_places(request.machine.out, request.strategy.cache_dir)
+        require_places(request.machine.out, request.machine.cache_dir)
         if request.machine.out is None:
             require_folder("runs", "Give a folder that can be written with --out.")
     return request

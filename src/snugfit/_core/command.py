@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from snugfit._core.option_groups import OWN
 from snugfit._core.plan import Plan
-from snugfit._core.registry import TRANSFER
-from snugfit._core.request import OWN, Request
+from snugfit._core.registry import find_config
+from snugfit._core.request import Request
 
 
 def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
@@ -24,8 +25,9 @@ def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
     if choice is None or OWN in (request.model.model, request.data.data):
         return None
     training = request.training
-    if choice.strategy in TRANSFER and request.strategy.strategy == "auto" and training.optimizer is None:
-        # these have an optimizer of their own where they are named, but this was planned with the common one
+    config = find_config(choice.strategy)
+    if request.strategy.strategy == "auto" and training.optimizer is None and config and config.default_optimizer:
+        # named, the strategy has a default optimizer of its own, but this was planned with the common one
         request = replace(request, training=replace(training, optimizer=plan.workload.optimizer.name))
     request = replace(request, strategy=replace(request.strategy, strategy=choice.strategy))
     processes = int(choice.settings.get("processes", 1))

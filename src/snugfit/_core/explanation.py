@@ -9,7 +9,8 @@ from snugfit._core.budget import Aim
 from snugfit._core.cost import Cost
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.ranking import ranked
-from snugfit._core.registry import TIMED, TRANSFER
+from snugfit._core.registry import find_config, strategies
+from snugfit._core.strategy_config import StrategyConfig
 from snugfit._quantities import format_bytes, format_seconds
 
 ALIKE = 1.05
@@ -67,16 +68,12 @@ def _gradients(choice: Candidate) -> str:
         parts = int(choice.settings.get("micro_batches", 1))
         rest = f", accumulated over {parts} micro-batches, each of which is normalised by itself" if parts > 1 else ""
         return f"Its gradients are exact: those of plain backpropagation{rest}."
-    if choice.strategy in TIMED:
-        return "Its gradients are exact, but only the tensors that matter now are trained, so accuracy may differ."
-    if choice.strategy in TRANSFER:
-        return "The network stays as it is; what is trained is small and beside it, so accuracy may differ."
-    return "Its gradients are not those of the network's own loss, so accuracy may differ from backpropagation's."
+    return (find_config(choice.strategy) or StrategyConfig()).accuracy
 
 
 def _weights(plan: Plan) -> Iterator[str]:
-    """What having weights, or none, means for strategies that keep what a network knows."""
-    for name in sorted(TRANSFER):
+    """What having weights, or none, means for strategies that need them."""
+    for name in (config.name for config in strategies().values() if config.needs_weights):
         found = [each for each in plan.candidates if each.strategy == name]
         if not found or len(plan.candidates) == 1:
             continue

@@ -1,8 +1,4 @@
-"""Names of models, data sets and local losses, checked before torch is imported, which takes seconds.
-
-The registries that have them (`models`, `_data/catalog.py`, `local/registry.py`) import torch; a test keeps these lists
-like theirs.
-"""
+"""Names of models, data sets and local losses, checked before torch is imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -11,35 +7,34 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from snugfit._core.request import OWN, Request
+from snugfit._core.option_groups import OWN, BaseRequest
+from snugfit._core.options import data_sets_in
+from snugfit._core.plugins import LOCAL_LOSSES, MODELS
+from snugfit._core.registry import strategies
 from snugfit.errors import UnknownNameError, UsageError
 
-MODELS = (
-    "smallconv", "smallconvl", "vgg8", "vgg11", "vgg16", "vgg16_imagenet", "vgg19", "resnet18", "resnet18_projection",
-    "resnet50", "mobilenet_v1", "mobilenet_v2", "vit_b_16", "yolov2_16",
-)  # fmt: skip
 ELSEWHERE = ("torchvision:NAME", "timm:NAME", "package.module:function")
 DATA_SETS = (
-    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "imagenette", "vww", "cub200", "pets",
-    "dogs", "flowers102",
-)  # fmt: skip
+    *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "imagenette", "vww", "cub200"),
+    *("pets", "dogs", "flowers102"),
+)
+"""A test compares these names with ``_data/catalog.py``, which imports torch."""
 FOLDER = "folder:PATH"
-LOCAL_LOSSES = ("aan", "classic", "linear", "lls", "lls-m", "lls-mxm")
 
 
-def check_names(request: Request) -> None:
+def check_names(request: BaseRequest) -> None:
     """Check the names in a request, as far as that takes no torch.
 
     Raises:
         UsageError: one is unknown.
     """
+    for config in strategies().values():
+        config.check_names(request)
     check_model(request.model.model)
     if request.data.task == "classify" and request.data.data != OWN:
         check_data_set(request.data.data)
-    if request.strategy.retrain_data is not None:
-        check_data_set(request.strategy.retrain_data)
-    if request.strategy.local_loss is not None:
-        check_local_loss(request.strategy.local_loss)
+    for name in data_sets_in(request.strategy).values():
+        check_data_set(name)
 
 
 def check_model(name: str) -> None:
@@ -48,8 +43,8 @@ def check_model(name: str) -> None:
     Raises:
         UnknownNameError: there is no such model.
     """
-    if name not in (*MODELS, OWN) and ":" not in name and not _torchvision_defines(name):
-        raise unknown_model(name, MODELS)
+    if name not in (*MODELS.names(), OWN) and ":" not in name and not _torchvision_defines(name):
+        raise unknown_model(name, MODELS.names())
 
 
 def unknown_model(name: str, known: Iterable[str]) -> UnknownNameError:
@@ -73,13 +68,13 @@ def check_data_set(name: str, known: Iterable[str] = DATA_SETS) -> None:
         raise UnknownNameError("data set", name, [*known, FOLDER])
 
 
-def check_local_loss(text: str, known: Iterable[str] = LOCAL_LOSSES) -> None:
+def check_local_loss(text: str, known: Iterable[str] | None = None) -> None:
     """Check the name of a local loss, which options may follow.
 
     Raises:
         UnknownNameError: there is no such local loss.
     """
-    name = text.partition(":")[0]
+    name, known = text.partition(":")[0], LOCAL_LOSSES.names() if known is None else known
     if name not in known:
         raise UnknownNameError("local loss", name, known)
 

@@ -74,11 +74,18 @@ class _Size:
     """Sizes: text with a unit, or from Python a whole number of bytes."""
 
 
+@dataclass(frozen=True)
+class DataSetName:
+    """Texts that name a data set, or a folder of images: checked early, made absolute, and opened for the strategy."""
+
+
 Count = Annotated[int, Range(1, 10**9)]
 Share = Annotated[float, Range(0, 1)]
 Workers = Annotated[int, Range(1, 1024)]
 """Threads, processes or devices."""
 Size = Annotated[str, _Size()]
+Positive = Annotated[float, Range(above=0)]
+Choice = Literal["auto", "on", "off"]
 Seconds = Annotated[str, Text("a duration like 90s, 15m or 1h30m", parse_seconds)]
 
 
@@ -150,6 +157,13 @@ class Checked:
             object.__setattr__(self, field, checked(field, hint, getattr(self, field)))
 
 
+def data_sets_in(options: Any) -> dict[str, str]:
+    """The data sets that options name, by option: values of fields that are declared as :class:`DataSetName`."""
+    hints = typing.get_type_hints(type(options), include_extras=True)
+    names = [name for name, hint in hints.items() if isinstance(_declared(hint)[1], DataSetName)]
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
 @functools.cache
 def _declarations(kind: Any) -> list[tuple[str, Any]]:
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -215,7 +229,7 @@ def _bytes(value: Any) -> str:
 
 _TRUE, _FALSE = ("true", "yes", "on", "t", "y", "1"), ("false", "no", "off", "f", "n", "0")
 _BOOLEANS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
-_RULES = (Range, Names, Text, _Size)
+_RULES = (Range, Names, Text, DataSetName, _Size)
 _KEPT: dict[Any, Callable[[Any, Any], Any]] = {bool: _boolean, int: _whole, float: _real, str: _text}
 _SAYS = {bool: "true or false", int: "a whole number", float: "a number", str: "text that is not empty"}
 

@@ -8,6 +8,7 @@ from typing import Any
 from snugfit._core.budget import Aim, Budget
 from snugfit._core.cost import Cost
 from snugfit._core.hardware import Hardware
+from snugfit._core.registry import find_config
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
 
@@ -66,21 +67,9 @@ class Candidate:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """What it was told to keep to beside memory (rho, or the baseline that it is), and how it comes to fit."""
-        settings = self.settings
-        scheme, ratio = settings.get("scheme", "elastic"), settings.get("time_ratio")
-        width, prune = settings.get("side_width"), settings.get("prune", "off")
-        recomputation = settings.get("recomputation", "")
-        marks = {
-            f"scheme {scheme}": scheme != "elastic",
-            f"rho {ratio or 0:g}": ratio is not None,
-            f"side width {width or 0:g}": width is not None and width != 1,
-            "large maps by sample": settings.get("sample_wise") == "on",
-            "frozen weights in int8": settings.get("weight_storage") == "int8",
-            "pruned" if prune == "on" else f"pruned by {prune}": prune not in ("off", "auto"),
-            f"recomputes {recomputation}": "(" in recomputation,
-        }
-        return tuple(mark for mark, holds in marks.items() if holds)
+        """What its strategy says of its settings in a plan."""
+        config = find_config(self.strategy)
+        return config.terms(self.settings) if config else ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from snugfit._core.budget import Aim
 from snugfit._core.plan import Candidate
-from snugfit._core.registry import TRANSFER
+from snugfit._core.registry import find_config
 
 Key = tuple[float, ...]
 
@@ -23,12 +23,13 @@ def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidat
 
 
 def expected_loss(candidate: Candidate) -> int:
-    """How much accuracy a way of training is expected to lose: an order, no amount.
+    """How much accuracy a strategy is expected to lose: an order, not an amount.
 
-    Training every weight by its own gradient loses nothing; a frozen network with something beside it loses less than
-    one whose weights are taken apart by local losses, or of which a part is trained.
+    Training every weight by its own gradient loses nothing. A frozen network with a small trained one loses less than
+    local losses, or than training a part of the network.
     """
-    return 0 if candidate.exact else 1 if candidate.strategy in TRANSFER else 2
+    config = find_config(candidate.strategy)
+    return 0 if candidate.exact else config.expected_loss if config else 2
 
 
 def _seconds(candidate: Candidate) -> float:

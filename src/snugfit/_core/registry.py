@@ -1,42 +1,76 @@
-"""The strategies by name. A new strategy is one line here."""
+"""Strategies by name: those in the folder ``snugfit/strategies``, and those of installed packages.
+
+A strategy is a folder with a ``config.py`` that defines a class ``Config``, a
+:class:`~snugfit._core.strategy_config.StrategyConfig`. An installed package adds one with an entry point in the group
+``snugfit.strategies`` that refers to such a class.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
+from snugfit._core.plugins import loaded
+from snugfit._core.strategy_config import StrategyConfig
 from snugfit.errors import UnknownNameError
 
-STRATEGIES: dict[str, str] = {
-    "backprop": "snugfit.strategies.backprop:Backprop",
-    "checkpoint": "snugfit.strategies.checkpoint:Checkpoint",
-    "blockwise": "snugfit.strategies.blockwise:Blockwise",
-    "elastic": "snugfit.strategies.elastic:Elastic",
-    "sidenet": "snugfit.strategies.sidenet:Sidenet",
-    "tiled": "snugfit.strategies.tiled:Tiled",
-    "feedback": "snugfit.strategies.feedback:Feedback",
-}
-
-NAMED_ONLY = frozenset({"feedback"})
-"""Strategies that have to be named: those that are there to compare with."""
-
-TILED = frozenset({"tiled"})
-"""Strategies over several devices. On one device they save memory alone, take long to plan, and are a last resort."""
-
-TIMED = frozenset({"elastic"})
-"""Strategies that answer to a time ratio: ``auto`` considers them, and them alone, where there is one."""
-
-TRANSFER = frozenset({"sidenet"})
-"""Strategies that keep what a network knows and add to it: ``auto`` considers them where weights are given."""
+GROUP = "snugfit.strategies"
+"""Group of entry points, and the package with snugfit's own strategies."""
 
 
-def strategy_class(name: str) -> Any:
-    """Return the strategy's dataclass.
+@functools.cache
+def strategies() -> dict[str, StrategyConfig]:
+    """All strategies by name, in the order of tables; a package whose entry point fails is left out with a warning."""
+    found = {config.name: config for config in (*_own(), *_installed())}
+    return dict(sorted(found.items(), key=lambda item: (item[1].order, item[0])))
+
+
+def _own() -> Iterator[StrategyConfig]:
+    package = importlib.import_module(GROUP)
+    for each in pkgutil.iter_modules(package.__path__):
+        if each.ispkg and any(Path(path, each.name, "config.py").exists() for path in package.__path__):
+            yield importlib.import_module(f"{GROUP}.{each.name}.config").Config()
+
+
+def _installed() -> Iterator[StrategyConfig]:
+    for point in entry_points(group=GROUP):
+        config = loaded(point)
+        if config is not None:
+            yield config()
+
+
+def find_config(name: str) -> StrategyConfig | None:
+    """What is known of a strategy; None where there is none of that name."""
+    return strategies().get(name)
+
+
+def config_of(name: str) -> StrategyConfig:
+    """What is known of a strategy.
 
     Raises:
         UnknownNameError: there is no strategy of that name.
     """
-    if name not in STRATEGIES:
-        raise UnknownNameError("strategy", name, STRATEGIES)
-    module, _, attribute = STRATEGIES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    if name not in strategies():
+        raise UnknownNameError("strategy", name, strategies())
+    return strategies()[name]
+
+
+def strategy_class(name: str) -> Any:
+    """The strategy's dataclass; imports torch.
+
+    Raises:
+        UnknownNameError: there is no strategy of that name.
+    """
+    return imported(config_of(name).implementation)
+
+
+def imported(reference: str) -> Callable[..., Any]:
+    """The class or function that a text like ``package.module:name`` refers to."""
+    module, _, attribute = reference.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found

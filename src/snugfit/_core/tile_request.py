@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from snugfit._core.option_groups import Pixels
 from snugfit._core.options import Checked, Count, Workers
-from snugfit._core.request import Pixels
 
 
 @dataclass(frozen=True)

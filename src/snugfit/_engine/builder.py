@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from torch import nn
 from snugfit import _data as datasets
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
-from snugfit._core.eligibility import left_out, stands_by
-from snugfit._core.registry import STRATEGIES, TIMED, TRANSFER, strategy_class
-from snugfit._core.request import Request, TrainingOptions
+from snugfit._core.option_groups import TrainingOptions
+from snugfit._core.options import data_sets_in
+from snugfit._core.registry import config_of, find_config, imported, strategies
+from snugfit._core.request import Request
 from snugfit._core.strategy import Strategy
+from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, TaskName, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
 from snugfit._engine.loading import Architecture, on_meta
@@ -32,8 +34,6 @@ _DEFAULTS = {
     "adamw": OptimizerSettings("adamw", lr=0.001),
     "schedulefree": OptimizerSettings("schedulefree", lr=0.005, weight_decay=0.0, schedule="constant"),
 }
-_TRANSFER_DEFAULTS = {**_DEFAULTS, "adamw": OptimizerSettings("adamw", lr=0.0006, weight_decay=0.0)}
-"""Where a :data:`TRANSFER` strategy is named; Rep-Net's scripts take Adam, 0.0002 to 0.0016 for the classifier."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Assembly:
         chain: the network, on the meta device.
         workload: what is to be trained.
         module: the caller's own module, where one was passed.
-        retrain: images that the network was trained on, where they were given; prepared as it is fed here.
+        others: training images of other data sets that options name, by option; prepared like those of the splits.
     """
 
     request: Request
@@ -54,7 +54,7 @@ class Assembly:
     chain: Chain
     workload: Workload
     module: nn.Module | None = None
-    retrain: ImageSet | None = None
+    others: Mapping[str, ImageSet] = field(default_factory=dict)
 
     @property
     def architecture(self) -> Architecture:
@@ -84,7 +84,7 @@ class Assembly:
             val=batches(splits.val, transform, seed=seed),
             test=None if splits.test is None else batches(splits.test, transform, seed=seed),
             class_names=splits.class_names,
-            retrain=None if self.retrain is None else Batches(self.retrain, transform, seed=seed),
+            others={name: Batches(images, transform, seed=seed) for name, images in self.others.items()},
         )
 
     def store_first_weights(self, store: UnitStore) -> None:
@@ -175,16 +175,22 @@ def assemble(
         chain = on_meta(chain)
     facts = rules_of(request.data.task).facts(request, chain, splits)
     workload = _workload(request, splits, facts)
-    return Assembly(request, splits, chain, workload, module, _retraining_images(request, shape))
+    return Assembly(request, splits, chain, workload, module, _other_images(request, shape))
 
 
-def _retraining_images(request: Request, shape: tuple[int, int, int]) -> ImageSet | None:
-    name, options = request.strategy.retrain_data, request.data
-    if name is None:
-        return None
+def _other_images(request: Request, shape: tuple[int, int, int]) -> dict[str, ImageSet]:
+    """Training images of the data sets that options of strategies name."""
+    return {
+        option: _images_like(request, name, option, shape) for option, name in data_sets_in(request.strategy).items()
+    }
+
+
+def _images_like(request: Request, name: str, option: str, shape: tuple[int, int, int]) -> ImageSet:
+    options = request.data
     found = datasets.load(name, data_dir=options.data_dir, image_size=shape[-1], workers=options.workers)
     if found.image_shape != shape:
-        raise DataError(f"--retrain-data {name} has images of {found.image_shape}, the network takes {shape}.")
+        flag = "--" + option.replace("_", "-")
+        raise DataError(f"{flag} {name} has images of {found.image_shape}, the network takes {shape}.")
     return found.train
 
 
@@ -203,7 +209,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         epochs=training.epochs,
         batch_size=training.batch_size,
         batch_limit=training.batch_size if training.batch_limit is None else training.batch_limit,
-        optimizer=_optimizer(training, request.data.task, transfers=request.strategy.strategy in TRANSFER),
+        optimizer=_optimizer(training, request.data.task, find_config(request.strategy.strategy)),
         precision=training.precision,
         augment=training.augment,
         seed=training.seed,
@@ -211,12 +217,13 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
     )
 
 
-def _optimizer(training: TrainingOptions, task: TaskName, *, transfers: bool) -> OptimizerSettings:
+def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig | None) -> OptimizerSettings:
     """The optimizer, and its own defaults where the request says nothing else."""
     asked = {"lr": training.lr, "weight_decay": training.weight_decay, "schedule": training.schedule}
     given = {key: value for key, value in asked.items() if value is not None}
-    name = training.optimizer or ("adamw" if transfers else "sgd")
-    own = (_TRANSFER_DEFAULTS if transfers else _DEFAULTS)[name]
+    config = config or StrategyConfig()
+    name = training.optimizer or config.default_optimizer or "sgd"
+    own = {**_DEFAULTS, **config.optimizers}[name]
     return replace(default_optimizer(own, task), **given)  # type: ignore[arg-type]
 
 
@@ -225,32 +232,31 @@ def make_strategies(request: Request) -> Considered:
 
     Raises:
         UnknownNameError: there is no such strategy.
-        UsageError: it cannot keep a time ratio, or does not know a scheme.
+        UsageError: options contradict each other.
     """
-    name, scheme = request.strategy.strategy, request.strategy.scheme
-    if request.budget.time_ratio is not None and (name not in (*TIMED, "auto") or scheme not in (None, "elastic")):
-        raise UsageError(
-            "--time-ratio is what the elastic scheme of --strategy elastic answers to; leave one of them out."
-        )
-    unasked = left_out(request) if name == "auto" else {}
-    kinds = {each: strategy_class(each) for each in (STRATEGIES if name == "auto" else [name]) if each not in unasked}
-    for each, kind in list(kinds.items()):
-        schemes = getattr(kind, "schemes", ())
-        if scheme is not None and schemes and scheme not in schemes:
-            if name != "auto":
-                raise UsageError(f"{each} has no scheme {scheme}; --scheme is {', '.join(schemes)} there.")
-            unasked[each] = f"has no --scheme {scheme}"
-            del kinds[each]
-    made = [_configured(kind, request) for kind in kinds.values()]
-    waiting = [each for each in made if stands_by(each.name, request)]
-    return Considered([each for each in made if each not in waiting], waiting, unasked)
+    name = request.strategy.strategy
+    configs = list(strategies().values()) if name == "auto" else [config_of(name)]
+    for config in configs:
+        if name != "auto" or (config.keeps_time_ratio and request.budget.time_ratio is not None):
+            config.check(request)
+    reasons = {each.name: each.why_not(request) for each in configs} if name == "auto" else {}
+    considered = [each for each in configs if not reasons.get(each.name)]
+    waiting = [each.name for each in considered if name == "auto" and each.is_last_resort(request)]
+    made = {each.name: _configured(each, request) for each in considered}
+    return Considered(
+        [strategy for each, strategy in made.items() if each not in waiting],
+        [made[each] for each in waiting],
+        {each: reason for each, reason in reasons.items() if reason},
+    )
 
 
-def _configured(kind: Any, request: Request) -> Strategy:
+def _configured(config: StrategyConfig, request: Request) -> Strategy:
     """A strategy with the options of the request that it has; an option without a value leaves it its default."""
+    kind: Any = imported(config.implementation)
     known = {item.name for item in fields(kind)}
-    options = {item.name: getattr(request.strategy, item.name) for item in fields(request.strategy)}
-    if request.budget.devices > 1:
-        options["processes"] = request.budget.devices
-    made: Strategy = kind(**{key: value for key, value in options.items() if key in known and value is not None})
+    options = {item.name: getattr(request.strategy, item.name) for item in fields(config.options)}
+    if hasattr(kind, "check_options"):
+        kind.check_options(request.strategy)
+    given = {key: value for key, value in options.items() if key in known and value is not None}
+    made: Strategy = kind(**given, **config.settings(request))
     return made

@@ -10,8 +10,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from snugfit._chain import Chain, UnitStore
+from snugfit._core.option_groups import OWN
 from snugfit._core.record import Record
-from snugfit._core.request import OWN
 from snugfit._engine.images import RunImages, run_images
 from snugfit._engine.loading import Architecture, load, read_record
 from snugfit._storage.manifest import Manifest

@@ -13,10 +13,10 @@ import snugfit
 from snugfit._core.code_version import code
 from snugfit._core.documents import DocumentError, made, parse_json, read_text
 from snugfit._core.hardware import Hardware
+from snugfit._core.option_groups import MachineOptions
 from snugfit._core.paths import profiles_folder
 from snugfit._core.plan import Plan
 from snugfit._core.record import Record
-from snugfit._core.request import MachineOptions
 from snugfit._core.serial import from_data, to_data
 from snugfit._planner import PastRun, past_run
 from snugfit.errors import CheckpointError

@@ -10,8 +10,9 @@ from pathlib import Path
 from torch import Tensor
 
 from snugfit import _data as datasets
+from snugfit._core.option_groups import OWN, DataOptions, Split
 from snugfit._core.options import checked
-from snugfit._core.request import OWN, DataOptions, Request, Split
+from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
 from snugfit._data import ImageSet, Transform, boxed_path, image_folder
 from snugfit._engine.loading import Architecture, read_data, read_record

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snugfit._core.request import Split
+from snugfit._core.option_groups import Split
 from snugfit._data import Decoder, Transform, upright_size
 from snugfit._engine.images import images_at_once, run_images
 from snugfit._engine.loading import Architecture, load

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit._core import documents, record_checks
+from snugfit._core.option_groups import OWN
 from snugfit._core.record import Record
-from snugfit._core.request import OWN
+from snugfit._core.registry import config_of, imported
 from snugfit._core.serial import to_data
 from snugfit._core.workload import TaskName
 from snugfit._storage.files import write_json_atomic
@@ -24,13 +25,9 @@ from snugfit._storage.tensor_file import read_tensors
 from snugfit._storage.weights_file import MODEL_FILE
 from snugfit._training.network import foreign_state
 from snugfit.errors import CheckpointError, ModelError
-from snugfit.local.assignment import Layout
-from snugfit.memory.limit import is_out_of_memory
-from snugfit.surgery import adopt_widths, attach_side_network
+from snugfit.memory import is_out_of_memory
 
 _FILE = "architecture.json"
-_PRUNING, _SIDENET = "prunetrain", "sidenet"
-"""A scheme and a strategy whose trained model may have fewer channels than the model that it was given."""
 _MOST_CHANNELS, _MOST_PIXELS = 1024, 2**16
 T = TypeVar("T")
 
@@ -55,6 +52,8 @@ class Architecture:
         task: what it has learned: to ``classify`` images, or to ``detect`` objects; for that images are resized to the
             square without cropping.
         anchors: widths and heights that boxes are predicted from, as fractions of the image's sides.
+        strategy: the strategy that trained it; empty until training is finished.
+        structure: what the strategy changed in the network, such as the exit that it was cut at.
     """
 
     model: str
@@ -66,6 +65,8 @@ class Architecture:
     border: int = 0
     task: TaskName = "classify"
     anchors: tuple[tuple[float, float], ...] = ()
+    strategy: str = ""
+    structure: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         channels, height, width = self.input_shape
@@ -112,6 +113,23 @@ class Architecture:
         made = self.build() if model is None else model if isinstance(model, nn.Module) else model()
         return on_meta(Chain.from_module(made, self.input_shape, self.model))
 
+    def trained(self, chain: Chain, state: Mapping[str, torch.Tensor]) -> nn.Module:
+        """The network as its strategy left it, without weights.
+
+        Args:
+            chain: the full network, from :meth:`chain`.
+            state: the saved tensors by name; layers from which channels were removed are as wide as these.
+
+        Raises:
+            UnknownNameError: the strategy is not installed.
+            LookupError, TypeError, ValueError, RuntimeError: it does not describe a network of these tensors.
+        """
+        rebuild = config_of(self.strategy).rebuild
+        if rebuild is None:
+            return chain.to_module()
+        module: nn.Module = imported(rebuild)(chain, self.structure, len(self.class_names), state)
+        return module
+
 
 def read_data(kind: type[T], path: Path) -> T:
     """Read a dataclass that was written to a run folder as JSON.
@@ -142,18 +160,22 @@ def read_record(folder: Path) -> Record:
 
 def load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
     """The trained model of a run; see :func:`snugfit.load`."""
-    record, architecture = read_record(folder), Architecture.read(folder)
+    read_record(folder)  # an unfinished run, or a damaged record, is an error
+    architecture = Architecture.read(folder)
     check_files(folder, MODEL_FILE)
     state = read_tensors(folder / MODEL_FILE)
-    module = rebuild(architecture.chain(model), record, len(architecture.class_names), state)
+    chain = architecture.chain(model)
+    try:
+        module = architecture.trained(chain, state)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"{folder / _FILE} does not describe the model that is saved ({error}). Restore it."
+        ) from error
     with foreign_state(str(folder / MODEL_FILE), "Restore it from a copy, or train again."):
         module.load_state_dict(state, assign=True)
     return module.eval()
-
-
-def _is_pruned(record: Record) -> bool:
-    settings = record.settings
-    return settings.get("scheme") == _PRUNING or (record.strategy == _SIDENET and settings.get("prune") != "off")
 
 
 def on_meta(chain: Chain) -> Chain:
@@ -164,31 +186,3 @@ def on_meta(chain: Chain) -> Chain:
         empty = torch.empty_like(tensor, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
     return copy.deepcopy(chain, memo)
-
-
-def rebuild(chain: Chain, record: Record, classes: int, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The trained model's structure, without weights, its layers as wide as those of the saved ones.
-
-    Raises:
-        CheckpointError: the saved weights are of another model, or the record does not say which.
-    """
-    try:
-        return _rebuilt(chain, record, classes, state)
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise CheckpointError(
-            f"the record of {record.run_dir} does not describe the model that is saved ({error}). Restore record.json."
-        ) from error
-
-
-def _rebuilt(chain: Chain, record: Record, classes: int, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    if record.exit is not None:
-        return Layout.of(chain, record.settings["local_loss"], classes).exit_model(int(record.exit["index"]))
-    module = chain.to_module()
-    if _is_pruned(record):
-        adopt_widths(module, state, chain.input_shape)
-    width = record.settings.get("side_width") if record.strategy == _SIDENET else None
-    if width:
-        return attach_side_network(cast(fx.GraphModule, module), chain.input_shape, width=float(width))
-    return module

@@ -20,7 +20,6 @@ from snugfit._engine.process import baseline, choose_device, describe_hardware
 from snugfit._planner import Considered, Measuring, Question, default_aim, search
 from snugfit._training.events import Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
-from snugfit.local import check_local_loss
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 
 
@@ -58,8 +57,6 @@ def make_plan(
         subscribers: receive every measured probe and notice.
         measures: whether any strategy is asked; the facts of the units are known without.
     """
-    if request.strategy.local_loss is not None:
-        check_local_loss(request.strategy.local_loss)
     considered = make_strategies(request) if measures else Considered([])
     budget = Budget(**asdict(request.budget))
     aim = request.strategy.aim or default_aim(transfers=request.model.weights is not None)

@@ -10,12 +10,12 @@ import psutil
 import torch
 
 from snugfit._core.hardware import Hardware, cores, processor
-from snugfit._core.registry import STRATEGIES, strategy_class
+from snugfit._core.registry import strategies, strategy_class
 from snugfit.errors import UsageError
 from snugfit.memory import Baseline, limit
 from snugfit.memory import prepare_process as take_baseline
 
-for _name in STRATEGIES:  # imported before the baseline
+for _name in strategies():  # imported before the baseline
     strategy_class(_name)
 
 _prepared: list[Baseline] = []

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snugfit._core.request import Request, Trained
+from snugfit._core.option_groups import Trained
+from snugfit._core.request import Request
 from snugfit._core.serial import to_data
 from snugfit._engine.planning import make_plan
 from snugfit._engine.process import choose_device

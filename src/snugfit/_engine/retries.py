@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from snugfit._core.option_groups import OWN
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.registry import strategy_class
-from snugfit._core.request import OWN, Request
+from snugfit._core.request import Request
 from snugfit._core.strategy import Strategy
 from snugfit._engine.builder import make_strategies
 from snugfit._engine.history import past_runs

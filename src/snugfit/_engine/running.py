@@ -12,12 +12,14 @@ from typing import Any
 from torch import nn
 
 from snugfit._core.documents import DocumentError, made
+from snugfit._core.option_groups import OWN
+from snugfit._core.options import data_sets_in
 from snugfit._core.paths import run_cache_folder
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
-from snugfit._core.registry import strategy_class
-from snugfit._core.request import OWN, Request
+from snugfit._core.registry import config_of, strategy_class
+from snugfit._core.request import Request
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.strategy import Strategy
 from snugfit._core.workload import TaskName
@@ -78,12 +80,13 @@ def from_anywhere(request: Request) -> Request:
     def found(name: str, task: TaskName) -> str:
         return name if name == OWN else rules_of(task).place(name, data.data_dir)
 
-    retrain = strategy.retrain_data and found(strategy.retrain_data, "classify")
+    others: dict[str, Any] = {option: found(name, "classify") for option, name in data_sets_in(strategy).items()}
     return replace(
         request,
         data=replace(data, data=found(data.data, data.task), data_dir=absolute(data.data_dir)),
         model=replace(model, weights=absolute(model.weights)),
-        strategy=replace(strategy, cache_dir=absolute(strategy.cache_dir), retrain_data=retrain),
+        strategy=replace(strategy, **others),
+        machine=replace(request.machine, cache_dir=absolute(request.machine.cache_dir)),
     )
 
 
@@ -110,7 +113,7 @@ def reopen(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = Non
         raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
     if request.data.data == OWN and data is None:
         raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
-    Manifest.read(folder, run_cache_folder(request.strategy.cache_dir, folder)).check_all(but=[METRICS_FILE])
+    Manifest.read(folder, run_cache_folder(request.machine.cache_dir, folder)).check_all(but=[METRICS_FILE])
     resting = baseline(request.machine.threads)
     with MemoryLimit(plan.budget.memory_bytes, resting, choose_device(request.machine.device)):
         assembly = assemble(request, None if data is None else own_splits(data, request), model)
@@ -156,7 +159,6 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
         strategy = made(lambda settings: _strategy(choice.strategy, settings), choice.settings)
     except DocumentError as error:
         raise CheckpointError(f"{folder / 'plan.json'} holds settings that no strategy has: {error}.") from error
-    options = assembly.request.strategy
     with stop or StopFlag() as flag:  # until the record is written: a signal that comes after training ends nothing
         with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit:
             run = Run(
@@ -165,7 +167,7 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
                 Machine(plan.hardware, device, make_meter(resting, device), limit),
                 subscribers=(*subscribers, *tensorboard_subscribers()),
                 stop=flag,
-                cache_dir=run_cache_folder(options.cache_dir, folder),
+                cache_dir=run_cache_folder(assembly.request.machine.cache_dir, folder),
                 commands=commands_of_run(),
             )
             resumed = run.resume()
@@ -174,6 +176,8 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
                     assembly.store_first_weights(run.weights)
             run.emit(_started(run, plan, choice.strategy, resumed=resumed))
             record = strategy.fit(assembly.chain, assembly.training_data(), run)
+        structure = config_of(choice.strategy).structure(record)
+        replace(assembly.architecture, strategy=choice.strategy, structure=structure).write(folder, run.manifest)
         run.manifest.announce(run.metrics.written(grows=False))
         write_json_atomic(folder / "record.json", record.to_json(), run.manifest)
         run.manifest.settle()

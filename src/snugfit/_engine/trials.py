@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from snugfit._core.option_groups import OWN, MachineOptions
 from snugfit._core.plan import Candidate
 from snugfit._core.record import Record
 from snugfit._core.registry import strategy_class
-from snugfit._core.request import OWN, MachineOptions
 from snugfit._core.serial import from_data
 from snugfit._core.strategy import Strategy
 from snugfit._core.trial import Trial, measured_in

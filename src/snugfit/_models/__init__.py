@@ -7,35 +7,13 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from snugfit._core.known import unknown_model
+from snugfit._core.plugins import MODELS
 from snugfit._models import external, recognition
-from snugfit._models.lls import smallconv, smallconvl, vgg8
-from snugfit._models.mobilenet import mobilenet_v2
-from snugfit._models.mobilenet_v1 import mobilenet_v1
 from snugfit._models.recognition import Match, trained_image_size
-from snugfit._models.resnet import resnet18, resnet18_projection
-from snugfit._models.resnet50 import resnet50
-from snugfit._models.vgg import vgg11, vgg16, vgg16_imagenet, vgg19
-from snugfit._models.vit import vit_b_16
-from snugfit._models.yolo import yolov2_16
 
 __all__ = ["Match", "build", "names", "recognise", "trained_image_size"]
 
-_BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "smallconv": smallconv,
-    "smallconvl": smallconvl,
-    "vgg8": vgg8,
-    "vgg11": vgg11,
-    "vgg16": vgg16,
-    "vgg16_imagenet": vgg16_imagenet,
-    "vgg19": vgg19,
-    "resnet18": resnet18,
-    "resnet18_projection": resnet18_projection,
-    "resnet50": resnet50,
-    "mobilenet_v1": mobilenet_v1,
-    "mobilenet_v2": mobilenet_v2,
-    "vit_b_16": vit_b_16,
-    "yolov2_16": yolov2_16,
-}
+_BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = MODELS.load_all()
 
 
 def names() -> tuple[str, ...]:

@@ -93,3 +93,6 @@ def vgg8(
     """VGG8: six conv blocks, with the max-pool between conv 5 and conv 6 that Table 4 omits and Table 3's MACs need."""
     a, b, c, d, e, f = widths
     return LLSNet((a, b, _POOL, c, d, _POOL, e, _POOL, f), hidden, classes, image_size, channels, dropout)
+
+
+MODELS = {"smallconv": smallconv, "smallconvl": smallconvl, "vgg8": vgg8}

@@ -75,3 +75,6 @@ def _conv_norm_activation(
 def mobilenet_v2(classes: int, image_size: int, channels: int) -> nn.Module:
     """MobileNetV2 at width 1: 3,504,872 parameters for 1000 classes."""
     return MobileNetV2(classes, channels)
+
+
+MODELS = {"mobilenet_v2": mobilenet_v2}

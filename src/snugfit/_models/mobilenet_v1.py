@@ -65,3 +65,6 @@ def _scaled(channels: int, width: float) -> int:
 def mobilenet_v1(classes: int, image_size: int, channels: int, *, width: float = 1.0) -> nn.Module:
     """MobileNetV1: 3.2M parameters at width 1, its classifier apart."""
     return MobileNetV1(classes, channels, width)
+
+
+MODELS = {"mobilenet_v1": mobilenet_v1}

@@ -86,3 +86,6 @@ def resnet18(classes: int, image_size: int, channels: int) -> nn.Module:
 def resnet18_projection(classes: int, image_size: int, channels: int) -> nn.Module:
     """ResNet-18 with 1x1 convolution shortcuts: 11,173,962 parameters for 10 classes."""
     return ResNet18(classes, channels, projection=True)
+
+
+MODELS = {"resnet18": resnet18, "resnet18_projection": resnet18_projection}

@@ -83,3 +83,6 @@ def _stage(in_channels: int, width: int, count: int, stride: int) -> nn.Sequenti
 def resnet50(classes: int, image_size: int, channels: int) -> nn.Module:
     """ResNet-50 (v1.5): 25,557,032 parameters for 1000 classes."""
     return BottleneckResNet(classes, channels)
+
+
+MODELS = {"resnet50": resnet50}

@@ -95,3 +95,6 @@ def vgg19(classes: int, image_size: int, channels: int) -> nn.Module:
 def vgg16_imagenet(classes: int, image_size: int, channels: int) -> nn.Module:
     """VGG-16 (configuration D, as torchvision's ``vgg16``): 138,357,544 parameters for 1000 classes."""
     return ImageNetVGG(_VGG16, classes, image_size, channels)
+
+
+MODELS = {"vgg11": vgg11, "vgg16": vgg16, "vgg16_imagenet": vgg16_imagenet, "vgg19": vgg19}

@@ -182,3 +182,6 @@ def image_size_of(position_embedding: Sequence[int]) -> int | None:
 def vit_b_16(classes: int, image_size: int, channels: int) -> nn.Module:
     """ViT-B/16 (Dosovitskiy et al., 2021, arXiv:2010.11929, Table 1): 86,567,656 parameters at 224 for 1000 classes."""
     return VisionTransformer(classes, image_size, channels, layers=12, heads=12, width=768, hidden=3072)
+
+
+MODELS = {"vit_b_16": vit_b_16}

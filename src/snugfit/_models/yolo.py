@@ -74,3 +74,6 @@ def yolov2_16(classes: int, image_size: int, channels: int) -> nn.Module:
             f"yolov2_16 halves its images four times, so --image-size must be a multiple of {STRIDE}, not {image_size}."
         )
     return YOLOv2Stem(classes, channels)
+
+
+MODELS = {"yolov2_16": yolov2_16}

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Aim, Budget
-from snugfit._core.eligibility import LAST_EXACT_RESORT, LAST_RESORT
 from snugfit._core.explanation import explanation_of
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Correction, Plan
 from snugfit._core.profile import Profile
 from snugfit._core.ranking import ranked
-from snugfit._core.registry import strategy_class
+from snugfit._core.registry import config_of, find_config
 from snugfit._core.serial import to_data
 from snugfit._core.strategy import Strategy
 from snugfit._core.workload import Workload
@@ -108,7 +107,7 @@ def search(
     answers = asking.ask(considered.strategies, Profile(()))
     unasked = dict(considered.left_out)
     if considered.standby and _is_settled(answers.candidates, aim):
-        unasked |= {each.name: LAST_RESORT if aim == "time" else LAST_EXACT_RESORT for each in considered.standby}
+        unasked |= {each.name: _last_resort(each.name, aim) for each in considered.standby}
     elif considered.standby:
         answers = asking.ask(considered.standby, answers.profile, answers)
     best = ranked([*answers.candidates, *(_unasked(*each) for each in unasked.items())], aim)
@@ -167,8 +166,15 @@ def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:
     return any(candidate.feasible and (aim == "time" or candidate.exact) for candidate in candidates)
 
 
+def _last_resort(name: str, aim: Aim) -> str:
+    """Why a strategy was not measured, where something else fits."""
+    config = find_config(name)
+    other = "else" if aim == "time" else "else that is exact"
+    return f"{config.last_resort if config else name}: measured only where nothing {other} fits"
+
+
 def _unasked(name: str, reason: str) -> Candidate:
-    return Candidate(name, False, reasons=(reason,), exact=strategy_class(name).exact, considered=False)
+    return Candidate(name, False, reasons=(reason,), exact=config_of(name).exact, considered=False)
 
 
 def _together(known: Profile, more: Profile) -> Profile:

@@ -68,6 +68,6 @@ def verify(run: str | Path) -> Verification:
 def _caches(folder: Path) -> Path | None:
     """The folder of the run's caches; None if its request cannot be read."""
     try:
-        return run_cache_folder(read_data(Request, folder / "request.json").strategy.cache_dir, folder)
+        return run_cache_folder(read_data(Request, folder / "request.json").machine.cache_dir, folder)
     except CheckpointError:
         return None

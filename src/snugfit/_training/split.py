@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from snugfit._training.loop import BatchSource
 
@@ -14,11 +15,11 @@ class TrainingData:
     Attributes:
         train, val, test: batches; ``test`` is None where the data set has no such split.
         class_names: names of the classes, by label.
-        retrain: images that a network was trained on before, where there are some; their labels mean nothing here.
+        others: training images of other data sets that options of strategies name, by option.
     """
 
     train: BatchSource
     val: BatchSource
     test: BatchSource | None
     class_names: tuple[str, ...]
-    retrain: BatchSource | None = None
+    others: Mapping[str, BatchSource] = field(default_factory=dict)

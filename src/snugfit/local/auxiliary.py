@@ -85,3 +85,6 @@ def adaptive_auxiliary(unit: UnitShape, network: NetworkFacts) -> AuxiliaryNetwo
 def classic_auxiliary(unit: UnitShape, network: NetworkFacts) -> AuxiliaryNetwork:
     """Build the auxiliary network of classic local learning: :data:`CLASSIC_FILTERS` filters everywhere."""
     return AuxiliaryNetwork(unit, network, CLASSIC_FILTERS)
+
+
+LOSSES = {"aan": adaptive_auxiliary, "classic": classic_auxiliary}

@@ -27,3 +27,6 @@ class LinearLocalLoss(LocalLoss):
         """Return logits (B, K) of features (B, C, H, W) or (B, D)."""
         logits: Tensor = self.linear(self.latents(features))
         return logits
+
+
+LOSSES = {"linear": LinearLocalLoss}

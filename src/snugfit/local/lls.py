@@ -162,3 +162,6 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     lowers = torch.amp.is_autocast_available(left.device.type)  # not on the meta device
     with torch.autocast(left.device.type, enabled=False) if lowers else nullcontext():
         return left.to(dtype) @ right.to(dtype)
+
+
+LOSSES = {"lls": LLS, "lls-m": LLSM, "lls-mxm": LLSMxM}

@@ -1,4 +1,4 @@
-"""The local losses by name. A new local loss is one class, one line here, and its name in `_core/known.py`."""
+"""The local losses by name: those that modules of this package declare, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -6,21 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from snugfit._core import known
+from snugfit._core import known, plugins
 from snugfit.errors import UnknownNameError, UsageError
-from snugfit.local.auxiliary import adaptive_auxiliary, classic_auxiliary
 from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
-from snugfit.local.linear import LinearLocalLoss
-from snugfit.local.lls import LLS, LLSM, LLSMxM
 
-LOCAL_LOSSES: dict[str, Callable[..., LocalLoss]] = {
-    "aan": adaptive_auxiliary,
-    "classic": classic_auxiliary,
-    "linear": LinearLocalLoss,
-    "lls": LLS,
-    "lls-m": LLSM,
-    "lls-mxm": LLSMxM,
-}
+LOCAL_LOSSES: dict[str, Callable[..., LocalLoss]] = plugins.LOCAL_LOSSES.load_all()
+"""Functions that make a local loss for a unit, by name; another one can be added while a program runs."""
 
 
 def build_local_loss(text: str, unit: UnitShape, network: NetworkFacts) -> LocalLoss:

@@ -15,8 +15,9 @@ True True
 """
 
 from snugfit._upstream import mend_group_norm
+from snugfit.errors import is_out_of_memory
 from snugfit.memory.baseline import Baseline, prepare_process
-from snugfit.memory.limit import MemoryLimit, is_out_of_memory
+from snugfit.memory.limit import MemoryLimit
 from snugfit.memory.line_fit import fit_line
 from snugfit.memory.mapped import MappedScratch
 from snugfit.memory.meter import PeakMeter, make_meter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import resource
 import sys
 from collections.abc import Iterator
@@ -17,36 +16,10 @@ from snugfit.memory.batchnorm import allow_batch_norm_backward
 from snugfit.memory.kernels import KERNEL_BYTES, KernelAllowance
 from snugfit.memory.status import MemoryStatus, read_status
 
-_OUT_OF_MEMORY_TEXTS = (
-    "can't allocate memory",
-    "not enough memory",
-    "out of memory",
-    "could not create a memory",
-    "can't start new thread",
-    "could not create a primitive",  # oneDNN, when the memory for its code is refused
-    "could not execute a primitive",  # the same, for its scratch memory
-)
-
 
 def can_enforce(device: torch.device) -> bool:
     """Whether a budget on ``device`` is enforced here, in addition to being predicted and measured."""
     return device.type == "cuda" or sys.platform.startswith("linux")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception is a failed allocation.
-
-    torch raises RuntimeError for failed allocations on the processor, and MemoryError comes from Python and numpy;
-    Python's compiler, which runs when a network's graph changes, may fail without either.
-    """
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, SystemError):  # Python's compiler, refused memory
-        return "without exception set" in str(error)
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(part in text.lower() for part in _OUT_OF_MEMORY_TEXTS)
 
 
 class MemoryLimit:

@@ -1,1 +1,82 @@
-"""The ways of training, one each; they share a protocol and never import each other."""
+"""The strategies, one folder each, and the names that a strategy of your own needs.
+
+Strategies share a protocol and never import each other. Importing this package does not import torch, so that a
+``config.py`` may import from it; names that need torch are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from snugfit._core.budget import Budget
+from snugfit._core.cost import Cost, Phase, Shortfall
+from snugfit._core.hardware import Hardware
+from snugfit._core.option_groups import BaseRequest
+from snugfit._core.options import Checked, Choice, Count, Positive, Range, Share, Text
+from snugfit._core.profile import Profile, UnitFacts
+from snugfit._core.record import Record
+from snugfit._core.strategy import Strategy
+from snugfit._core.strategy_config import StrategyConfig
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit.strategies.accumulation import AccumulationOptions
+
+if TYPE_CHECKING:
+    from snugfit._chain import Chain
+    from snugfit._training.network import Forward, NetworkTrainer
+    from snugfit._training.run import Run
+    from snugfit._training.split import TrainingData
+    from snugfit.profiling import Probe
+    from snugfit.strategies.full_network import MakeTrainer, WholeNetwork, by_own_loss
+
+_WITH_TORCH = {
+    "Chain": "snugfit._chain",
+    "Forward": "snugfit._training.network",
+    "MakeTrainer": "snugfit.strategies.full_network",
+    "NetworkTrainer": "snugfit._training.network",
+    "Probe": "snugfit.profiling",
+    "Run": "snugfit._training.run",
+    "TrainingData": "snugfit._training.split",
+    "WholeNetwork": "snugfit.strategies.full_network",
+    "by_own_loss": "snugfit.strategies.full_network",
+}
+
+__all__ = [
+    "AccumulationOptions",
+    "BaseRequest",
+    "Budget",
+    "Chain",
+    "Checked",
+    "Choice",
+    "Cost",
+    "Count",
+    "Forward",
+    "Hardware",
+    "MakeTrainer",
+    "NetworkTrainer",
+    "OptimizerSettings",
+    "Phase",
+    "Positive",
+    "Probe",
+    "Profile",
+    "Range",
+    "Record",
+    "Run",
+    "Share",
+    "Shortfall",
+    "Strategy",
+    "StrategyConfig",
+    "Text",
+    "TrainingData",
+    "UnitFacts",
+    "WholeNetwork",
+    "Workload",
+    "by_own_loss",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name that needs torch."""
+    if name in _WITH_TORCH:
+        return getattr(import_module(_WITH_TORCH[name]), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

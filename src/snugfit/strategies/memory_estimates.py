@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._core.budget import Budget
+from snugfit._core.literals import CacheDtype
 from snugfit._core.profile import Profile
-from snugfit._core.request import CacheDtype
 from snugfit._core.workload import Workload
 from snugfit._storage.row_format import RowFormat
 from snugfit._training.judged_weights import images_for

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from snugfit._api.planning import profile_request
-from snugfit._core.request import DataOptions, ModelOptions, Request, TrainingOptions
+from snugfit._core.option_groups import DataOptions, ModelOptions, TrainingOptions
+from snugfit._core.request import Request
 from snugfit._data import load_boxed
 from snugfit._engine.builder import assemble, own_splits
 from snugfit.detection import anchors_for

@@ -8,17 +8,9 @@ from core_samples import PLAN
 
 from snugfit._cli.app import build
 from snugfit._core.command import as_typed, command_of, flags_of
+from snugfit._core.option_groups import OWN, BudgetOptions, DataOptions, MachineOptions, ModelOptions, TrainingOptions
 from snugfit._core.plan import Candidate
-from snugfit._core.request import (
-    OWN,
-    BudgetOptions,
-    DataOptions,
-    MachineOptions,
-    ModelOptions,
-    Request,
-    StrategyOptions,
-    TrainingOptions,
-)
+from snugfit._core.request import Request, StrategyOptions
 
 
 def parsed(command):

@@ -9,7 +9,7 @@ from core_samples import PLAN, WORKLOAD
 
 from snugfit._core.budget import Budget
 from snugfit._core.plan import Plan
-from snugfit._core.registry import STRATEGIES, strategy_class
+from snugfit._core.registry import strategies, strategy_class
 from snugfit._core.workload import OptimizerSettings
 from snugfit.errors import UnknownNameError, UsageError
 
@@ -66,7 +66,7 @@ def test_the_choice_of_a_plan():
 
 
 def test_the_registry_knows_its_strategies():
-    for name in STRATEGIES:
+    for name in strategies():
         assert strategy_class(name).name == name
     with pytest.raises(UnknownNameError, match="'blockwise'"):
         strategy_class("blockwize")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import snugfit
-from snugfit._core.request import MachineOptions
+from snugfit._core.option_groups import MachineOptions
 from snugfit._engine.history import machine_text, past_runs
 from snugfit._training.events import Notice, ProbeMeasured
 from snugfit.errors import UsageError

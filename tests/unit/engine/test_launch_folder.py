@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from snugfit._api.planning import plan_request
-from snugfit._core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, StrategyOptions
+from snugfit._core.option_groups import BudgetOptions, DataOptions, MachineOptions, ModelOptions
+from snugfit._core.request import Request, StrategyOptions
 from snugfit._engine.launch_folder import begun, finished, for_launch
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.outputs import require_run_folder

@@ -43,10 +43,10 @@ def run(tmp_path, monkeypatch):
 
 
 def say(folder, scheme):
-    path = folder / "record.json"
-    record = json.loads(path.read_text())
-    record["settings"]["scheme"] = scheme
-    path.write_text(json.dumps(record))
+    path = folder / "architecture.json"
+    architecture = json.loads(path.read_text())
+    structure = {"pruned": True} if scheme == "prunetrain" else {}
+    path.write_text(json.dumps({**architecture, "strategy": "elastic", "structure": structure}))
     Manifest.of(folder)
 
 

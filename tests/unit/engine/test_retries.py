@@ -10,7 +10,7 @@ from snugfit._core.profile import ProbeLine, ProbePoint, Profile
 from snugfit._core.workload import Workload
 from snugfit._engine.retries import DRIFT_BYTES, smallest_budget_of
 from snugfit._planner import PastRun
-from snugfit.strategies.backprop import Backprop
+from snugfit.strategies.backprop.strategy import Backprop
 
 MB = 10**6
 WORKLOAD = Workload("net", "images", (3, 4, 4), 2, 32, 5, 5, batch_size=8)

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 import snugfit
-from snugfit._core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit._core.option_groups import DataOptions, MachineOptions, ModelOptions, TrainingOptions
+from snugfit._core.request import Request
 from snugfit._engine.builder import assemble
 from snugfit.errors import ModelError
 from snugfit.memory import Baseline, MemoryLimit

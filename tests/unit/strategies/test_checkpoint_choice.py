@@ -9,9 +9,10 @@ from snugfit._core.budget import Budget
 from snugfit._core.profile import ProbePoint
 from snugfit._core.serial import from_data, to_data
 from snugfit.errors import UsageError
-from snugfit.strategies.checkpoint import Checkpoint, Schedule
 from snugfit.strategies.checkpoint.candidates import Way
+from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.checkpoint.search import MARGIN_BYTES, Wanted
+from snugfit.strategies.checkpoint.strategy import Checkpoint
 from snugfit.strategies.full_network import whole_cost
 from snugfit.strategies.memory_estimates import HELD_BYTES, SAFETY_BYTES
 from snugfit.strategies.micro_batch import MicroBatching, line_name

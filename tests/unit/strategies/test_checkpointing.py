@@ -13,9 +13,10 @@ from snugfit._training.network import NetworkTrainer
 from snugfit.memory.autocast import autocast
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import unit_facts
-from snugfit.strategies.checkpoint import Schedule, recomputing_forward
 from snugfit.strategies.checkpoint.candidates import frontier, thinned, ways_of
 from snugfit.strategies.checkpoint.dynamic_program import price
+from snugfit.strategies.checkpoint.forward import recomputing_forward
+from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.checkpoint.unit_costs import stages_of
 
 

@@ -21,10 +21,11 @@ from snugfit.errors import BudgetExceededError, DivergedError, InfeasibleTimeErr
 from snugfit.selection.choice import Headroom, choose, needed_bytes
 from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
-from snugfit.strategies.elastic import Elastic, drift, runner
+from snugfit.strategies.elastic import drift, runner
 from snugfit.strategies.elastic.budgets import Sizes
 from snugfit.strategies.elastic.drift import drifted, dry_ratio, suspicious
 from snugfit.strategies.elastic.schemes import scheme_mask
+from snugfit.strategies.elastic.strategy import Elastic
 from snugfit.strategies.micro_batch import MicroBatching
 
 OPTIONS = {"epochs": 2, "max_train": 64, "max_val": 20, "image_size": 8, "batch_size": 32, "strategy": "elastic"}

@@ -17,9 +17,9 @@ from snugfit._core.profile import Profile
 from snugfit._core.workload import OptimizerSettings
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError
 from snugfit.selection.choice import choose
-from snugfit.strategies.elastic import Elastic
 from snugfit.strategies.elastic.budgets import budget_for, importance_peak, largest_chunk, nothing_selected
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
+from snugfit.strategies.elastic.strategy import Elastic
 
 WORK = workload(batch_size=8)
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)

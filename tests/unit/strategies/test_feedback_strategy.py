@@ -9,7 +9,7 @@ from snugfit._chain import Chain
 from snugfit._training.events import EpochDone
 from snugfit.errors import InfeasibleBudgetError
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.strategies.feedback import Feedback
+from snugfit.strategies.feedback.strategy import Feedback
 
 RULES = ("dfa", "drtp", "pepita")
 

@@ -6,13 +6,13 @@ from torch import nn
 
 from snugfit._chain import Chain
 from snugfit.profiling import Probe, smallest_floor
-from snugfit.strategies.backprop import Backprop
-from snugfit.strategies.blockwise import Blockwise
-from snugfit.strategies.checkpoint import Checkpoint
-from snugfit.strategies.elastic import Elastic
-from snugfit.strategies.feedback import Feedback
-from snugfit.strategies.sidenet import Sidenet
-from snugfit.strategies.tiled import Tiled
+from snugfit.strategies.backprop.strategy import Backprop
+from snugfit.strategies.blockwise.strategy import Blockwise
+from snugfit.strategies.checkpoint.strategy import Checkpoint
+from snugfit.strategies.elastic.strategy import Elastic
+from snugfit.strategies.feedback.strategy import Feedback
+from snugfit.strategies.sidenet.strategy import Sidenet
+from snugfit.strategies.tiled.strategy import Tiled
 
 STRATEGIES = [Backprop(), Checkpoint(), Blockwise(local_loss="lls"), Tiled(tiles="2x2"), Feedback()]
 

@@ -9,10 +9,9 @@ from snugfit._core.budget import Budget
 from snugfit._core.request import StrategyOptions
 from snugfit.profiling import Probe
 from snugfit.profiling.probe import PROBE_GROWTH
-from snugfit.strategies.blockwise import Blockwise
+from snugfit.strategies.blockwise.strategy import Blockwise
 from snugfit.strategies.memory_estimates import HELD_BYTES, SAFETY_BYTES, TENSOR_TO_PROCESS
 from snugfit.strategies.micro_batch import line_name
-from snugfit.strategies.sidenet import Sidenet
 from snugfit.strategies.sidenet.configurations import (
     FEW_IMAGES,
     INT8,
@@ -23,7 +22,7 @@ from snugfit.strategies.sidenet.configurations import (
 )
 from snugfit.strategies.sidenet.lower_bounds import Looks
 from snugfit.strategies.sidenet.retraining import RETRAIN
-from snugfit.strategies.sidenet.strategy import LEFT_BY_RETRAINING
+from snugfit.strategies.sidenet.strategy import LEFT_BY_RETRAINING, Sidenet
 
 
 def budget_for(step_bytes):

@@ -9,7 +9,8 @@ from torch import nn
 import snugfit
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
-from snugfit._core.request import DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit._core.option_groups import DataOptions, MachineOptions, ModelOptions, TrainingOptions
+from snugfit._core.request import Request
 from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit.local import LOCAL_LOSSES, LLSMxM, learning_signal

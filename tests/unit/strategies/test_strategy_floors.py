@@ -6,9 +6,9 @@ from torch import nn
 
 from snugfit._chain import Chain
 from snugfit.profiling import Probe
-from snugfit.strategies.backprop import Backprop
-from snugfit.strategies.blockwise import Blockwise
-from snugfit.strategies.elastic import Elastic
+from snugfit.strategies.backprop.strategy import Backprop
+from snugfit.strategies.blockwise.strategy import Blockwise
+from snugfit.strategies.elastic.strategy import Elastic
 
 WIDE = 4 * (128 * 128 * 9 + 128)
 

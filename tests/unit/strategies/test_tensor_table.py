@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import snugfit
-from snugfit._core.request import BudgetOptions, DataOptions, MachineOptions, ModelOptions, Request, TrainingOptions
+from snugfit._core.option_groups import BudgetOptions, DataOptions, MachineOptions, ModelOptions, TrainingOptions
+from snugfit._core.request import Request
 from snugfit._core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
 from snugfit._models import build
 from snugfit._training.events import Notice

@@ -10,9 +10,9 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._core.cluster import Cluster, Link, Rank
 from snugfit.errors import UnknownNameError, UsageError
-from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.candidates import chosen, key_of, plans_for, settings_of
 from snugfit.strategies.tiled.network import Network
+from snugfit.strategies.tiled.strategy import Tiled
 
 
 def network():

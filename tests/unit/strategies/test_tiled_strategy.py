@@ -11,8 +11,8 @@ from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.errors import UnknownNameError, UsageError
-from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.candidates import chosen, key_of, meant_grid, plans_for, settings_of
+from snugfit.strategies.tiled.strategy import Tiled
 
 
 def chain(size=16):

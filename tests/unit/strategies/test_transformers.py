@@ -8,9 +8,9 @@ from strategy_samples import HARDWARE, workload
 
 from snugfit._chain import Chain
 from snugfit._models.vit import VisionTransformer
-from snugfit.strategies.backprop import Backprop
-from snugfit.strategies.blockwise import Blockwise
-from snugfit.strategies.checkpoint import Checkpoint
+from snugfit.strategies.backprop.strategy import Backprop
+from snugfit.strategies.blockwise.strategy import Blockwise
+from snugfit.strategies.checkpoint.strategy import Checkpoint
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit.local.assignment import Layout
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.strategies.blockwise import Blockwise
+from snugfit.strategies.blockwise.strategy import Blockwise
 from snugfit.strategies.memory_estimates import stored_batches
 
 

@@ -10,7 +10,7 @@ from strategy_samples import HARDWARE, MB, line, profile, workload
 
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Shortfall
-from snugfit.strategies.backprop import Backprop
+from snugfit.strategies.backprop.strategy import Backprop
 from snugfit.strategies.full_network import batch_settings, whole_cost, whole_reasons
 from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from snugfit._core.hardware import Hardware
-from snugfit._core.request import CacheDtype
+from snugfit._core.literals import CacheDtype
 from snugfit._core.workload import Workload
 from snugfit.local.assignment import Layout
 from snugfit.profiling import Probe, describe

@@ -12,14 +12,16 @@ from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
+from snugfit._core.literals import CacheDtype
 from snugfit._core.profile import ProbeLine, Profile, UnitFacts
 from snugfit._core.record import Record
-from snugfit._core.request import CacheDtype, StrategyOptions
+from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
 from snugfit._storage.row_format import RowFormat
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
 from snugfit._training.task import needs_classes
+from snugfit.local import check_local_loss
 from snugfit.local.assignment import Layout
 from snugfit.local.partition import Block
 from snugfit.profiling import Probe
@@ -81,6 +83,16 @@ class Blockwise:
     views: int = 1
     blocks: tuple[tuple[int, int, int], ...] = ()
     test_batch: int = 1
+
+    @staticmethod
+    def check_options(options: StrategyOptions) -> None:
+        """Check what only torch knows: the local loss and its own options.
+
+        Raises:
+            UsageError: the local loss is unknown, or lacks an option.
+        """
+        if options.local_loss is not None:
+            check_local_loss(options.local_loss)
 
     @staticmethod
     def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,1 @@
-"""Runtime tensor selection."""
-
-from snugfit.strategies.elastic.strategy import Elastic
-
-__all__ = ["Elastic"]
+"""ElasticTrainer: tensor selection at run time."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from snugfit._core.request import Scheme
 from snugfit.selection.network import Mask, Network
+from snugfit.strategies.elastic.config import ElasticScheme as Scheme
 
 
 def scheme_mask(scheme: Scheme, network: Network) -> Mask:

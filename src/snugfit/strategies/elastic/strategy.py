@@ -11,9 +11,9 @@ from snugfit._chain import Chain, classifier_names
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
+from snugfit._core.literals import ImportanceMetric
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
-from snugfit._core.request import ImportanceMetric, Scheme
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
@@ -22,6 +22,7 @@ from snugfit.profiling import Probe, TensorProbe
 from snugfit.selection.choice import choose
 from snugfit.selection.network import Mask, Network
 from snugfit.strategies.elastic.budgets import Sizes, budget_for, importance_peak, largest_chunk
+from snugfit.strategies.elastic.config import ElasticScheme as Scheme
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE, ElasticProbes
 from snugfit.strategies.elastic.runner import fit_elastic
 from snugfit.strategies.elastic.schemes import scheme_mask
@@ -37,7 +38,6 @@ class Elastic(MicroBatching):
     """Tensor selection at run time (ElasticTrainer), and the ways of fine-tuning that it is compared with.
 
     Attributes:
-        schemes: the schemes that it knows.
         scheme: ``elastic`` selects tensors anew every ``interval`` epochs; ``full``, ``head``, ``bn+bias`` and
             ``prunetrain`` are the baselines of section 8.
         importance: what tensors are ranked by.
@@ -52,7 +52,6 @@ class Elastic(MicroBatching):
 
     name: ClassVar[str] = "elastic"
     exact: ClassVar[bool] = False
-    schemes: ClassVar[tuple[Scheme, ...]] = ("elastic", "full", "head", "bn+bias", "prunetrain")
 
     scheme: Scheme = "elastic"
     importance: ImportanceMetric = "contribution"

@@ -1,5 +1,1 @@
-"""Learning without backpropagation through the network: DFA, DRTP and PEPITA, to compare with."""
-
-from snugfit.strategies.feedback.strategy import Feedback
-
-__all__ = ["Feedback"]
+"""Learning without backpropagation through the network: DFA, DRTP and PEPITA, for comparison."""

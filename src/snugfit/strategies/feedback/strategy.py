@@ -9,11 +9,11 @@ from typing import ClassVar
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.profile import UnitFacts
-from snugfit._core.request import FeedbackRule
 from snugfit._core.workload import Workload
 from snugfit._training.task import needs_classes
 from snugfit.errors import ModelError
 from snugfit.local.single_layer import SingleLayer
+from snugfit.strategies.feedback.config import FeedbackRule
 from snugfit.strategies.feedback.trainers import TRAINERS
 from snugfit.strategies.full_network import MakeTrainer, WholeNetwork
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from snugfit._chain import Chain
-from snugfit._core.request import FeedbackRule
 from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.seeding import derive_seed
@@ -24,6 +23,7 @@ from snugfit.local.feedback import (
     random_projection,
 )
 from snugfit.local.single_layer import SingleLayer
+from snugfit.strategies.feedback.config import FeedbackRule
 
 
 class FeedbackTrainer(NetworkTrainer):

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain, classifier_names
 from snugfit._chain.blocks import SIDE_NETWORK
-from snugfit._core.request import Scheme, Trained
+from snugfit._core.option_groups import Trained
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit._training.optimizers import ParameterOptimizers
@@ -27,6 +27,7 @@ from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_made_up, random_batch
+from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.network import trained_names
 from snugfit.surgery.sidenet import attach_side_network
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from snugfit._core.request import Choice, Scheme, StrategyOptions, WeightStorage
+from snugfit._core.options import Choice
+from snugfit._core.request import StrategyOptions
+from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
+from snugfit.strategies.sidenet.config import WeightStorage
 
 PREFIX = "sidenet"
 WIDTHS = (1.0, 0.5, 0.25)

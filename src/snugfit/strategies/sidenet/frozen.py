@@ -13,11 +13,12 @@ import numpy as np
 from torch import fx, nn
 
 from snugfit._chain import Chain, ModuleBlock, classifier_names, find_blocks
-from snugfit._core.request import Scheme, prune_ratio
 from snugfit.errors import ModelError
 from snugfit.lean import run_per_sample
 from snugfit.memory.activation import ActivationMemory
 from snugfit.profiling.activation import paper_activation_memory
+from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
+from snugfit.strategies.sidenet.config import prune_ratio
 from snugfit.strategies.sidenet.trainer import SIDE
 from snugfit.surgery import (
     ChannelGroup,

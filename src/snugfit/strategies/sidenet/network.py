@@ -9,7 +9,6 @@ import torch
 from torch import fx, nn
 
 from snugfit._chain import Chain
-from snugfit._core.request import Scheme
 from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.seeding import derive_seed
@@ -23,6 +22,7 @@ from snugfit.lean import (
     store_int8,
 )
 from snugfit.strategies.full_network import MakeTrainer
+from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.trainer import SIDE, FrozenTrainer

@@ -14,7 +14,6 @@ from torch import Tensor, fx, nn
 from snugfit._chain import Chain
 from snugfit._core.cost import Phase
 from snugfit._core.profile import ProbeLine
-from snugfit._core.request import PruneImportance
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import read_tensors, write_tensors
 from snugfit._training.events import Notice
@@ -28,6 +27,7 @@ from snugfit.profiling import Probe
 from snugfit.strategies.full_network import load_network
 from snugfit.strategies.memory_estimates import fill_made_up, random_batch, with_safety
 from snugfit.strategies.micro_batch import divisors
+from snugfit.strategies.sidenet.config import PruneImportance
 from snugfit.strategies.sidenet.configurations import PREFIX
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.surgery import (
@@ -194,7 +194,7 @@ def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, 
     What was decided and learnt is kept after every block and every pass, and never made anew.
     """
     phase, position = run.predicted.phases[run.position.phase], run.position
-    source, notes = data.retrain or data.train, position.notes
+    source, notes = data.others.get("retrain_data", data.train), position.notes
     run.start_phase(phase, position.phase, len(run.predicted.phases), 1, 1)
     teacher = cast(fx.GraphModule, load_network(chain, run)).eval()
 

@@ -13,9 +13,10 @@ from snugfit._chain import Chain, classifier_names
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
+from snugfit._core.options import Choice
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.record import Record
-from snugfit._core.request import Choice, PruneImportance, Scheme, StrategyOptions, WeightStorage
+from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
@@ -25,6 +26,8 @@ from snugfit.profiling import Probe
 from snugfit.strategies.full_network import whole_probe
 from snugfit.strategies.memory_estimates import headroom_in, images_passed, smallest_budget, step_headroom, with_safety
 from snugfit.strategies.micro_batch import MicroBatching, divisors, holds, line_name
+from snugfit.strategies.sidenet.config import PruneImportance, WeightStorage
+from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, configurations, leanest
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.lower_bounds import Looks, Way
@@ -59,7 +62,6 @@ class Sidenet(MicroBatching):
     """A frozen network and a small one beside it (Rep-Net), which needs few maps for the backward pass.
 
     Attributes:
-        schemes: the schemes that it knows.
         scheme: what trains: ``rep-net`` a side network and the classifier, ``bias+head`` every bias and the classifier,
             ``head`` the classifier.
         side_width: width of the side network; filled in by :meth:`propose` where it is None.
@@ -75,7 +77,6 @@ class Sidenet(MicroBatching):
 
     name: ClassVar[str] = "sidenet"
     exact: ClassVar[bool] = False
-    schemes: ClassVar[tuple[Scheme, ...]] = ("rep-net", "bias+head", "head")
 
     scheme: Scheme = "rep-net"
     side_width: float | None = None

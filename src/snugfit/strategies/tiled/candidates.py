@@ -12,7 +12,8 @@ from torch import fx
 
 from snugfit._chain import Chain
 from snugfit._core.cluster import Cluster, Link, Rank, made_up
-from snugfit._core.request import Choice, Rest, TileSizes, WeightUpdate
+from snugfit._core.literals import Rest, TileSizes, WeightUpdate
+from snugfit._core.options import Choice
 from snugfit.errors import UsageError
 from snugfit.strategies.tiled.network import network_of, rest_macs, step_of
 from snugfit.tiling.candidates import (

@@ -13,9 +13,10 @@ from snugfit._core.budget import Budget
 from snugfit._core.cluster import read_cluster
 from snugfit._core.cost import Cost, Shortfall
 from snugfit._core.hardware import Hardware
+from snugfit._core.literals import Rest, TileSizes, WeightUpdate
+from snugfit._core.options import Choice
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.record import Record
-from snugfit._core.request import Choice, Rest, TileSizes, WeightUpdate
 from snugfit._core.workload import Workload
 from snugfit._training.events import Notice
 from snugfit._training.run import Run

@@ -12,12 +12,12 @@ from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit._core.cluster import Cluster, read_cluster
 from snugfit._core.record import SCHEMA
-from snugfit._core.request import TileOptions
 from snugfit._core.tile_request import TileRequest
 from snugfit.errors import UsageError
-from snugfit.strategies.tiled import Tiled
 from snugfit.strategies.tiled.candidates import plans_for, typical_cluster
+from snugfit.strategies.tiled.config import TileOptions
 from snugfit.strategies.tiled.network import rest_macs, step_of
+from snugfit.strategies.tiled.strategy import Tiled
 from snugfit.tiling.candidates import group_boundaries
 from snugfit.tiling.grouping import Direction
 from snugfit.tiling.operators import TileablePrefix

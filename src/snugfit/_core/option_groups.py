@@ -1,0 +1,165 @@
+"""Groups of options that every run has: flags on the command line, keywords in Python."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from snugfit._core.budget import Aim, TimeRatio
+from snugfit._core.options import Checked, Count, Positive, Range, Share, Size, Text, Workers
+from snugfit._core.workload import OptimizerName, Precision, ScheduleName, TaskName
+
+Trained = Literal["sidenet", "head", "bias+head", "full"]
+"""What trains of a pre-trained model: a side network and the head, the head, all biases and the head, or everything."""
+Split = Literal["train", "val", "test", "all"]
+ExportFormat = Literal["safetensors", "onnx", "both"]
+Pixels = Annotated[int, Range(1, 65_536)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+Device = Annotated[str, Text("cpu, cuda or cuda:N", re.compile(r"cpu|cuda(:\d{1,3})?").fullmatch)]
+
+
+@dataclass(frozen=True)
+class ModelOptions(Checked):
+    """Which network.
+
+    Attributes:
+        model: a name (``vgg16``), ``torchvision:NAME``, ``timm:NAME`` or ``module:function`` of your own.
+        weights: safetensors (or weights-only ``.pth``) file to start from.
+        image_size: side of the square input in pixels; the data set's own by default.
+    """
+
+    model: str = "vgg16"
+    weights: str | None = None
+    image_size: Pixels | None = None
+
+
+@dataclass(frozen=True)
+class DataOptions(Checked):
+    """Which images.
+
+    Attributes:
+        data: a data set's name, or ``folder:PATH`` with one folder per class; to detect, a folder of images with boxes
+            (YOLO or COCO), a ``data.yaml`` or an ``instances_*.json``.
+        task: classify images, or detect objects in them.
+        data_dir: where data sets are (``SNUGFIT_DATA`` otherwise).
+        classes: expected number of classes; an error is raised when the data has another number.
+        max_train: use at most this many training images.
+        max_val: use at most this many validation (and test) images.
+        workers: threads that decode images; 0 decodes in the thread that trains.
+    """
+
+    data: str = "digits"
+    task: TaskName = "classify"
+    data_dir: str | None = None
+    classes: Count | None = None
+    max_train: Count | None = None
+    max_val: Count | None = None
+    workers: Annotated[int, Range(0, 1024)] = 2
+
+
+@dataclass(frozen=True)
+class BudgetOptions(Checked):
+    """What may be used.
+
+    Attributes:
+        memory: memory budget, like 100MB (10^6 bytes) or 512MiB (2^20); unlimited by default. From Python, a number of
+            bytes from a million on will do.
+        storage: disk budget for caches, like 2GB.
+        time_ratio: time a training step may take, as a fraction in (0, 1] of one that trains everything; this is
+            ElasticTrainer's rho. Only strategies that select tensors keep a time ratio.
+        devices: how many devices may take part; with more than one, ``auto`` considers strategies that share a network
+            among processes, each with the whole memory budget.
+    """
+
+    memory: Size | None = None
+    storage: Size | None = None
+    time_ratio: TimeRatio | None = None
+    devices: Workers = 1
+
+
+OWN = "python"
+"""Stands for a model or data that was passed from Python, and must be passed again to go on."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions(Checked):
+    """How to train.
+
+    Attributes:
+        epochs: passes over the training images (of every block, where blocks train one after another).
+        batch_size: effective batch size; what does not fit is accumulated to it.
+        batch_limit: largest batch of a block; the batch size by default.
+        optimizer: sgd, adamw, or schedulefree (schedule-free AdamW); sgd by default, unless the named strategy has
+            another default.
+        lr: peak learning rate; 0.01 for sgd, 0.001 for adamw and 0.005 for schedulefree by default, unless the named
+            strategy has another default; to detect, 0.0003 for all of them.
+        weight_decay: weight decay; by default 0.0005, and 0 for schedulefree.
+        schedule: cosine or constant; cosine by default, constant for schedulefree.
+        precision: float32, or bfloat16 through autocast.
+        augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.
+        crop: whether augmentation crops.
+        erase: probability that a rectangle of an augmented training image is erased.
+        seed: seed of everything random.
+    """
+
+    epochs: Count = 10
+    batch_size: Count = 128
+    batch_limit: Count | None = None
+    optimizer: OptimizerName | None = None
+    lr: Positive | None = None
+    weight_decay: Annotated[float | None, Range(least=0)] = None
+    schedule: ScheduleName | None = None
+    precision: Precision = "float32"
+    augment: bool = True
+    crop: bool = True
+    erase: Share = 0.0
+    seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class MethodOptions(Checked):
+    """Which way of training. Every strategy adds options of its own.
+
+    Attributes:
+        strategy: ``snugfit plan`` says which of them auto considers, and why not the others.
+        aim: what auto chooses by, among what fits: time (least seconds to finish), memory (least predicted peak) or
+            accuracy (exact gradients of everything first, then what is expected to lose less, then time); time by
+            default, accuracy where --weights are given.
+    """
+
+    strategy: str = "auto"
+    aim: Aim | None = None
+
+
+@dataclass(frozen=True)
+class MachineOptions(Checked):
+    """Where to run.
+
+    Attributes:
+        device: cpu or cuda[:N]; cuda where there is one.
+        threads: compute threads; all cores by default, or OMP_NUM_THREADS.
+        out: run folder; a new one under ``runs/`` by default.
+        cache_dir: where activation caches go; the run folder by default.
+        profile_cache: where what is measured of networks on this machine is kept, so that it is measured once: auto (in
+            ``snugfit/profiles`` below ``XDG_CACHE_HOME`` or ``~/.cache``), a folder, renew (measure anew, and keep
+            that), or off.
+    """
+
+    device: Device | None = None
+    threads: Workers | None = None
+    out: str | None = None
+    cache_dir: str | None = None
+    profile_cache: str = "auto"
+
+
+@dataclass(frozen=True)
+class BaseRequest:
+    """The options of one run that do not depend on which strategies there are."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    budget: BudgetOptions = field(default_factory=BudgetOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    strategy: MethodOptions = field(default_factory=MethodOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)

@@ -1,0 +1,108 @@
+"""What the rest of snugfit knows of a strategy. A strategy's ``config.py`` defines it, and imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from snugfit._core.option_groups import BaseRequest
+from snugfit._core.options import Checked
+from snugfit._core.record import Record
+from snugfit._core.workload import OptimizerName, OptimizerSettings
+from snugfit.errors import UsageError
+
+
+@dataclass(frozen=True)
+class NoOptions(Checked):
+    """Options of a strategy that has none."""
+
+
+class StrategyConfig:
+    """Describes a strategy to the planner, the command line and the loader.
+
+    Attributes:
+        name: name of the strategy.
+        implementation: where the strategy's dataclass is, like ``package.module:Class``.
+        options: dataclass of its options. Their help texts are the docstring's. Options that the dataclass of the
+            strategy has as fields are passed to it.
+        order: place among the strategies, in tables and in help; ties are broken by name.
+        exact: whether its gradients are those of plain backpropagation.
+        expected_loss: how much accuracy it is expected to lose, as an order: 0 nothing, 1 less than 2.
+        accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
+        only_named: ``auto`` never considers it; it exists for comparison.
+        keeps_time_ratio: ``auto`` considers it where a time ratio is asked for, and only there.
+        needs_weights: ``auto`` considers it only where pre-trained weights are given.
+        last_resort: reason why other strategies are asked first, where :meth:`is_last_resort` holds.
+        default_optimizer: its optimizer, where it is named and the request names none; None is the common default.
+        optimizers: its defaults for optimizers, where they differ from the common ones.
+        rebuild: function that rebuilds a trained network, like ``package.module:function``; None where training leaves
+            the structure as it is. It takes the full network as a chain on the meta device, the dictionary that
+            :meth:`structure` returned, the number of classes, and the saved state dict; it returns a module.
+    """
+
+    name: ClassVar[str]
+    implementation: ClassVar[str]
+    options: ClassVar[type[Any]] = NoOptions
+    order: ClassVar[int] = 100
+    exact: ClassVar[bool] = False
+    expected_loss: ClassVar[int] = 2
+    accuracy: ClassVar[str] = (
+        "Its gradients are not those of the network's own loss, so accuracy may differ from backpropagation's."
+    )
+    only_named: ClassVar[bool] = False
+    keeps_time_ratio: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
+    last_resort: ClassVar[str] = ""
+    default_optimizer: ClassVar[OptimizerName | None] = None
+    optimizers: ClassVar[Mapping[str, OptimizerSettings]] = {}
+    rebuild: ClassVar[str | None] = None
+
+    def check(self, request: BaseRequest) -> None:
+        """Check a request that names this strategy.
+
+        Raises:
+            UsageError: options contradict each other.
+        """
+        if request.budget.time_ratio is not None and not self.keeps_time_ratio:
+            raise UsageError(f"--strategy {self.name} cannot keep a time ratio; leave out --time-ratio.")
+
+    def check_names(self, request: BaseRequest) -> None:
+        """Check names in options, whatever strategy is asked for.
+
+        Raises:
+            UsageError: a name is unknown.
+        """
+
+    def why_not(self, request: BaseRequest) -> str | None:
+        """Why ``auto`` does not consider it for a request; None where it does."""
+        if self.only_named:
+            return f"there to compare with, where it is named: --strategy {self.name}"
+        if not self.keeps_time_ratio and request.budget.time_ratio is not None:
+            return "cannot keep a time ratio"
+        if self.keeps_time_ratio and request.budget.time_ratio is None:
+            return "takes a --time-ratio to keep to, like 0.5"
+        if self.needs_weights and request.model.weights is None:
+            return "needs pre-trained --weights, since it leaves them as they are"
+        return None
+
+    def is_last_resort(self, request: BaseRequest) -> bool:
+        """Whether ``auto`` asks it only where the other strategies are insufficient."""
+        return False
+
+    def settings(self, request: BaseRequest) -> dict[str, Any]:
+        """Fields of the strategy's dataclass that a request decides, in addition to the options of the same names."""
+        return {}
+
+    def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """What a plan's table says of the settings of a candidate, in addition to its batch sizes."""
+        return ()
+
+    def structure(self, record: Record) -> dict[str, Any]:
+        """What ``architecture.json`` stores so that :attr:`rebuild` can rebuild the trained network; JSON-able."""
+        return {}
+
+
+def present(terms: Mapping[str, bool]) -> tuple[str, ...]:
+    """The terms that hold."""
+    return tuple(term for term, holds in terms.items() if holds)

@@ -1,0 +1,1 @@
+"""Plain backpropagation, the baseline."""

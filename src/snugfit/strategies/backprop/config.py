@@ -1,0 +1,15 @@
+"""The strategy ``backprop``, described without torch."""
+
+from snugfit._core.strategy_config import StrategyConfig
+from snugfit.strategies.accumulation import AccumulationOptions
+
+
+class Config(StrategyConfig):
+    """Plain backpropagation."""
+
+    name = "backprop"
+    implementation = "snugfit.strategies.backprop.strategy:Backprop"
+    options = AccumulationOptions
+    order = 10
+    exact = True
+    expected_loss = 0

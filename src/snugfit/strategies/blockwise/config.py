@@ -1,0 +1,70 @@
+"""The strategy ``blockwise``, described without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from snugfit._core import known
+from snugfit._core.literals import CacheDtype
+from snugfit._core.option_groups import BaseRequest
+from snugfit._core.options import Checked, Count, Share
+from snugfit._core.record import Record
+from snugfit._core.strategy_config import StrategyConfig
+
+
+@dataclass(frozen=True)
+class BlockwiseOptions(Checked):
+    """How blocks train.
+
+    Attributes:
+        local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options of its own
+            where needed, like ``lls:basis=cosine,mode=paper``; aan by default, or lls-mxm where nothing fits with aan.
+        rho: grouping threshold of Algorithm 1 in NeuroFlux.
+        block_units: most units in a block; 2 with the saturation stop, any number without.
+        adaptive_batch: give every block its own batch size (off: the smallest one everywhere).
+        residency: keep only the active ``block`` in memory, or ``all`` units as classic local learning does.
+        saturation_stop: stop opening deeper blocks once a block no longer improves validation accuracy.
+        exit_tolerance: validation accuracy that may be given up for a smaller exit; one standard error by default.
+        cache: keep activations on disk, recompute them (``never``), or recompute only where the storage budget is too
+            small for them (``auto``).
+        cache_dtype: stored type of cached activations.
+        views: augmented passes that are cached.
+    """
+
+    local_loss: str | None = None
+    rho: Share = 0.4
+    block_units: Count | None = None
+    adaptive_batch: bool = True
+    residency: Literal["block", "all"] = "block"
+    saturation_stop: bool = False
+    exit_tolerance: Share | None = None
+    cache: Literal["auto", "always", "never"] = "auto"
+    cache_dtype: CacheDtype = "float16"
+    views: Count = 1
+
+
+class Config(StrategyConfig):
+    """Blocks of units train one after another on local losses."""
+
+    name = "blockwise"
+    implementation = "snugfit.strategies.blockwise.strategy:Blockwise"
+    options = BlockwiseOptions
+    order = 30
+    rebuild = "snugfit.strategies.blockwise.rebuild:exit_model"
+
+    def check_names(self, request: BaseRequest) -> None:
+        """The local loss must be known.
+
+        Raises:
+            UnknownNameError: it is not.
+        """
+        local_loss = getattr(request.strategy, "local_loss", None)
+        if local_loss is not None:
+            known.check_local_loss(local_loss)
+
+    def structure(self, record: Record) -> dict[str, Any]:
+        """The exit that was chosen, and its local loss."""
+        if record.exit is None:
+            return {}
+        return {"local_loss": record.settings["local_loss"], "exit": int(record.exit["index"])}

@@ -1,0 +1,25 @@
+"""Rebuild the exit that a blockwise run chose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from snugfit._chain import Chain
+from snugfit.local.assignment import Layout
+
+
+def exit_model(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
+    """The units up to the exit, with its local loss as classifier; the full network where there was no exit.
+
+    Args:
+        chain: the full network, without weights.
+        structure: ``local_loss`` and the index of the ``exit``.
+        classes: number of classes.
+        state: saved tensors by name.
+    """
+    if not structure:
+        return chain.to_module()
+    return Layout.of(chain, structure["local_loss"], classes).exit_model(int(structure["exit"]))

@@ -1,0 +1,82 @@
+"""The strategy ``elastic``, described without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from snugfit._core.literals import ImportanceMetric
+from snugfit._core.option_groups import BaseRequest
+from snugfit._core.options import Count, Range
+from snugfit._core.record import Record
+from snugfit._core.strategy_config import StrategyConfig, present
+from snugfit.errors import UsageError
+from snugfit.strategies.accumulation import AccumulationOptions
+from snugfit.strategies.schemes import foreign_scheme, require_scheme
+
+ElasticScheme = Literal["elastic", "full", "head", "bn+bias", "prunetrain"]
+SCHEMES: tuple[ElasticScheme, ...] = get_args(ElasticScheme)
+
+
+@dataclass(frozen=True)
+class ElasticOptions(AccumulationOptions):
+    """How tensors are selected.
+
+    Attributes:
+        scheme: what trains: elastic (the default: the tensors that matter now), full (everything), head (the
+            classifier), bn+bias (norms, biases, classifier) or prunetrain (everything, while channels are removed).
+        importance: what ``elastic`` ranks tensors by: contribution (by how much an update lowers the loss), or for
+            comparison, gradient or weight (sums of magnitudes).
+        interval: epochs between two selections of ``elastic``, or between two prunings of ``prunetrain``; fewer follow
+            training more closely, and rank more often.
+        importance_batch: images that ``elastic`` ranks tensors with, drawn again for every selection; more images
+            estimate importance more precisely, and take longer.
+        lean: let frozen tensors of ``elastic`` keep no activations, which saves memory (off: torch's own operators).
+        lasso: share of the group lasso of ``prunetrain`` in the loss at the start.
+    """
+
+    scheme: ElasticScheme | None = None
+    importance: ImportanceMetric = "contribution"
+    interval: Count = 3
+    importance_batch: Count = 4
+    lean: bool = True
+    lasso: Annotated[float, Range(least=0, below=1)] = 0.2
+
+
+class Config(StrategyConfig):
+    """Trains the tensors that matter now, within a fraction of the time of a full step."""
+
+    name = "elastic"
+    implementation = "snugfit.strategies.elastic.strategy:Elastic"
+    options = ElasticOptions
+    order = 40
+    accuracy = "Its gradients are exact, but only the tensors that matter now are trained, so accuracy may differ."
+    keeps_time_ratio = True
+    rebuild = "snugfit.strategies.rebuilding:with_saved_widths"
+
+    def check(self, request: BaseRequest) -> None:
+        """The scheme must be one of its own, and only the scheme ``elastic`` keeps a time ratio.
+
+        Raises:
+            UsageError: it is another, or does not.
+        """
+        scheme = getattr(request.strategy, "scheme", None)
+        if request.budget.time_ratio is not None and scheme not in (None, "elastic"):
+            raise UsageError(
+                f"--time-ratio applies to --scheme elastic, not to --scheme {scheme}; leave one of them out."
+            )
+        require_scheme(self.name, SCHEMES, scheme)
+
+    def why_not(self, request: BaseRequest) -> str | None:
+        """A scheme of another strategy is a reason, too."""
+        return super().why_not(request) or foreign_scheme(SCHEMES, request)
+
+    def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """The scheme, and rho."""
+        scheme, ratio = settings.get("scheme", "elastic"), settings.get("time_ratio")
+        return present({f"scheme {scheme}": scheme != "elastic", f"rho {ratio or 0:g}": ratio is not None})
+
+    def structure(self, record: Record) -> dict[str, Any]:
+        """Whether channels were removed."""
+        return {"pruned": True} if record.settings.get("scheme") == "prunetrain" else {}

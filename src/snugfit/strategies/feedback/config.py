@@ -1,0 +1,32 @@
+"""The strategy ``feedback``, described without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from snugfit._core.options import Checked
+from snugfit._core.strategy_config import StrategyConfig
+
+FeedbackRule = Literal["dfa", "drtp", "pepita"]
+
+
+@dataclass(frozen=True)
+class FeedbackOptions(Checked):
+    """Which rule trains.
+
+    Attributes:
+        feedback_rule: learning rule of ``feedback``: dfa, drtp or pepita.
+    """
+
+    feedback_rule: FeedbackRule = "dfa"
+
+
+class Config(StrategyConfig):
+    """The rules that LLS is compared with (its Table 2)."""
+
+    name = "feedback"
+    implementation = "snugfit.strategies.feedback.strategy:Feedback"
+    options = FeedbackOptions
+    order = 70
+    only_named = True

@@ -1,0 +1,28 @@
+"""Rebuild a network with its side network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor, fx, nn
+
+from snugfit._chain import Chain
+from snugfit.strategies.rebuilding import with_saved_widths
+from snugfit.surgery import attach_side_network
+
+
+def side_network(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
+    """The backbone, as wide as it was saved, and the side network where there is one.
+
+    Args:
+        chain: the full network, without weights.
+        structure: ``pruned``, where channels were removed; ``side_width``, where there is a side network.
+        classes: number of classes.
+        state: saved tensors by name.
+    """
+    module = with_saved_widths(chain, structure, classes, state)
+    width = structure.get("side_width")
+    if not width:
+        return module
+    return attach_side_network(cast(fx.GraphModule, module), chain.input_shape, width=float(width))

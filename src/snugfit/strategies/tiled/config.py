@@ -1,0 +1,110 @@
+"""The strategy ``tiled``, described without torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from snugfit._core.literals import Rest, TileSizes, WeightUpdate
+from snugfit._core.option_groups import BaseRequest
+from snugfit._core.option_help import help_of, with_help
+from snugfit._core.options import Checked, Choice, Text, Workers
+from snugfit._core.strategy_config import StrategyConfig
+from snugfit.strategies.accumulation import AccumulationOptions
+
+Tiles = Annotated[
+    str, Text("auto, or tiles down and across like 2x3", re.compile(r"auto|[1-9]\d{0,3}x[1-9]\d{0,3}").fullmatch)
+]
+Groups = Annotated[
+    str,
+    Text(
+        "auto, one, every, or groups of layers like 0-4 | 4-11 | 11-16",
+        re.compile(r"auto|one|every|\s*\d+-\d+\s*(\|\s*\d+-\d+\s*)*").fullmatch,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class TileOptions(Checked):
+    """How feature maps are cut into tiles.
+
+    Attributes:
+        tiles: number of tiles that ``tiled`` cuts feature maps into, down and across, like 2x3; by default as many as
+            there are processes, or on one process the number that the memory budget requires.
+        forward_groups: groups of layers of ``tiled`` between which tiles exchange halos in the forward pass, like
+            ``0-4 | 4-11 | 11-16``, or one, every (layer), or auto (the groups that cost least). On one process, whole
+            feature maps are kept between groups.
+        backward_groups: the same in the backward pass.
+        replicas: shares of the batch in ``tiled``, each of which has tiles of its own: 2 on 8 processes means 4 tiles
+            for each half of the batch.
+        recompute: whether ``tiled`` over several processes computes the feature maps that the backward pass reads
+            again, group by group: on, off, or auto (where the budget requires it). One process always does.
+        weight_update: where ``tiled`` updates weights: by all processes (all-reduce), or by the gateway, which sends
+            them out: the others then have no optimizer.
+        rest: who computes the layers of ``tiled`` behind the tiles: rank 0 (gateway), or every process, each of which
+            is sent the whole last feature map and sends no gradient of it back (replicated).
+        tile_sizes: tiles of ``tiled`` of equal size, or in proportion to the speeds of their devices (speed), as far
+            as rows and columns allow; requires --cluster.
+    """
+
+    tiles: Tiles = "auto"
+    forward_groups: Groups = "auto"
+    backward_groups: Groups = "auto"
+    replicas: Workers = 1
+    recompute: Choice = "auto"
+    weight_update: WeightUpdate = "all-reduce"
+    rest: Rest = "gateway"
+    tile_sizes: TileSizes = "equal"
+
+
+@dataclass(frozen=True)
+class PlannedTileOptions(TileOptions):
+    """Tiles over a cluster that is planned."""
+
+    recompute: Choice = "off"
+
+
+PlannedTileOptions.__doc__ = with_help("Tiles over a cluster that is planned.", help_of(TileOptions))
+
+
+@dataclass(frozen=True)
+class TiledOptions(TileOptions, AccumulationOptions):
+    """How a network trains in tiles.
+
+    Attributes:
+        cluster: file that ``snugfit cluster doctor --out`` wrote; ``tiled`` chooses groups by these speeds and links,
+            and adds the seconds that the network takes. Typical ones otherwise: 100 MB/s, half a millisecond.
+        scratch: whether ``tiled`` on one process keeps whole feature maps in memory-mapped files in the cache folder,
+            where they take storage instead of memory: on, off, or auto (where the memory budget requires it, with
+            BatchNorm on batch statistics).
+    """
+
+    cluster: str | None = None
+    scratch: Choice = "auto"
+
+
+class Config(StrategyConfig):
+    """Exact training whose leading layers run in tiles."""
+
+    name = "tiled"
+    implementation = "snugfit.strategies.tiled.strategy:Tiled"
+    options = TiledOptions
+    order = 60
+    exact = True
+    expected_loss = 0
+    last_resort = "on one device tiles save memory and no time"
+
+    def why_not(self, request: BaseRequest) -> str | None:
+        """On one device without a memory budget there is nothing to save."""
+        if request.budget.devices == 1 and request.budget.memory is None and super().why_not(request) is None:
+            return "several --devices share a network, or tiles of one save memory; neither was asked for"
+        return super().why_not(request)
+
+    def is_last_resort(self, request: BaseRequest) -> bool:
+        """On one device tiles save memory alone, and take long to plan."""
+        return request.budget.devices == 1
+
+    def settings(self, request: BaseRequest) -> dict[str, Any]:
+        """The number of processes, where the request says it."""
+        return {"processes": request.budget.devices} if request.budget.devices > 1 else {}

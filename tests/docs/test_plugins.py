@@ -1,0 +1,184 @@
+"""Strategies, local losses and models are added from one folder or from an installed package; no other file changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tomllib
+from pages import ROOT, code_blocks
+
+import snugfit
+
+SOURCE = Path(snugfit.__file__).parent
+PAGE = ROOT / "docs/adding_a_strategy.md"
+LOSS = """
+from torch import nn
+from snugfit.local import LocalLoss
+
+class Mean(LocalLoss):
+    '''A linear layer on the means of channels.'''
+    def __init__(self, unit, network):
+        super().__init__()
+        self.linear = nn.Linear(unit.output_shape[0], network.classes)
+    def predict(self, features):
+        return self.linear(features.flatten(2).mean(2) if features.dim() == 4 else features)
+
+LOSSES = {"mean-only": Mean}
+"""
+MODEL = """
+from torch import nn
+
+def tiny(classes, image_size, channels=3):
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
+    )
+
+MODELS = {"tiny": tiny}
+"""
+WORK = {"model": "tiny", "data": "digits", "image_size": 8, "max_train": 64, "max_val": 32, "batch_size": 16,
+        "epochs": 2, "memory": "100MB", "threads": 1, "profile_cache": "off"}  # fmt: skip
+OPTIONS = {"strategy": "head-only", "trained_units": 1, "feature_scale": 0.5}
+LOCAL = {"strategy": "blockwise", "local_loss": "mean-only"}
+STOP = """
+import snugfit, sys
+flag = snugfit.StopFlag()
+def stop(event):
+    if isinstance(event, snugfit.StepDone):
+        flag.request()
+try:
+    snugfit.plan(**{options}).run((stop,), out="stopped", stop=flag)
+except snugfit.errors.InterruptedRunError:
+    print("stopped")
+"""
+LOAD = """
+import snugfit, torch
+first, second = (snugfit.load(run) for run in ("trained", {second!r}))
+print(first(torch.zeros(2, 1, 8, 8)).shape == second(torch.zeros(2, 1, 8, 8)).shape)
+states = first.state_dict(), second.state_dict()
+print(states[0].keys() == states[1].keys() and all(torch.equal(states[0][key], states[1][key]) for key in states[0]))
+"""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A folder to work in, and the path where Python finds packages."""
+
+    work: Path
+    path: Path
+
+    def process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(self.path), "XDG_CACHE_HOME": str(self.work / "cache")}
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=self.work, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def python(self, *arguments: str) -> str:
+        return self.process(*arguments).stdout
+
+    def snugfit(self, *arguments: str) -> str:
+        return self.python("-m", "snugfit", *arguments)
+
+    def config(self, options: dict) -> str:
+        lines = (f"{key}: {value}" for key, value in {**WORK, **options}.items())
+        (self.work / "options.yaml").write_text("\n".join(lines))
+        return "options.yaml"
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def modules() -> dict[str, str]:
+    """The modules of the page, by their paths."""
+    blocks = [code for code in code_blocks(PAGE, "python") if code.startswith("# head_only/")]
+    return {code.splitlines()[0].removeprefix("# "): code for code in blocks}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """snugfit's own sources, with one folder and two files added."""
+    package = tmp_path / "src" / "snugfit"
+    opened = ("strategies", "local", "_models")
+    for part in ("", *opened):
+        (package / part).mkdir(parents=True)
+        for each in (SOURCE / part).iterdir():
+            if part or each.name not in opened:
+                (package / part / each.name).symlink_to(each)
+    mine = {name: text.replace("head_only.strategy:", "snugfit.strategies.head_only.strategy:")
+            for name, text in modules().items()}  # fmt: skip
+    write(package / "strategies", {"head_only/__init__.py": "", **mine})
+    write(package, {"local/mean_only.py": LOSS, "_models/tiny.py": MODEL})
+    return Installation(tmp_path, package.parent)
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A package with entry points, as pip installs it."""
+    site = tmp_path / "site"
+    project = tomllib.loads(next(iter(code_blocks(PAGE, "toml"))))["project"]
+    points = {
+        **project["entry-points"],
+        "snugfit.local_losses": {"mean-only": "head_only.loss:Mean"},
+        "snugfit.models": {"tiny": "head_only.model:tiny"},
+    }
+    lines = []
+    for group, each in points.items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in each.items())]
+    info = f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    write(site, {**modules(), "head_only/__init__.py": "", "head_only/loss.py": LOSS, "head_only/model.py": MODEL,
+                 f"{info}/METADATA": metadata, f"{info}/entry_points.txt": "\n".join(lines)})  # fmt: skip
+    (site / "snugfit").symlink_to(SOURCE)
+    return Installation(tmp_path, site)
+
+
+@pytest.fixture(params=["folder", "installed"])
+def place(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.timeout(600)
+def test_a_strategy_takes_part_in_everything(place):
+    shown = place.snugfit("train", "--help")
+    assert "--trained-units" in shown and "--feature-scale" in shown and "head-only" in shown
+    config = place.config(OPTIONS)
+    plan = json.loads(place.snugfit("plan", "--config", config, "--json"))
+    chosen = plan["candidates"][plan["chosen"]]
+    assert chosen["strategy"] == "head-only"
+    assert (chosen["settings"]["trained_units"], chosen["settings"]["feature_scale"]) == (1, 0.5)
+    assert "trains 1 units" in place.process("-m", "snugfit", "plan", "--config", config).stderr
+    record = json.loads(place.snugfit("train", "--config", config, "--out", "trained", "--json"))
+    assert record["strategy"] == "head-only" and record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"]
+    assert place.python("-c", STOP.format(options={**WORK, **OPTIONS})).strip() == "stopped"
+    place.snugfit("train", "--resume", "stopped", "--quiet")
+    assert place.python("-c", LOAD.format(second="stopped")).split() == ["True", "True"]
+
+
+@pytest.mark.timeout(600)
+def test_a_local_loss_and_a_model_take_part_too(place):
+    config = place.config(LOCAL)
+    record = json.loads(place.snugfit("train", "--config", config, "--out", "trained", "--json"))
+    assert record["settings"]["local_loss"] == "mean-only" and record["exit"]
+    assert place.python("-c", LOAD.format(second="trained")).split() == ["True", "True"]
+
+
+def test_a_package_that_cannot_be_imported_is_left_out_with_a_warning(installed):
+    (installed.path / "head_only" / "config.py").write_text("import no_such_module")
+    code = "import warnings\nwith warnings.catch_warnings(record=True) as said:\n    warnings.simplefilter('always')\n"
+    code += "    from snugfit._core.registry import strategies\n    names = list(strategies())\n"
+    code += "print('head-only' in names, 'backprop' in names, said[0].message)"
+    left, kept, *words = installed.python("-c", code).split()
+    assert (left, kept) == ("False", "True")
+    assert "'head-only' of the package head-only cannot be loaded" in " ".join(words)
