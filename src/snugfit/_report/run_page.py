@@ -7,13 +7,12 @@ from typing import Any
 
 from snugfit._core.record import PhaseRecord, Record
 from snugfit._quantities import format_bytes, format_seconds
-from snugfit._report import figure_sections, selection
+from snugfit._report import figure_sections, picture_sections, selection
 from snugfit._report.formatting import NONE, count, duration, metric_of, percent, share, size
 from snugfit._report.intervals import StepTime, step_time
 from snugfit._report.markup import html, page
 from snugfit._report.metrics import MetricRow
 from snugfit._report.pictures import Pictures
-from snugfit._report.pictures import body as drawn
 
 _PHASE_COLUMNS: dict[str, Callable[[PhaseRecord], Any]] = {
     "phase": lambda p: p.name,
@@ -38,7 +37,7 @@ def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = No
         ("Exits", figure_sections.exits(record)),
         ("Training over time", figure_sections.over_time(record, rows)),
         ("Classes", figure_sections.classes(record)),
-        ("Pictures", drawn(pictures) if pictures else ""),
+        ("Pictures", picture_sections.body(pictures) if pictures else ""),
         ("Phases", _phases(record) + html.grid(filter(None, (figure_sections.caches(record), _overhead(record))))),
         ("What ran, and where", _setting_cards(record)),
     ]
