@@ -33,6 +33,7 @@ class ProbeLine:
         points: the measurements.
         smallest_batch: fewest samples that it can train on; 2 where BatchNorm meets a 1x1 map.
         shape_bytes: what a batch size that was not measured leaves in memory: kernels generated for its shapes.
+        partial_bytes: workspace that batches above the largest measured one may need, and measured ones may not.
     """
 
     name: str
@@ -44,6 +45,12 @@ class ProbeLine:
     points: tuple[ProbePoint, ...] = ()
     smallest_batch: int = 1
     shape_bytes: float = 0.0
+    partial_bytes: int = 0
+
+    @property
+    def measured_batch(self) -> int:
+        """The largest batch that was measured; 0 if there is none."""
+        return self.points[-1].batch if self.points else 0
 
     def bytes_at(self, batch: int) -> int:
         """Upper bound of the peak at ``batch`` samples, in bytes, with the kernels of a batch size that is new."""
@@ -51,7 +58,11 @@ class ProbeLine:
         return self._line(new)(batch)
 
     def _line(self, new_bytes: float) -> Callable[[int], int]:
-        return lambda batch: int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes + new_bytes) + 1
+        def bound(batch: int) -> int:
+            partial = self.partial_bytes if batch > self.measured_batch else 0
+            return int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes + new_bytes) + partial + 1
+
+        return bound
 
     def seconds_at(self, batch: int) -> float:
         """Expected seconds of a step at ``batch`` samples, interpolated between measured points."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import torch
+
 from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
 from snugfit.profiling.floors import Floors
@@ -48,6 +50,7 @@ class Probe:
             it is empty.
         same: what is run, as text: probes with equal texts take the same, and are measured once. Where it is empty,
             nothing is known to be like it.
+        partial_bytes: workspace that only some batch sizes need, multiples of the number of threads among them.
         warm_up: whether the first step at a batch size does not tell what the next ones take, however long it is.
         needed: whether it is worth measuring, from the lines so far, with None for what did not fit, and the bytes
             available; always where it is None. What is not yet is asked again after another one that was.
@@ -62,6 +65,7 @@ class Probe:
     layers: int = 1
     network: str = ""
     same: str = ""
+    partial_bytes: int = 0
     warm_up: bool = False
     needed: Callable[[Mapping[str, ProbeLine | None], float], bool] | None = None
 
@@ -107,7 +111,7 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     if not points:
         return None
     line = _fit(probe, points, floors, cut_short=attempt.cut_short)
-    return replace(line, shape_bytes=float(attempt.shape_bytes))
+    return replace(line, shape_bytes=float(attempt.shape_bytes), partial_bytes=probe.partial_bytes)
 
 
 def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: bool = False) -> ProbeLine:
@@ -222,6 +226,9 @@ class _Attempt:
             largest = int(largest * 0.8)
 
     def _allowed(self, batch: int) -> int:
+        """The largest batch up to ``batch`` that may be chosen, and that shows the workspace of all smaller ones."""
+        shared = batch - batch % torch.get_num_threads() if self.probe.partial_bytes else batch
+        batch = shared if shared > self.measured[-1][0] else batch
         return max((size for size in self.probe.sizes if size <= batch), default=batch)
 
     def _measure(self, batch: int) -> bool:

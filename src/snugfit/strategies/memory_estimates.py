@@ -36,6 +36,9 @@ DRIFT_BYTES = 2_000_000
 TENSOR_TO_PROCESS = 1.12
 """Process peak over tensor peak, at most: measured 2-9 % (DESIGN section 5), and workspace of the first layers."""
 
+MOST_PARTIALS = 3
+"""Further partial weight gradients that oneDNN adds up, at most: 1 with 2 or 4 threads, 3 with 8 or 16."""
+
 MADE_UP_SAMPLES = 8
 """Different samples in a made-up batch, which repeats them: drawing them takes longer than copying."""
 
@@ -58,6 +61,26 @@ def step_headroom(budget: Budget, resident_bytes: float) -> float:
 def headroom_in(available_bytes: float) -> float:
     """Bytes that what is resident and a step may take together, so that their peak leaves ``HELD_BYTES``."""
     return (available_bytes - HELD_BYTES - SAFETY_BYTES) / (1 + SAFETY)
+
+
+def partial_gradient_bytes(workload: Workload, device: str, *modules: nn.Module) -> int:
+    """Workspace of the largest convolution's weight gradient that depends on the batch size.
+
+    In bfloat16 oneDNN shares a convolution's weight gradient among threads by channels, or by images. By images, every
+    group of threads has a float32 gradient of its own, and these are added up. That is chosen from some batch on, and
+    sooner for multiples of the number of threads: 512 to 512 channels on 12x12 feature maps with 2 threads needed
+    14.4 MB at 31, 33 and 35 images, and 24.1 MB at 32, 34 and 36. In float32 the workspace is the same for all.
+
+    Args:
+        workload: its precision counts.
+        device: where it is trained.
+        modules: what is trained.
+    """
+    if workload.precision != "bfloat16" or device != "cpu":
+        return 0
+    layers = (layer for module in modules for layer in module.modules())
+    largest = max((layer.weight.numel() for layer in layers if isinstance(layer, nn.Conv2d)), default=0)
+    return min(torch.get_num_threads() // 2, MOST_PARTIALS) * largest * torch.float32.itemsize
 
 
 def images_passed(workload: Workload, *, tracks: bool) -> int:

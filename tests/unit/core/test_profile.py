@@ -46,6 +46,13 @@ def test_a_batch_size_that_was_measured_makes_no_new_kernels():
     assert probe.largest_batch(41, 100) == 4 and probe.largest_batch(40, 100) == 1
 
 
+def test_batches_above_the_largest_measured_one_may_need_more_workspace():
+    probe = line(0.0, 10.0, points=(ProbePoint(4, 40, 1.0), ProbePoint(12, 120, 1.0)), partial_bytes=25)
+    assert [probe.bytes_at(batch) for batch in (4, 5, 12, 13)] == [41, 51, 121, 156]
+    assert probe.largest_batch(155, 100) == 12 and probe.largest_batch(156, 100) == 13
+    assert line(0.0, 10.0).measured_batch == 0
+
+
 def test_seconds_are_measured_ones_where_there_are_any():
     probe = line(0, 1, points=(ProbePoint(4, 10, 9.0),))
     assert probe.seconds_at(4) == 9.0

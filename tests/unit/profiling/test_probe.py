@@ -133,6 +133,22 @@ def test_kernels_of_a_refused_batch_size_do_not_shrink_what_a_step_takes():
     assert [point.peak_bytes for point in line.points] == [820, 880]
 
 
+@pytest.mark.parametrize(("budget", "largest"), [(None, 34), (2400, 28)])
+def test_the_line_holds_at_batches_that_threads_share(monkeypatch, budget, largest):
+    """Even batches from 32 on need 300 bytes more, which 35 would not show, nor 28, the most that the budget holds."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    machine = Machine(budget)
+
+    def needed(batch):
+        return 500 + 20 * batch + (300 if batch >= 32 and batch % 2 == 0 else 0)
+
+    made, _ = probe(machine, fixed=500, sample=20, limit=35)
+    made = replace(made, build=lambda: lambda batch: machine.take(needed(batch)), partial_bytes=300)
+    line = measure_probe(made, machine, machine)
+    assert line.measured_batch == largest
+    assert all(line.bytes_at(batch) >= needed(batch) for batch in (2, 8, 28, 32, 33, 34, 35))
+
+
 def test_what_the_probe_keeps_counts_to_it():
     machine = Machine()
     made, _ = probe(machine, fixed=500, sample=10, kept=300)

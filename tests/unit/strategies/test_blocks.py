@@ -1,6 +1,7 @@
 """Blocks, their bytes and their cost from made-up needs, by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -52,6 +53,14 @@ def test_kernels_of_earlier_blocks_are_still_in_memory():
     assert residency(needs, headroom=70).largest_batches(9) == [5, 3, 2]
 
 
+def test_a_batch_that_was_not_measured_may_need_more_workspace():
+    """100 + 10 b, and 35 bytes more above the measured batch of 4."""
+    needs = [need(0, 100, 10, measured_batch=4, partial_bytes=35)]
+    assert [residency(needs).bytes_of(Block(0, 0, batch)) for batch in (4, 5)] == [140, 185]
+    largest = {headroom: residency(needs, headroom=headroom).largest_batches(9) for headroom in (139, 184, 185, 999)}
+    assert largest == {139: [3], 184: [4], 185: [5], 999: [9]}
+
+
 def test_lines_say_what_a_trained_unit_leaves_behind():
     """A unit of which one batch size was measured is taken to leave as much as the middle one of the others."""
     lines = {
@@ -62,8 +71,10 @@ def test_lines_say_what_a_trained_unit_leaves_behind():
             ("c", (ProbePoint(2, 12 * MB, 0.1), ProbePoint(8, 18 * MB, 0.1)), 1.0 * MB),
         )
     }  # fmt: skip
+    lines["unit:c"] = replace(lines["unit:c"], partial_bytes=5 * MB)
     made = profile(lines, units=("a", "b", "c", "head"), kept=dict.fromkeys(lines, 0))
     needs = Blockwise()._needs(workload(), made)
+    assert [(each.measured_batch, each.partial_bytes) for each in needs] == [(8, 0), (2, 0), (8, 5 * MB)]
     assert [each.shape_bytes for each in needs] == [3 * MB, 2 * MB, MB]
     assert [each.fixed_bytes for each in needs] == [13 * MB, 12 * MB, 11 * MB]
     filled = Blockwise(blocks=((0, 0, 2), (1, 1, 2), (2, 2, 2)))

@@ -9,7 +9,7 @@ from snugfit._chain import Chain
 from snugfit.local.assignment import Layout
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.strategies.blockwise.strategy import Blockwise
-from snugfit.strategies.memory_estimates import stored_batches
+from snugfit.strategies.memory_estimates import partial_gradient_bytes, stored_batches
 
 
 def chain():
@@ -49,6 +49,16 @@ def test_a_floor_is_below_the_step_and_kept_bytes_are_by_hand():
     for probe in probes:
         step = probe.build()
         assert probe.kept_bytes < probe.floor(5) <= tensor_peak_bytes(lambda step=step: step(5)) + probe.kept_bytes
+
+
+@pytest.mark.parametrize(("threads", "partials"), [(1, 0), (2, 1), (3, 1), (4, 2), (16, 3)])
+def test_convolutions_in_bfloat16_may_need_further_partial_weight_gradients(monkeypatch, threads, partials):
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    lowered = workload(precision="bfloat16")
+    last = Blockwise().probes(lowered, chain(), HARDWARE)[1]
+    assert last.partial_bytes == partials * 4 * (4 * 6 * 9)
+    assert partial_gradient_bytes(lowered, "cuda", nn.Conv2d(4, 6, 3)) == 0
+    assert Blockwise().probes(workload(), chain(), HARDWARE)[1].partial_bytes == 0
 
 
 def test_probes_train_on_copies():

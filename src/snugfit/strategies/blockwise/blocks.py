@@ -34,6 +34,8 @@ class UnitNeeds:
         saved_bytes: bytes that one sample's forward pass has in memory, at most.
         shape_bytes: what training it leaves in memory for good: kernels of batch sizes that were not measured (part of
             ``fixed_bytes``, too).
+        measured_batch: largest batch that was measured.
+        partial_bytes: workspace that larger batches may need besides.
     """
 
     name: str
@@ -47,10 +49,28 @@ class UnitNeeds:
     weight_bytes: int = 0
     saved_bytes: int = 0
     shape_bytes: float = 0.0
+    measured_batch: int = 0
+    partial_bytes: int = 0
 
     def step_bytes(self, batch: int) -> float:
         """Upper bound of the unit's step."""
-        return self.fixed_bytes + self.sample_bytes * batch
+        partial = self.partial_bytes if batch > self.measured_batch else 0
+        return self.fixed_bytes + self.sample_bytes * batch + partial
+
+    def largest_batch(self, step_bytes: float, limit: int) -> int:
+        """Largest batch up to ``limit`` whose step needs at most ``step_bytes``; 0 if there is none."""
+        batch = _samples(step_bytes - self.fixed_bytes, self.sample_bytes, limit)
+        if self.partial_bytes and batch > self.measured_batch:
+            larger = _samples(step_bytes - self.fixed_bytes - self.partial_bytes, self.sample_bytes, limit)
+            batch = max(larger, self.measured_batch)
+        return batch if batch >= self.smallest_batch else 0
+
+
+def _samples(free_bytes: float, sample_bytes: float, limit: int) -> int:
+    """How many samples fit, up to ``limit``."""
+    if sample_bytes * limit <= free_bytes:
+        return limit
+    return int(free_bytes / sample_bytes) if free_bytes > 0 else 0
 
 
 @dataclass(frozen=True)
@@ -117,15 +137,8 @@ class Residency:
         batches = []
         for index, need in enumerate(self.needs):
             left = self.left_bytes(index) - need.shape_bytes
-            headroom = (
-                self.headroom_bytes - need.fixed_bytes - left - (all_kept - need.kept_bytes if self.all_units else 0)
-            )
-            batch = 0
-            if need.sample_bytes * limit <= headroom:
-                batch = limit
-            elif headroom > 0:
-                batch = int(headroom / need.sample_bytes)
-            batches.append(batch if batch >= need.smallest_batch else 0)
+            others = all_kept - need.kept_bytes if self.all_units else 0
+            batches.append(need.largest_batch(self.headroom_bytes - left - others, limit))
         return batches
 
     def trains(self, block: Block) -> bool:

@@ -13,7 +13,14 @@ from snugfit.local.assignment import Layout
 from snugfit.profiling import Probe, describe
 from snugfit.strategies.blockwise.units import clone_unit, kept_bytes
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
-from snugfit.strategies.memory_estimates import place_made_up, random_batch, require_images, step_floor, stored_batches
+from snugfit.strategies.memory_estimates import (
+    partial_gradient_bytes,
+    place_made_up,
+    random_batch,
+    require_images,
+    step_floor,
+    stored_batches,
+)
 
 
 def unit_probe_name(unit_name: str) -> str:
@@ -54,4 +61,5 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
     limit = min(workload.batch_limit, workload.train_count)
     name, kept = unit_probe_name(unit.name), kept_bytes(layout, index, workload)
     same = f"{unit.input_shape} {describe(unit.module)}\n{describe(layout.make_loss(index))}"
-    return Probe(name, build, floor, limit, kept_bytes=kept, same=same)
+    partial = partial_gradient_bytes(workload, device, unit.module, layout.make_loss(index))
+    return Probe(name, build, floor, limit, kept_bytes=kept, same=same, partial_bytes=partial)

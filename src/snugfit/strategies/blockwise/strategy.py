@@ -141,6 +141,8 @@ class Blockwise:
                     weight_bytes=facts.weight_bytes,
                     saved_bytes=facts.saved_bytes + facts.output_bytes,
                     shape_bytes=new,
+                    measured_batch=line.measured_batch if line else 0,
+                    partial_bytes=line.partial_bytes if line else 0,
                 )
             )
             shape = outputs
