@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from cyclopts import App, Parameter
 
-from snugfit._quantities import parse_bytes
+from snugfit._core.amounts import parse_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 INFEASIBLE = 3

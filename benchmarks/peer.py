@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from benchmarks.common import INFEASIBLE, program
 from snugfit import _data as datasets
 from snugfit import _models as models
+from snugfit._core.amounts import parse_bytes
 from snugfit._data import Batches, Splits, Transform
 from snugfit._engine.process import choose_device
-from snugfit._quantities import format_bytes, parse_bytes
+from snugfit._quantities import format_bytes
 from snugfit.memory import (
     MemoryLimit,
     PeakMeter,

@@ -24,7 +24,7 @@ from benchmarks import peers_frameworks as frameworks
 from benchmarks.common import program
 from benchmarks.peers_race import Race, guard, largest, try_steps
 from snugfit import _data as datasets
-from snugfit._quantities import parse_bytes
+from snugfit._core.amounts import parse_bytes
 from snugfit.memory import MemoryLimit, is_out_of_memory, make_meter, prepare_process, release_memory
 
 SEGMENTS = (2, 3, 4, 6, 8, 12)

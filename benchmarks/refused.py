@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import program
+from snugfit._core.amounts import parse_bytes
 from snugfit._core.option_groups import BudgetOptions, DataOptions, ModelOptions, TrainingOptions
 from snugfit._core.request import Request, StrategyOptions
 from snugfit._engine.builder import assemble, make_strategies
 from snugfit._engine.process import choose_device, describe_hardware
-from snugfit._quantities import parse_bytes
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, make_meter, prepare_process
 from snugfit.profiling import LOOKING_BYTES, Probe, smallest_floor
 

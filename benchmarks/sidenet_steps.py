@@ -16,6 +16,7 @@ from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.lean import enable_inplace, use_lean
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
+from snugfit.profiling.liveness import StepOptions
 from snugfit.strategies.memory_estimates import fill_made_up, random_batch
 from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import Frozen
@@ -65,7 +66,7 @@ class Subject:
         rule = paper_activation_memory(network, shape, trains, batch=batch)
         by_sample = set(self.frozen.large) if way.by_sample else set()
         true = true_activation_memory(
-            network, shape, trains, batch=batch, by_sample=by_sample, int8=way.int8, spent=True
+            network, shape, trains, StepOptions(batch=batch, by_sample=by_sample, int8=way.int8, spent=True)
         )
         return {
             "rule": {"peak": rule.peak_bytes, "block": rule.peak_block, "kept": rule.cumulative_bytes,

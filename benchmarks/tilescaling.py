@@ -16,7 +16,7 @@ from benchmarks.yolo_tiles import layers, schedule
 from snugfit._core.cluster import Cluster, Link, Rank, made_up
 from snugfit._core.literals import WeightUpdate
 from snugfit.tiling.candidates import most_square_grid
-from snugfit.tiling.cost_counter import count_step_cost
+from snugfit.tiling.cost_counter import Placement, count_step_cost
 from snugfit.tiling.grouping import CostModel
 from snugfit.tiling.layers import Layers
 from snugfit.tiling.plan import tiling_of
@@ -135,7 +135,7 @@ def _step(
 ) -> StepCost:  # fmt: skip
     plan = schedule(network, grid, *pair)
     cells = cells_of(plan.tiling.tiles, 1, cluster.size)
-    return count_step_cost(plan, cells, batch, processes=cluster.size, update=update)
+    return count_step_cost(plan, cells, batch, Placement(update=update), processes=cluster.size)
 
 
 def render(cells: list[Cell]) -> str:

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import os
 
+from snugfit._version import __version__ as __version__
+
 os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # read once, while torch is loaded; see snugfit.memory.trim
 
 TYPE_CHECKING = False  # as in typing, which takes long to import: a Ctrl-C in the meantime is nobody's to catch
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
         verify,
     )
 
-__version__ = "0.1.0"
+
 __all__ = [
     "Architecture",
     "Budget",

@@ -14,7 +14,7 @@ from snugfit._training.network import NetworkTrainer
 from snugfit.strategies.tiled.runner import follow
 from snugfit.strategies.tiled.trainer import GatewayTrainer
 from snugfit.tiling.coordinator import seeded_rng
-from snugfit.tiling.cost_counter import count_step_cost
+from snugfit.tiling.cost_counter import Placement, count_step_cost
 from snugfit.tiling.messages import receive_tensors, send_tensors
 from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.transport import GATEWAY, ProcessTransport
@@ -156,7 +156,9 @@ def sent(group, rank, plan, shape):
     net = tiles.training
     made = net.forward(images(SIZE, SIZE, BATCH) if rank == GATEWAY else None, BATCH)
     net.backward(None if made is None else torch.ones_like(made))
-    counted = count_step_cost(net.schedule, net.cells, BATCH, processes=dist.get_world_size(group), rest=plan.rest)
+    counted = count_step_cost(
+        net.schedule, net.cells, BATCH, Placement(rest=plan.rest), processes=dist.get_world_size(group)
+    )
     return sum(SENT), counted.sent(rank) - counted.sent(rank, "weights")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snugfit._quantities import parse_bytes
+from snugfit._core.amounts import parse_bytes
 from snugfit.errors import InfeasibleBudgetError
 
 RUN = [

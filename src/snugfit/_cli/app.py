@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CoercionError, CycloptsError, Group
 
-from snugfit import __version__
 from snugfit._cli.cluster import cluster_app
 from snugfit._cli.config import apply_config, read_value, read_values
 from snugfit._cli.evaluate import evaluate
@@ -24,6 +23,7 @@ from snugfit._cli.report import report
 from snugfit._cli.startup import ReaderGoneError, die_with_agent, ignore_signals, raise_at_signals
 from snugfit._cli.train import train
 from snugfit._cli.verify import verify
+from snugfit._version import __version__
 from snugfit.errors import SnugfitError, UsageError
 
 BROKEN_PIPE = 141

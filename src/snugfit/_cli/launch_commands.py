@@ -14,8 +14,8 @@ from cyclopts import Group, Parameter
 from snugfit._cli.hosts import Host, addresses_of, read_hosts, refuse_public
 from snugfit._cli.launcher import Terms
 from snugfit._cli.member import AGENT, Start
+from snugfit._core.amounts import parse_seconds
 from snugfit._core.options import Range, Seconds, Workers
-from snugfit._quantities import parse_seconds
 from snugfit.errors import UsageError
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from snugfit._core.amounts import parse_bytes
 from snugfit._core.options import Range, Workers, checked
-from snugfit._quantities import format_bytes, parse_bytes
+from snugfit._quantities import format_bytes
 
 Aim = Literal["time", "memory", "accuracy"]
 """What the chosen way of training is to have the best of, among those that fit."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from snugfit._quantities import parse_bytes, parse_seconds
+from snugfit._core.amounts import parse_bytes, parse_seconds
 from snugfit.errors import UnknownNameError, UsageError, shown
 
 T = TypeVar("T")

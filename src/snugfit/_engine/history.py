@@ -9,7 +9,6 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-import snugfit
 from snugfit._core.code_version import code
 from snugfit._core.documents import DocumentError, made, parse_json, read_text
 from snugfit._core.hardware import Hardware
@@ -19,6 +18,7 @@ from snugfit._core.plan import Plan
 from snugfit._core.record import Record
 from snugfit._core.serial import from_data, to_data
 from snugfit._planner import PastRun, past_run
+from snugfit._version import __version__
 from snugfit.errors import CheckpointError
 from snugfit.profiling import Measurements
 
@@ -70,4 +70,4 @@ def _runs_file(folder: Path, hardware: Hardware) -> Path:
 
 def machine_text(hardware: Hardware) -> str:
     """All that measurements depend on beside what is measured, as text."""
-    return json.dumps([to_data(hardware), platform.python_version(), snugfit.__version__, code()], sort_keys=True)
+    return json.dumps([to_data(hardware), platform.python_version(), __version__, code()], sort_keys=True)

@@ -12,10 +12,10 @@ from snugfit._core.record import IntervalRecord, Record
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit._training.events import Notice, RunDone
-from snugfit._training.loop import BatchSource
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
 from snugfit._training.task import Score, measure, task_of
+from snugfit._training.trainable import BatchSource
 from snugfit.memory import is_out_of_memory, release_memory
 
 

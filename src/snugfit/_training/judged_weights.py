@@ -10,15 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
-
-if TYPE_CHECKING:
-    from snugfit._training.loop import BatchSource, Trainable
+from snugfit._training.trainable import BatchSource, Trainable
 
 SHARE = 0.06
 """Of the training images, those that statistics are taken over; without a backward pass, 2 to 3 % of an epoch."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from snugfit._training.loop import BatchSource
+from snugfit._training.trainable import BatchSource
 
 
 class RecomputedBatches:

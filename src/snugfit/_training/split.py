@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from snugfit._training.loop import BatchSource
+from snugfit._training.trainable import BatchSource
 
 
 @dataclass(frozen=True)

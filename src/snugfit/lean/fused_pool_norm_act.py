@@ -8,6 +8,7 @@ work is done a few images at a time, in the processor's cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,6 +56,16 @@ def _like(maps: Tensor, batch: int) -> Tensor:
     )
 
 
+@dataclass(frozen=True)
+class _Running:
+    """Statistics of BatchNorm, (C,) each, and how they are updated."""
+
+    mean: Tensor
+    variance: Tensor
+    momentum: float
+    eps: float
+
+
 class _FusedPoolNormAct(torch.autograd.Function):
     """(B, C, H, W) to the pooled feature map (B, C, S, S) and to the tail's output, which has no gradient."""
 
@@ -64,9 +75,7 @@ class _FusedPoolNormAct(torch.autograd.Function):
         maps: Tensor,
         weight: Tensor,
         bias: Tensor,
-        running: tuple[Tensor, Tensor],
-        momentum: float,
-        eps: float,
+        running: _Running,
         slope: float,
         side: int,
         tail: Tail,
@@ -76,8 +85,8 @@ class _FusedPoolNormAct(torch.autograd.Function):
             mean = inverse = torch.empty_like(weight)
             pooled, outputs = F.avg_pool2d(maps, window), _meta_outputs(maps, tail)
         else:
-            mean, variance = torch.batch_norm_update_stats(maps, *running, momentum)
-            inverse = (variance + eps).rsqrt_()
+            mean, variance = torch.batch_norm_update_stats(maps, running.mean, running.variance, running.momentum)
+            inverse = (variance + running.eps).rsqrt_()
             affine = _Affine(mean, inverse, weight, bias, slope)
             pooled, outputs = _run(maps, affine, window, tail)
         ctx.save_for_backward(maps, weight, bias, mean, inverse)
@@ -92,7 +101,7 @@ class _FusedPoolNormAct(torch.autograd.Function):
         The saved feature map is overwritten by its own.
         """
         maps, weight, bias, mean, inverse = ctx.saved_tensors
-        nothing = (None,) * 6
+        nothing = (None,) * 4
         if maps.is_meta:
             return maps, torch.empty_like(weight), torch.empty_like(bias), *nothing
         affine = _Affine(mean, inverse, weight, bias, ctx.slope)
@@ -177,15 +186,15 @@ class FusedPoolNormAct(nn.Module):
 
         The feature map is not pooled if its sides cannot be divided by ``side``.
         """
-        norm = self.layers.norm
+        norm: Any = self.layers.norm
         if maps.shape[2] % self.side or maps.shape[3] % self.side or not self.layers.applies(maps):
             features = self.layers(maps)
             with torch.no_grad():
                 return features, self.tail(features.detach())
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
-        running = (norm.running_mean, norm.running_var)
+        running = _Running(norm.running_mean, norm.running_var, norm.momentum, norm.eps)
         found: tuple[Tensor, Tensor] = _FusedPoolNormAct.apply(
-            maps, norm.weight, norm.bias, running, norm.momentum, norm.eps, self.layers.slope, self.side, self.tail
+            maps, norm.weight, norm.bias, running, self.layers.slope, self.side, self.tail
         )
         return found

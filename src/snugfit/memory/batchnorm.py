@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
-if TYPE_CHECKING:
-    from snugfit.memory.limit import MemoryLimit
+from snugfit.memory.kernels import AddressSpace
 
 
-def allow_batch_norm_backward(limit: MemoryLimit) -> RemovableHandle:
+def allow_batch_norm_backward(limit: AddressSpace) -> RemovableHandle:
     """Let the backward pass of every BatchNorm layer reserve memory that it never touches.
 
     On the processor torch allocates the gradient of the input, and then allocates it again for contiguous feature maps

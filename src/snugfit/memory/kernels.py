@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -10,9 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from snugfit._quantities import format_bytes
-
-if TYPE_CHECKING:
-    from snugfit.memory.limit import MemoryLimit
 
 KERNEL_BYTES = 4 << 20
 """Address space for the kernels of one operator; VGGs, ResNets and MobileNets needed 3.1 MB at most."""
@@ -26,6 +23,17 @@ _OUTPUTS: dict[Any, int] = {}
 """Bytes of an operator's outputs by the shapes of its arguments; computing them takes a millisecond."""
 
 
+class AddressSpace(Protocol):
+    """A limit on the memory of a process that can be raised for a moment."""
+
+    @property
+    def left_bytes(self) -> float:
+        """Bytes that the budget has left."""
+
+    def refresh(self, extra_bytes: int = 0) -> object:
+        """Set the limit to what is left, and some bytes more."""
+
+
 class KernelAllowance(TorchDispatchMode):
     """Lets operators generate kernels for shapes that are new to the process, although the memory limit is exact.
 
@@ -35,7 +43,7 @@ class KernelAllowance(TorchDispatchMode):
     outputs fit what the budget has left; all other operators run under the exact limit.
     """
 
-    def __init__(self, limit: MemoryLimit) -> None:
+    def __init__(self, limit: AddressSpace) -> None:
         super().__init__()
         self.limit = limit
 

@@ -13,7 +13,7 @@ from torch import fx, nn
 from snugfit.memory.activation import ActivationMemory, add_up
 from snugfit.profiling.analytic import paper_parameter_bytes, paper_records
 from snugfit.profiling.block_members import find_members
-from snugfit.profiling.liveness import sampled_nodes, true_records
+from snugfit.profiling.liveness import StepOptions, sampled_nodes, true_records
 from snugfit.profiling.meta_profiler import profile_on_meta
 
 
@@ -61,16 +61,7 @@ def paper_activation_memory(
 
 
 def true_activation_memory(
-    module: fx.GraphModule,
-    input_shape: tuple[int, ...],
-    trains: Set[str],
-    *,
-    batch: int = 1,
-    state_copies: int = 2,
-    holds_gradients: bool = False,
-    by_sample: Set[int] = frozenset(),
-    int8: bool = False,
-    spent: bool = False,
+    module: fx.GraphModule, input_shape: tuple[int, ...], trains: Set[str], options: StepOptions | None = None
 ) -> ActivationMemory:
     """Activation memory as the allocator has it: bytes of blocks are of the whole batch, the batch itself included.
 
@@ -81,25 +72,20 @@ def true_activation_memory(
         module: a traced network, with or without a side network; meta will do, and it is not changed.
         input_shape: channels, height, width of one image.
         trains: names of the parameters that train.
-        batch: images of a step.
-        state_copies: floats of optimizer state per weight that trains: 2 for Adam.
-        holds_gradients: whether gradients accumulate over micro-batches; else each is applied and freed when it comes.
-        by_sample: numbers of frozen blocks that run one image at a time (for a module that does not do so yet).
-        int8: whether frozen weights of convolutions and linear layers are stored as int8 (for a module whose weights
-            are not yet).
-        spent: whether the batch is freed when it is read (for a module that does not do so yet:
-            :func:`snugfit.lean.release_images`); else it stays in memory for the whole step.
+        options: how a step runs; the defaults if None.
 
     Raises:
         ValueError: a BatchNorm layer in training mode has a single value per channel, as with one image of one pixel.
     """
-    members = find_members(module, input_shape)
-    operators = profile_on_meta(module, input_shape, trains, batch, sampled_nodes(members, by_sample))
+    step, members = options or StepOptions(), find_members(module, input_shape)
+    operators = profile_on_meta(module, input_shape, trains, step.batch, sampled_nodes(members, step.by_sample))
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    image_bytes = batch * math.prod(input_shape) * dtype.itemsize
-    records = true_records(operators, members, image_bytes, by_sample=by_sample, batch=batch, int8=int8, spent=spent)
-    resident = resident_bytes(module, trains, state_copies=state_copies, holds_gradients=holds_gradients, int8=int8)
-    return add_up(members.names, records, parameter_bytes=resident.total, batch=batch, images=batch)
+    image_bytes = step.batch * math.prod(input_shape) * dtype.itemsize
+    records = true_records(operators, members, image_bytes, step)
+    resident = resident_bytes(
+        module, trains, state_copies=step.state_copies, holds_gradients=step.holds_gradients, int8=step.int8
+    )
+    return add_up(members.names, records, parameter_bytes=resident.total, batch=step.batch, images=step.batch)
 
 
 def resident_bytes(

@@ -7,7 +7,7 @@ step ends in a cross entropy.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from torch import fx
@@ -22,24 +22,45 @@ LOSS = "cross_entropy"
 """Name of the record of the loss, which belongs to the last block."""
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """How a step runs.
+
+    Attributes:
+        batch: images of a step.
+        state_copies: floats of optimizer state per weight that trains: 2 for Adam.
+        holds_gradients: whether gradients accumulate over micro-batches; else each is applied and freed when it comes.
+        by_sample: numbers of frozen blocks that run one image at a time (for a module that does not do so yet).
+        int8: whether frozen weights of convolutions and linear layers are stored as int8 (for a module whose weights
+            are not yet).
+        spent: whether the batch is freed after its last reader (for a module that does not do so yet:
+            :func:`snugfit.lean.release_images`); else it stays in memory for the whole step.
+    """
+
+    batch: int = 1
+    state_copies: int = 2
+    holds_gradients: bool = False
+    by_sample: Set[int] = frozenset()
+    int8: bool = False
+    spent: bool = False
+
+
 def true_records(
-    operators: Sequence[MetaOperator], members: Members, image_bytes: int, *, by_sample: Set[int] = frozenset(),
-    batch: int = 1, int8: bool = False, spent: bool = False,
-) -> list[LayerRecord]:  # fmt: skip
+    operators: Sequence[MetaOperator], members: Members, image_bytes: int, options: StepOptions
+) -> list[LayerRecord]:
     """Follow a step through its operators.
 
     Args:
         operators: all operators, on the batch; those of sampled blocks on a single image too.
         members: their blocks.
         image_bytes: bytes of the batch.
-        by_sample: numbers of the blocks that run one image at a time.
-        batch: images.
-        int8: whether frozen weights are stored as int8, and made floats while their layer runs.
-        spent: whether the batch is freed after its last reader; else it stays in the caller's hands.
+        options: how the step runs.
     """
-    operators, stretches = _arranged(operators, members, by_sample if batch > 1 else frozenset(), int8=int8)
+    batch, int8 = options.batch, options.int8
+    by_sample = options.by_sample if batch > 1 else frozenset()
+    operators, stretches = _arranged(operators, members, by_sample, int8=int8)
     tensors = [_with_floats(each.tensors, each.frozen_bytes if int8 else 0) for each in operators]
-    step = SampledStep(tensors, {IMAGE: image_bytes}, stretches, batch, spent=spent)
+    step = SampledStep(tensors, {IMAGE: image_bytes}, stretches, batch, spent=options.spent)
     step.forward()
     output = operators[-1].output_bytes
     # The loss keeps logarithms of probabilities, beside which their gradient is made.

@@ -10,7 +10,7 @@ import numpy as np
 from snugfit.selection.byte_model import byte_model
 from snugfit.selection.memory import step_bytes
 from snugfit.selection.network import Mask, Network
-from snugfit.selection.pareto import solve_within
+from snugfit.selection.pareto import Limits, solve_within
 from snugfit.selection.solver import select
 from snugfit.selection.time_model import fits
 from snugfit.selection.timing import StepTimes
@@ -68,7 +68,8 @@ def choose(times: StepTimes, memory: Network, importance: np.ndarray, headroom: 
 
     def within(allowed: float) -> tuple[Mask, int]:
         found: Mask = chosen.copy()
-        found[others] = solve_within(value, t_dw, t_dy, seconds, model, int(allowed), RESOLUTION).mask
+        limits = Limits(seconds, int(allowed), RESOLUTION)
+        found[others] = solve_within(value, t_dw, t_dy, model, limits).mask
         return found, model.of(found[others])
 
     def fits_too(mask: Mask) -> bool:

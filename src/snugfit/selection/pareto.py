@@ -28,7 +28,7 @@ import numpy as np
 from snugfit.errors import UsageError
 from snugfit.selection import checks
 from snugfit.selection.branch import SAME, Branch
-from snugfit.selection.byte_model import ByteModel, byte_model
+from snugfit.selection.byte_model import ByteModel
 from snugfit.selection.checks import Mask
 from snugfit.selection.quantise import quantise
 from snugfit.selection.relaxation import COARSE, FINE, Knapsacks, Prices, greedy, knapsacks, prices
@@ -53,66 +53,51 @@ class Bounded:
     most_labels: int
 
 
-def select_within(
-    importance: Any,
-    t_dw: Any,
-    t_dy: Any,
-    seconds: float,
-    own_bytes: Any,
-    inputs: Any,
-    input_bytes: Any,
-    pass_bytes: Any,
-    memory_bytes: int,
-    resolution: int = 1000,
-) -> Mask:
+@dataclass(frozen=True)
+class Limits:
+    """The budgets of a selection, and how exactly it is searched for.
+
+    Attributes:
+        seconds: limit for the backward pass.
+        memory_bytes: limit for the sum of a selection's bytes.
+        resolution: steps of the time budget to which times are rounded upward; bytes are exact.
+        label_limit: most labels that are kept at once; None for no limit.
+    """
+
+    seconds: float
+    memory_bytes: float
+    resolution: int = 1000
+    label_limit: int | None = 4_000
+
+
+def solve_within(importance: Any, t_dw: Any, t_dy: Any, model: ByteModel, limits: Limits) -> Bounded:
     """Select the most important tensors whose backward pass fits a time and a memory budget.
 
     Args:
         importance: of training each tensor, (N,); tensors at or below 0 are never selected.
         t_dw: seconds to compute and apply each tensor's update, (N,).
         t_dy: seconds to carry the error gradient past each tensor, (N,).
-        seconds: limit for the backward pass.
-        own_bytes: each tensor's gradient and optimizer state, (N,).
-        inputs: which saved input each tensor's update reads, (N,), an index into ``input_bytes``, -1 for none.
-        input_bytes: bytes of the saved inputs, (M,), charged once for all selected tensors that read one.
-        pass_bytes: bytes that the gradient needs to pass each tensor, (N,), charged after the earliest selected one.
-        memory_bytes: limit for the sum of these bytes.
-        resolution: steps of the time budget to which times are rounded upward; bytes are exact.
+        model: bytes of each tensor, from :func:`byte_model`.
+        limits: the two budgets.
 
     Returns:
-        The selection, (N,), within both budgets. It equals that of ``select`` if that fits the memory. It is the best
-            one
-        whose rounded times fit, unless the label limit of ``solve_within`` was reached, which that function reports.
+        The selection, within both budgets. It equals that of ``select`` if that fits the memory. It is the best one
+        whose rounded times fit, unless the label limit was reached, which its bound reports.
 
     Raises:
-        UsageError: arrays of different lengths, negative times, bytes or budgets, NaN anywhere.
+        UsageError: arrays of different lengths, negative times or budgets, NaN anywhere.
     """
-    model = byte_model(own_bytes, inputs, input_bytes, pass_bytes)
-    return solve_within(importance, t_dw, t_dy, seconds, model, memory_bytes, resolution).mask
-
-
-def solve_within(
-    importance: Any,
-    t_dw: Any,
-    t_dy: Any,
-    seconds: float,
-    model: ByteModel,
-    memory_bytes: int,
-    resolution: int = 1000,
-    label_limit: int | None = 4_000,
-) -> Bounded:
-    """Return the selection of ``select_within`` with its value, bound and number of labels; None for no label limit."""
     importance = checks.importances(importance)
-    mask = select(importance, t_dw, t_dy, seconds, resolution)
+    mask = select(importance, t_dw, t_dy, limits.seconds, limits.resolution)
     if len(model.own) != len(mask):
         raise UsageError(f"own_bytes has length {len(model.own)}, but there are {len(mask)} tensors.")
-    limit = checks.budget("memory_bytes", memory_bytes)
+    limit = checks.budget("memory_bytes", limits.memory_bytes)
     if model.of(mask) <= limit:
         value = float(importance[mask].sum())
         return Bounded(mask, value, value, 0)
-    steps = quantise(checks.seconds("t_dw", t_dw), checks.seconds("t_dy", t_dy), seconds, resolution)
+    steps = quantise(checks.seconds("t_dw", t_dw), checks.seconds("t_dy", t_dy), limits.seconds, limits.resolution)
     problem = knapsacks(importance, steps, model, int(limit))
-    return _search(problem, label_limit) if len(problem.earliest) else Bounded(mask & False, 0.0, 0.0, 0)
+    return _search(problem, limits.label_limit) if len(problem.earliest) else Bounded(mask & False, 0.0, 0.0, 0)
 
 
 def _search(problem: Knapsacks, label_limit: int | None) -> Bounded:

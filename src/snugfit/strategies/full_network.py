@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -15,7 +15,7 @@ from snugfit._chain import Chain, load_into, release
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
-from snugfit._core.profile import ProbeLine, Profile, UnitFacts
+from snugfit._core.profile import Profile, UnitFacts
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._storage.weights_file import save_model
@@ -74,17 +74,14 @@ def whole_probes(
 
 
 def whole_probe(
-    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool,
-    network: str = "", needed: Callable[[Mapping[str, ProbeLine | None], float], bool] | None = None,
-) -> Probe:  # fmt: skip
+    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool
+) -> Probe:
     """The probe of one training step of the whole network.
 
     Args:
         name: key of the line; with gradients held, :func:`line_name` of it.
         chain, workload, device, make_trainer: as in :func:`whole_probes`.
         hold: whether gradients are held, and applied after a second micro-batch.
-        network: what it is a way of running; see :class:`snugfit.profiling.Probe`.
-        needed: whether it is worth measuring; see :class:`snugfit.profiling.Probe`.
     """
 
     def made_up(batch: int, where: str) -> tuple[Tensor, Tensor]:
@@ -117,9 +114,7 @@ def whole_probe(
     limit = workload.effective_batch
     sizes = divisors(limit) if hold else ()
     layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())
-    return Probe(
-        line_name(name, hold=hold), build, floor, limit, sizes=sizes, layers=layers, network=network, needed=needed
-    )
+    return Probe(line_name(name, hold=hold), build, floor, limit, sizes=sizes, layers=layers)
 
 
 def batch_settings(

@@ -14,8 +14,8 @@ from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
 from snugfit._storage.row_format import RowFormat
 from snugfit._training.judged_weights import images_for
-from snugfit._training.loop import Trainable
 from snugfit._training.task import Classification, Task
+from snugfit._training.trainable import Trainable
 from snugfit._upstream import to_channels_last
 from snugfit.memory.tensors import tensor_peak_bytes
 

@@ -16,7 +16,7 @@
 """
 
 from snugfit.surgery.channels import ChannelGroup, Slot, find_groups, width
-from snugfit.surgery.distil import BlockDistillation, Recipe, distil
+from snugfit.surgery.distil import BlockDistillation, Recipe, TeacherStudent, distil
 from snugfit.surgery.fitting import best_widths, widths_for
 from snugfit.surgery.hidden import blocks_of, hidden_groups
 from snugfit.surgery.importance import channel_importance, most_important, removed_share
@@ -56,6 +56,7 @@ __all__ = [
     "JointDistillation",
     "Recipe",
     "Slot",
+    "TeacherStudent",
     "add_penalty_gradient",
     "add_penalty_gradients",
     "adopt_widths",

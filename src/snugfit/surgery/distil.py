@@ -72,11 +72,8 @@ class Recipe:
 
 
 def distil(
-    teacher: fx.GraphModule,
-    student: fx.GraphModule,
-    cuts: Mapping[str, Cut],
+    pair: TeacherStudent,
     batches: Batches,
-    input_shape: tuple[int, ...],
     recipe: Recipe | None = None,
     *,
     done: int = 0,
@@ -88,24 +85,19 @@ def distil(
     one block. BatchNorm stays in evaluation mode and keeps its scale.
 
     Args:
-        teacher: the network before channels were removed. It may share the weights of unpruned blocks with the student
-            (``copy_for_pruning``) and is not changed.
-        student: the network after removal.
-        cuts: what ``remove_channels`` returned.
+        pair: the two networks.
         batches: images without labels; pass 0 is for the closed form and the errors, passes 1 to ``recipe.epochs`` for
             the steps: one per batch.
-        input_shape: channels, height, width of one image.
         recipe: settings; the defaults if None.
         done: number of blocks retrained before an interruption; the student has their weights.
         on_block: called with every finished block.
 
     Raises:
-        ModelError: the networks have different layers.
         UsageError: there are no images.
         DivergedError: a block's error became infinite or not a number.
     """
-    recipe, pair = recipe or Recipe(), TeacherStudent(teacher, student, cuts, input_shape)
-    with evaluating(teacher), evaluating(student):
+    recipe = recipe or Recipe()
+    with evaluating(pair.modules[0]), evaluating(pair.student):
         found = []
         for block in pair.readers[done:]:
             found.append(_retrain(pair, block, batches, recipe))
@@ -115,7 +107,18 @@ def distil(
 
 
 class TeacherStudent:
-    """A teacher and a student with the same layers, block by block."""
+    """A teacher and a student with the same layers, block by block.
+
+    Args:
+        teacher: the network before channels were removed. It may share the weights of unpruned blocks with the student
+            (``copy_for_pruning``) and is not changed.
+        student: the network after removal.
+        cuts: what ``remove_channels`` returned.
+        input_shape: channels, height, width of one image.
+
+    Raises:
+        ModelError: the networks have different layers.
+    """
 
     def __init__(
         self, teacher: fx.GraphModule, student: fx.GraphModule, cuts: Mapping[str, Cut], input_shape: tuple[int, ...]

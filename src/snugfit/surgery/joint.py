@@ -20,7 +20,6 @@ from snugfit._chain.subgraph import part_of
 from snugfit.errors import DivergedError, UsageError
 from snugfit.surgery.distil import TeacherStudent, training
 from snugfit.surgery.importance import evaluating
-from snugfit.surgery.reshape import Cut
 
 LEARNING_RATE = 5e-3
 """Adam's peak learning rate."""
@@ -56,10 +55,7 @@ class JointDistillation:
     BatchNorm stays in evaluation mode; in pruned blocks it keeps its scale.
 
     Args:
-        teacher: the network before channels were removed; it is not changed.
-        student: the network after that, and after ``distil``.
-        cuts: what ``remove_channels`` returned.
-        input_shape: channels, height, width of one image.
+        pair: the teacher, which is not changed, and the student after ``distil``.
         trained: names of the student's own tensors, which may train.
         until: layers of the classifier, which do not take part.
         steps: number of steps.
@@ -68,15 +64,11 @@ class JointDistillation:
 
     Raises:
         UsageError: ``steps`` is below 1.
-        ModelError: the networks have different layers.
     """
 
     def __init__(
         self,
-        teacher: fx.GraphModule,
-        student: fx.GraphModule,
-        cuts: Mapping[str, Cut],
-        input_shape: tuple[int, ...],
+        pair: TeacherStudent,
         *,
         trained: Collection[str],
         until: Collection[str],
@@ -86,12 +78,12 @@ class JointDistillation:
     ) -> None:
         if steps < 1:
             raise UsageError(f"joint distillation needs at least one step, not {steps}.")
-        self.student, self.steps, self.learning_rate, self.micro_batch = student, steps, learning_rate, micro_batch
-        self.pair = TeacherStudent(teacher, student, cuts, input_shape)
+        self.pair, self.student, self.steps = pair, pair.student, steps
+        self.learning_rate, self.micro_batch = learning_rate, micro_batch
         self.matched_parts = _matched_parts(self.pair, until)
-        scales = {f"{name}.weight" for name, layer in student.named_modules() if isinstance(layer, _BatchNorm)}
+        scales = {f"{name}.weight" for name, layer in self.student.named_modules() if isinstance(layer, _BatchNorm)}
         self.weights = {
-            name: weight for name, weight in student.named_parameters() if name in trained and name not in scales
+            name: weight for name, weight in self.student.named_parameters() if name in trained and name not in scales
         }
         self.optimizer = torch.optim.Adam(self.weights.values(), learning_rate)
         self.done = 0

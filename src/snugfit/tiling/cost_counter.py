@@ -33,15 +33,27 @@ if TYPE_CHECKING:
 GATEWAY = 0
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Which processes do what is not done in tiles.
+
+    Attributes:
+        update: where weights are updated.
+        rest: who computes the layers behind the tiled ones.
+    """
+
+    update: WeightUpdate = "all-reduce"
+    rest: Rest = "gateway"
+
+
 def count_step_cost(
     schedule: Schedule,
     cells: Sequence[Cell],
     images: int,
+    placement: Placement | None = None,
     *,
     processes: int | None = None,
     weights: int | None = None,
-    update: WeightUpdate = "all-reduce",
-    rest: Rest = "gateway",
     rest_macs: int = 0,
 ) -> StepCost:
     """Count the cost of a training step, except commands and labels, which are some bytes per image.
@@ -50,16 +62,16 @@ def count_step_cost(
         schedule: what every tile holds, fetches and computes; with a backward pass.
         cells: tiles of all processes.
         images: in the batch.
+        placement: which processes do the rest; the default where None.
         processes: number of processes, including those without a tile; by default as many as have one.
         weights: trained parameters, including norms'; by default those of :class:`Layer`.
-        update: where weights are updated.
-        rest: who computes the layers behind the tiled ones.
         rest_macs: multiply-accumulates of these layers in an image's forward pass.
     """
     count = processes or 1 + max(cell.rank for cell in cells)
-    counter = _Counter(schedule, tuple(cells), images, count, rest)
+    placement = placement or Placement()
+    counter = _Counter(schedule, tuple(cells), images, count, placement.rest)
     stages = [*counter.forward(), *counter.apply_rest(rest_macs), *counter.backward()]
-    stages += _of_weights(counter.weights if weights is None else weights, count, update)
+    stages += _of_weights(counter.weights if weights is None else weights, count, placement.update)
     tiles = Counter(cell.rank for cell in cells)
     return StepCost(tuple(stages), counter.kept(), tuple(tiles[rank] for rank in range(count)))
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit._quantities import format_bytes, format_seconds, format_short_seconds, parse_bytes, parse_seconds
+from snugfit._core.amounts import parse_bytes, parse_seconds
+from snugfit._quantities import format_bytes, format_seconds, format_short_seconds
 from snugfit.errors import UsageError
 
 POWERS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

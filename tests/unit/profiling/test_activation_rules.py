@@ -20,6 +20,7 @@ from snugfit.lean.int8_weights import store_int8
 from snugfit.lean.per_sample import run_per_sample
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
+from snugfit.profiling.liveness import StepOptions
 from snugfit.surgery.sidenet import attach_side_network
 
 MB = 10**6
@@ -180,7 +181,7 @@ def test_the_true_rule_is_what_a_step_takes(name, size, what, lean, side):
     if lean:
         use_lean(module)
     trains = chosen(module, what)
-    found = true_activation_memory(module, (3, size, size), trains, batch=4, state_copies=0)
+    found = true_activation_memory(module, (3, size, size), trains, StepOptions(batch=4, state_copies=0))
     peak = step_peak(module, size, 4)
     assert 0.999 * peak <= found.total_bytes <= 1.04 * peak
 
@@ -190,8 +191,10 @@ def test_memory_options_take_what_the_true_rule_says(sampled, int8):
     module, shape = network("mobilenet_v2", 64, side=True), (3, 64, 64)
     use_lean(module)
     trains = chosen(module, "sidenet")
-    found = true_activation_memory(module, shape, trains, batch=4, state_copies=0, by_sample=set(sampled), int8=int8)
-    plain = true_activation_memory(module, shape, trains, batch=4, state_copies=0)
+    found = true_activation_memory(
+        module, shape, trains, StepOptions(batch=4, state_copies=0, by_sample=set(sampled), int8=int8)
+    )
+    plain = true_activation_memory(module, shape, trains, StepOptions(batch=4, state_copies=0))
     assert found != plain
     blocks = find_blocks(network("mobilenet_v2", 64), shape)
 
@@ -209,7 +212,8 @@ def test_sampled_blocks_keep_as_much_and_take_less():
     use_lean(module)
     trains = chosen(module, "sidenet")
     whole, sampled = (
-        true_activation_memory(module, shape, trains, batch=8, by_sample=numbers) for numbers in (set(), {2, 3})
+        true_activation_memory(module, shape, trains, StepOptions(batch=8, by_sample=numbers))
+        for numbers in (set(), {2, 3})
     )
     assert whole.cumulative_bytes < sampled.cumulative_bytes < 1.02 * whole.cumulative_bytes, "each has its own scales"
     for number in (2, 3):
@@ -219,15 +223,15 @@ def test_sampled_blocks_keep_as_much_and_take_less():
 def test_one_image_is_a_whole_batch():
     module, shape = network("mobilenet_v2", 64), (3, 64, 64)
     trains = chosen(module, "head")
-    single = true_activation_memory(module, shape, trains, batch=1, by_sample={2, 3})
-    assert single == true_activation_memory(module, shape, trains, batch=1)
+    single = true_activation_memory(module, shape, trains, StepOptions(batch=1, by_sample={2, 3}))
+    assert single == true_activation_memory(module, shape, trains, StepOptions(batch=1))
 
 
 def test_batch_statistics_of_a_single_value_are_refused_as_in_a_step():
     module = network("mobilenet_v2", 64, side=True)
     trains = chosen(module, "sidenet")
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        true_activation_memory(module, (3, 64, 64), trains, batch=1)
+        true_activation_memory(module, (3, 64, 64), trains, StepOptions(batch=1))
 
 
 def test_gradients_and_state_are_resident_where_they_are():
@@ -242,15 +246,15 @@ def test_gradients_and_state_are_resident_where_they_are():
     coded = resident_bytes(module, trains, state_copies=0, int8=True)
     assert coded.weights == resident.weights - sum(3 * p.numel() - 4 * len(p) for p in frozen)
     shape = (3, 32, 32)
-    held = true_activation_memory(module, shape, trains, batch=2, holds_gradients=True)
-    assert held.total_bytes == true_activation_memory(module, shape, trains, batch=2).total_bytes + trained
+    held = true_activation_memory(module, shape, trains, StepOptions(batch=2, holds_gradients=True))
+    assert held.total_bytes == true_activation_memory(module, shape, trains, StepOptions(batch=2)).total_bytes + trained
 
 
 def test_optimizer_state_is_there_from_the_second_step_on():
     module = network("resnet18", 32)
     use_lean(module)
     trains = chosen(module, "full")
-    found = true_activation_memory(module, (3, 32, 32), trains, batch=2)
+    found = true_activation_memory(module, (3, 32, 32), trains, StepOptions(batch=2))
     assert found.total_bytes == pytest.approx(step_peak(module, 32, 2, state=True, steps=2), rel=0.03)
 
 
@@ -261,6 +265,6 @@ def test_looking_changes_nothing_and_works_on_real_weights():
     use_lean(module)
     trains = chosen(module, "full")
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    real = true_activation_memory(module, (3, 16, 16), trains, batch=2)
+    real = true_activation_memory(module, (3, 16, 16), trains, StepOptions(batch=2))
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
-    assert real == true_activation_memory(module.to("meta"), (3, 16, 16), trains, batch=2)
+    assert real == true_activation_memory(module.to("meta"), (3, 16, 16), trains, StepOptions(batch=2))

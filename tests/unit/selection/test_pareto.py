@@ -10,13 +10,18 @@ from oracle import best_value, bytes_needed, every_mask, in_steps, seconds, step
 
 from snugfit.errors import UsageError
 from snugfit.selection import (
+    Limits,
     backward_seconds,
     byte_model,
     select,
-    select_within,
     selection_bytes,
     solve_within,
 )
+
+
+def select_within(importance, t_dw, t_dy, budget, own, inputs, saved, passing, memory, resolution=1000):
+    model = byte_model(own, inputs, saved, passing)
+    return solve_within(importance, t_dw, t_dy, model, Limits(budget, memory, resolution)).mask
 
 
 @settings(max_examples=600, deadline=None)
@@ -90,7 +95,7 @@ def test_a_resnet_50_is_solved_exactly_and_with_few_labels(spread, share):
     importance = np.random.default_rng(2).lognormal(0, spread, len(t_dw))
     model, limit = byte_model(*parts), int(share * selection_bytes(everything, *parts))
     budget = 0.6 * backward_seconds(everything, t_dw, t_dy)
-    found = solve_within(importance, t_dw, t_dy, budget, model, limit)
+    found = solve_within(importance, t_dw, t_dy, model, Limits(budget, limit))
     assert found.bound == found.value, "proved"
     assert found.value == pytest.approx(importance[found.mask].sum())
     assert model.of(found.mask) <= limit
@@ -105,7 +110,7 @@ def test_a_resnet_50_whose_importance_follows_cost_is_solved_exactly():
     charged = parts[0] + np.append(parts[2], 0)[parts[1]]
     importance = (t_dw / t_dw.sum() + charged / charged.sum()) * np.random.default_rng(4).lognormal(0, 0.1, len(t_dw))
     budget = 0.6 * backward_seconds(everything, t_dw, t_dy)
-    found = solve_within(importance, t_dw, t_dy, budget, model, int(0.15 * model.of(everything)))
+    found = solve_within(importance, t_dw, t_dy, model, Limits(budget, int(0.15 * model.of(everything))))
     assert found.bound == found.value
 
 
@@ -113,9 +118,10 @@ def test_a_label_limit_gives_a_selection_that_fits_and_a_bound_that_holds():
     (t_dw, t_dy), parts = resnet50(5)
     everything = np.ones(len(t_dw), bool)
     model, importance = byte_model(*parts), np.random.default_rng(6).lognormal(0, 3, len(t_dw))
-    arguments = importance, t_dw, t_dy, 0.6 * backward_seconds(everything, t_dw, t_dy), model
-    limit = int(0.15 * model.of(everything))
-    exact, limited = solve_within(*arguments, limit, label_limit=None), solve_within(*arguments, limit, label_limit=3)
+    budget, limit = 0.6 * backward_seconds(everything, t_dw, t_dy), int(0.15 * model.of(everything))
+    exact, limited = (
+        solve_within(importance, t_dw, t_dy, model, Limits(budget, limit, label_limit=labels)) for labels in (None, 3)
+    )
     assert model.of(limited.mask) <= limit
     assert limited.most_labels <= 3
     assert limited.value <= exact.value * (1 + 1e-9)
@@ -149,7 +155,8 @@ def test_sums_of_bytes_that_all_differ_end_at_the_label_limit_with_a_close_bound
     own, t_dw, t_dy = rng.integers(10**7, 10**9, count), rng.uniform(0.1, 1, count), rng.uniform(0, 0.1, count)
     model = byte_model(own, np.full(count, -1), [], np.zeros(count))
     budget = 0.5 * backward_seconds(np.ones(count), t_dw, t_dy)
-    found = solve_within(own / 1e9, t_dw, t_dy, budget, model, int(0.3 * own.sum()), label_limit=500)
+    limits = Limits(budget, int(0.3 * own.sum()), label_limit=500)
+    found = solve_within(own / 1e9, t_dw, t_dy, model, limits)
     assert model.of(found.mask) <= 0.3 * own.sum()
     assert found.value <= found.bound <= 1.01 * found.value
     assert found.most_labels == 500

@@ -12,6 +12,7 @@ from snugfit.errors import DivergedError, ModelError, UsageError
 from snugfit.lean import LeanConv2d, use_lean
 from snugfit.surgery import (
     Recipe,
+    TeacherStudent,
     channel_importance,
     copy_for_pruning,
     distil,
@@ -90,7 +91,7 @@ def test_blocks_and_the_network_come_closer_to_the_teacher(name, closed_form):
     teacher, student, cuts = pruned(name)
     theirs, before = state(teacher), error(teacher, student)
     recipe = Recipe(epochs=6, learning_rate=2e-3, closed_form=closed_form)
-    found = distil(teacher, student, cuts, batches, SHAPE, recipe)
+    found = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, recipe)
     assert found and all(0 <= each.after < each.before for each in found)
     assert all(bool(each.solved) == closed_form for each in found)
     assert error(teacher, student) < 0.5 * before
@@ -101,7 +102,7 @@ def test_blocks_and_the_network_come_closer_to_the_teacher(name, closed_form):
 def test_only_the_block_that_lost_inputs_changes(name, block, own):
     teacher, student, cuts = pruned(name, [block])
     before = state(student)
-    (found,) = distil(teacher, student, cuts, batches, SHAPE)
+    (found,) = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches)
     assert found.block == block
     names = changed(student, before)
     assert names and all(each.startswith(own) for each in names)
@@ -113,8 +114,8 @@ def test_a_stem_that_lost_outputs_alone_is_left():
     teacher, student, cuts = pruned("mobilenet", [1])
     stem, first = state(student), find_blocks(student, SHAPE)[0]
     pruned_plain = pruned("plain", [1])
-    assert [each.block for each in distil(*pruned_plain, batches, SHAPE)] == [1]
-    found = distil(teacher, student, cuts, batches, SHAPE)
+    assert [each.block for each in distil(TeacherStudent(*pruned_plain, SHAPE), batches)] == [1]
+    found = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches)
     assert [each.block for each in found] == [1]
     assert not any(name.startswith(f"{first.name}.") for name in changed(student, stem))
 
@@ -130,14 +131,14 @@ def test_the_closed_form_alone_restores_what_the_surviving_channels_hold():
         tensors[slot.tensor][4:] = tensors[slot.tensor][1:4]
     student = copy_for_pruning(teacher, SHAPE, groups)
     cuts = remove_channels(student, groups, {groups[0].name: range(4)})
-    (found,) = distil(teacher, student, cuts, batches, SHAPE, Recipe(epochs=0, ridge=1e-12))
+    (found,) = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(epochs=0, ridge=1e-12))
     assert found.solved == ("2.0",) and found.before > 1e-3 and found.after < 1e-12
     assert error(teacher, student) < 1e-12
 
 
 def test_a_pruned_output_is_compared_on_the_channels_that_are_left():
     teacher, student, cuts = pruned("plain")
-    found = distil(teacher, student, cuts, batches, SHAPE, Recipe(epochs=4))
+    found = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(epochs=4))
     assert [each.block for each in found] == [1, 2]
     assert all(each.after < each.before for each in found)
 
@@ -146,7 +147,7 @@ def test_micro_batches_make_no_difference():
     results = []
     for size in (3, 8):
         teacher, student, cuts = pruned("mobilenet")
-        distil(teacher, student, cuts, batches, SHAPE, Recipe(micro_batch=size))
+        distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(micro_batch=size))
         results.append(state(student))
     assert all(torch.allclose(tensor, results[1][name], atol=1e-8) for name, tensor in results[0].items())
 
@@ -155,7 +156,7 @@ def test_what_trains_modes_and_layers_come_back_as_they_were():
     teacher, student, cuts = pruned("mobilenet")
     student.train().requires_grad_(False)
     use_lean(student)
-    distil(teacher, student, cuts, batches, SHAPE)
+    distil(TeacherStudent(teacher, student, cuts, SHAPE), batches)
     assert student.training and not any(p.requires_grad or p.grad is not None for p in student.parameters())
     assert any(isinstance(layer, LeanConv2d) for layer in student.modules())
 
@@ -163,23 +164,28 @@ def test_what_trains_modes_and_layers_come_back_as_they_were():
 def test_a_block_that_only_gets_worse_keeps_its_weights():
     teacher, student, cuts = pruned("mobilenet", [2])
     before = state(student)
-    (found,) = distil(teacher, student, cuts, batches, SHAPE, Recipe(epochs=1, learning_rate=0.5, closed_form=False))
+    (found,) = distil(
+        TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(epochs=1, learning_rate=0.5, closed_form=False)
+    )
     assert found.after == found.before and changed(student, before) == set()
 
 
 def test_nothing_is_retrained_where_nothing_was_cut():
     teacher, student, _ = pruned("mobilenet", share=1.0)
-    assert distil(teacher, student, {}, batches, SHAPE) == []
+    assert distil(TeacherStudent(teacher, student, {}, SHAPE), batches) == []
 
 
 def test_what_cannot_be_distilled_is_refused():
     teacher, student, cuts = pruned("mobilenet")
     other = Chain.from_module(plain().double(), SHAPE).to_module()
     with pytest.raises(ModelError, match="does not have the layers"):
-        distil(other, student, cuts, batches, SHAPE)
+        distil(TeacherStudent(other, student, cuts, SHAPE), batches)
     with pytest.raises(UsageError, match="learns from images"):
-        distil(teacher, student, cuts, lambda epoch: [], SHAPE)
+        distil(TeacherStudent(teacher, student, cuts, SHAPE), lambda epoch: [])
     with pytest.raises(UsageError, match="positive learning rate"):
         Recipe(learning_rate=0.0)
     with pytest.raises(DivergedError, match="lower the learning rate"):
-        distil(teacher, student, cuts, lambda epoch: [batch * float("nan") for batch in batches(epoch)], SHAPE)
+        distil(
+            TeacherStudent(teacher, student, cuts, SHAPE),
+            lambda epoch: [batch * float("nan") for batch in batches(epoch)],
+        )

@@ -5,7 +5,7 @@ import torch
 from test_distil import SHAPE, batches, changed, digits, pruned, state
 
 from snugfit.errors import DivergedError, UsageError
-from snugfit.surgery import JointDistillation, Recipe, distil, later_biases
+from snugfit.surgery import JointDistillation, Recipe, TeacherStudent, distil, later_biases
 from snugfit.surgery.joint import learning_rate_factor
 
 
@@ -17,7 +17,7 @@ def classifier(module):
 def prepared(name, solve=True):
     teacher, student, cuts = pruned(name)
     if solve:
-        distil(teacher, student, cuts, batches, SHAPE, Recipe(epochs=0))
+        distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(epochs=0))
     shared = {id(tensor) for tensor in teacher.state_dict(keep_vars=True).values()}
     own = {name for name, tensor in student.state_dict(keep_vars=True).items() if id(tensor) not in shared}
     return teacher, student, cuts, own | later_biases(student, own, classifier(student))
@@ -25,9 +25,8 @@ def prepared(name, solve=True):
 
 def joint(made, steps, **more):
     teacher, student, cuts, names = made
-    return JointDistillation(
-        teacher, student, cuts, SHAPE, trained=names, until=classifier(student), steps=steps, **more
-    )  # fmt: skip
+    pair = TeacherStudent(teacher, student, cuts, SHAPE)
+    return JointDistillation(pair, trained=names, until=classifier(student), steps=steps, **more)
 
 
 def features(module):

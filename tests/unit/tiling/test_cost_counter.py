@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from snugfit.errors import ModelError
 from snugfit.tiling.candidates import group_boundaries
-from snugfit.tiling.cost_counter import count_step_cost
+from snugfit.tiling.cost_counter import Placement, count_step_cost
 from snugfit.tiling.distributed import TiledNetwork, schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Layers, MapSize, Tiling
@@ -167,7 +167,7 @@ def test_what_is_sent_is_what_exchanges_send(rest, profile, replicas, processes,
     layers, images = residual(), 3
     plan = schedule(layers, (2, 2), profile(layers.cuts), every_cut(layers.cuts), recompute=recompute)
     cells = cells_of(plan.tiling.tiles, replicas, processes)
-    count = count_step_cost(plan, cells, images, weights=0, rest=rest)
+    count = count_step_cost(plan, cells, images, Placement(rest=rest), weights=0)
     routes, last, who = Routes(plan, cells), len(layers.layers), "everyone" if rest == "replicated" else "gateway"
     groups = next(iter(plan.backward_groups.values()))
     exchanges = {"images": [routes.exchange(0, "gateway", Wanted("forward", 0), images)]}
@@ -229,7 +229,7 @@ def test_weights_by_a_ring_or_by_the_gateway():
     layers = yolo()
     plan = schedule(layers, (2, 2), every_cut(layers.cuts), every_cut(layers.cuts))
     cells, weights = cells_of(plan.tiling.tiles, 1, 4), sum(each.weights for each in layers.layers)
-    ring, star = (count_step_cost(plan, cells, 1, update=update) for update in ("all-reduce", "gateway"))
+    ring, star = (count_step_cost(plan, cells, 1, Placement(update=update)) for update in ("all-reduce", "gateway"))
     assert weights == 3_418_976 and ring.sent(2, "weights") == -(-2 * 3 * weights // 4)
     assert star.sent(0, "weights") == star.received(0, "weights") == 3 * weights == 3 * star.sent(2, "weights")
     assert ring.total("weights") == star.total("weights")
@@ -240,7 +240,8 @@ def test_a_replicated_rest_sends_the_last_map_to_all_and_no_gradient():
     plan = schedule(layers, (2, 2), every_cut(layers.cuts), every_cut(layers.cuts))
     cells, last = cells_of(plan.tiling.tiles, 1, 4), layers.maps[-1]
     gateway, all_ = (
-        count_step_cost(plan, cells, 2, processes=5, rest=rest, rest_macs=macs) for rest in ("gateway", "replicated")
+        count_step_cost(plan, cells, 2, Placement(rest=rest), processes=5, rest_macs=macs)
+        for rest in ("gateway", "replicated")
     )
     values = 2 * last.channels * last.height * last.width
     assert [all_.received(rank, "last map") for rank in (0, 4)] == [gateway.received(0, "last map"), values]

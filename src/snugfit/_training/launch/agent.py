@@ -18,8 +18,8 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, rendezvo
 from torch.distributed.launcher import api as launcher
 from torch.distributed.run import parse_args, run
 
+from snugfit._core.amounts import parse_seconds
 from snugfit._core.hardware import cores
-from snugfit._quantities import parse_seconds
 from snugfit._training.launch.control import Control
 from snugfit._training.launch.rendezvous import BACKEND, Reach, Rendezvous
 from snugfit._training.launch.seal import SECRET_VARIABLE

@@ -14,11 +14,11 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from snugfit import __version__
 from snugfit._core.cluster import Cluster, Link, Rank
 from snugfit._core.hardware import cores
 from snugfit._training.launch.network import own_host, told_apart
 from snugfit._training.launch.world import GATEWAY, World
+from snugfit._version import __version__
 
 _PINGS = 15
 _SMALLEST, _LARGEST = 2**16, 2**26

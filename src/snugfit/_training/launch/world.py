@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from snugfit._core.amounts import parse_seconds
 from snugfit._core.hardware import cores
-from snugfit._quantities import parse_seconds
 from snugfit._training.launch.seal import SECRET_VARIABLE
 from snugfit.errors import UsageError
 

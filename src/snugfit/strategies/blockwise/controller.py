@@ -20,11 +20,12 @@ from snugfit._training.cached_batches import THREAD_BYTES, CachedBatches
 from snugfit._training.dry_run import falling, rehearse
 from snugfit._training.events import CacheProgress, ExitMeasured, Notice
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
-from snugfit._training.loop import BatchSource, stop_if_asked, train_phase
+from snugfit._training.loop import stop_if_asked, train_phase
 from snugfit._training.recomputed_batches import RecomputedBatches
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed
 from snugfit._training.split import TrainingData
+from snugfit._training.trainable import BatchSource
 from snugfit._upstream import to_channels_last
 from snugfit.local import LocalLoss
 from snugfit.local.assignment import HeadLoss, Layout

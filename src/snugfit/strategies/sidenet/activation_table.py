@@ -26,6 +26,7 @@ from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
+from snugfit.profiling.liveness import StepOptions
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_made_up, random_batch
 from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.network import trained_names
@@ -82,7 +83,7 @@ def activation_table(
     )
     copies = workload.optimizer.state_per_parameter
     true = true_activation_memory(
-        network, shape, subject.names, batch=workload.batch_size, state_copies=copies, spent=spent
+        network, shape, subject.names, StepOptions(batch=workload.batch_size, state_copies=copies, spent=spent)
     )
     with limit:
         measured = _measured(run, workload, limit.device, true)

@@ -17,9 +17,10 @@ from snugfit._core.profile import ProbeLine
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import read_tensors, write_tensors
 from snugfit._training.events import Notice
-from snugfit._training.loop import BatchSource, stop_if_asked
+from snugfit._training.loop import stop_if_asked
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
+from snugfit._training.trainable import BatchSource
 from snugfit._upstream import to_channels_last
 from snugfit.errors import CheckpointError
 from snugfit.memory.tensors import tensor_peak_bytes
@@ -35,6 +36,7 @@ from snugfit.surgery import (
     Cut,
     JointDistillation,
     Recipe,
+    TeacherStudent,
     adopt_widths,
     channel_importance,
     channels_by_reconstruction,
@@ -101,15 +103,15 @@ class Retraining:
     ) -> None:  # fmt: skip
         """Give each block the weights with which it comes closest on its own; see :func:`snugfit.surgery.distil`."""
         recipe = Recipe(epochs=0, micro_batch=micro_batch)
-        shape = self.frozen.input_shape
-        distil(pair.teacher, pair.twin, pair.cuts, lambda _: batches(), shape, recipe, done=done, on_block=on_block)
+        distil(self._blocks(pair), lambda _: batches(), recipe, done=done, on_block=on_block)
 
     def joint(self, pair: PrunedPair, steps: int, micro_batch: int) -> JointDistillation:
         """What retrains all of them together."""
-        return JointDistillation(
-            pair.teacher, pair.twin, pair.cuts, self.frozen.input_shape,
-            trained=pair.names, until=pair.until, steps=steps, micro_batch=micro_batch,
-        )  # fmt: skip
+        blocks = self._blocks(pair)
+        return JointDistillation(blocks, trained=pair.names, until=pair.until, steps=steps, micro_batch=micro_batch)
+
+    def _blocks(self, pair: PrunedPair) -> TeacherStudent:
+        return TeacherStudent(pair.teacher, pair.twin, pair.cuts, self.frozen.input_shape)
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,9 @@ class Sidenet(MicroBatching):
         ways: dict[Way, Probe] = {}
         for each, hold in sorted(self._ways(workload), key=lambda way: _least_loss(workload, *way)):
             make = make_trainer(each, known[each.side_width], self.side_lr)
-            probe = whole_probe(each.probe, chain, workload, hardware.device, make, hold=hold, network=PREFIX)
+            probe = whole_probe(each.probe, chain, workload, hardware.device, make, hold=hold)
             sizes = (probe.batch_limit,) if self.accumulate and not hold else probe.sizes
-            ways[each, hold] = replace(probe, sizes=sizes, floor=cache(probe.floor))
+            ways[each, hold] = replace(probe, sizes=sizes, floor=cache(probe.floor), network=PREFIX)
         first = next((each for each, _ in ways if each.pruned), None)
         retraining = None
         if first is not None:

@@ -13,7 +13,7 @@ from snugfit._core.cost import Cost
 from snugfit._core.workload import Workload
 from snugfit.strategies.memory_estimates import images_passed
 from snugfit.strategies.micro_batch import VALIDATION_SHARE, MicroBatching
-from snugfit.tiling.cost_counter import count_step_cost
+from snugfit.tiling.cost_counter import Placement, count_step_cost
 from snugfit.tiling.distributed import schedule_of
 from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.plan import TilePlan, tiling_of
@@ -139,6 +139,5 @@ def step_of(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, images: in
     cells = cells_of(tiling.tiles, plan.replicas, min(cluster.size, plan.cells))
     weights = sum(each.numel() for each in prefix.parameters(0, count) if each.requires_grad)
     return count_step_cost(
-        schedule, cells, images,
-        processes=cluster.size, weights=weights, update=plan.update, rest=plan.rest, rest_macs=macs,
-    )  # fmt: skip
+        schedule, cells, images, Placement(update=plan.update, rest=plan.rest),
+        processes=cluster.size, weights=weights, rest_macs=macs)  # fmt: skip

@@ -146,8 +146,10 @@ class Tiled(MicroBatching):
             needed = _unless_fitting(tuple(faster), limit)
             for hold in holds(self.accumulate):
                 make = self.make_trainer(plan)
-                probe = whole_probe(key, chain, workload, hardware.device, make, hold=hold, needed=needed)
-                found.append(replace(probe, warm_up=plan.scratch > 0))  # mapped pages grow in the first step
+                probe = whole_probe(key, chain, workload, hardware.device, make, hold=hold)
+                found.append(
+                    replace(probe, needed=needed, warm_up=plan.scratch > 0)
+                )  # mapped pages grow in the first step
             faster.append(key)
         return found
 
