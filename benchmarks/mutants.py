@@ -67,7 +67,7 @@ GROUPS = {
     "memory": Group(("memory/line_fit.py",), ("memory/test_line_fit.py",)),
     "store": Group(
         ("_chain/store.py", "_storage/tensor_file.py", "_storage/weights_file.py"),
-        ("chain/test_unit_store.py", "storage/test_tensor_file.py", "storage/test_checkpoint.py",
+        ("chain/test_store.py", "storage/test_tensor_file.py", "storage/test_checkpoint.py",
          "engine/test_weights.py"),
     ),
     "rows": Group(

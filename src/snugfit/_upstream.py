@@ -1,4 +1,4 @@
-"""Defects of torch that training meets, mended in this process; docs/upstream.md describes each."""
+"""Workarounds for defects of torch; docs/upstream.md describes each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _GROUP_NORM_BACKWARD = torch.ops.aten.native_group_norm_backward
 def mend_group_norm() -> None:
     """Keep torch's GroupNorm from writing the gradient of its input through a null pointer.
 
-    On the processor the backward pass of GroupNorm on a map in channels_last ends the process by a segmentation fault
-    where the input needs no gradient: in the first layer, behind frozen layers, or in a block trained alone. From here
-    on that gradient is computed and dropped. All other gradients stay what they are, bit for bit.
+    On the processor the backward pass of GroupNorm on a feature map in channels_last ends the process by a segmentation
+    fault if the input needs no gradient: in the first layer, behind frozen layers, or in a block trained alone. With
+    this call that gradient is computed and discarded. All other gradients stay the same, bit for bit.
     """
     if torch.__version__ >= GROUP_NORM_MENDED:
         return
@@ -41,15 +41,15 @@ def mend_group_norm() -> None:
 
 
 _libraries: list[torch.library.Library] = []
-"""What is registered, which ends with its library."""
+"""Registrations, which end with their library."""
 
 
 def crashes(inputs: Tensor, wanted: Sequence[bool]) -> bool:
-    """Whether stock torch would write gradients of the inputs of a GroupNorm that nobody asked for.
+    """Whether stock torch would write unrequested gradients of the inputs of a GroupNorm.
 
     Args:
         inputs: of the GroupNorm, (B, C, ...).
-        wanted: whether the gradients of inputs, weight and bias are asked for.
+        wanted: whether the gradients of inputs, weight and bias are requested.
     """
     if torch.__version__ >= GROUP_NORM_MENDED or wanted[0] or not any(wanted) or inputs.dim() not in (4, 5):
         return False
@@ -58,7 +58,7 @@ def crashes(inputs: Tensor, wanted: Sequence[bool]) -> bool:
 
 
 def hidden_bytes(operator: Any, args: Sequence[Any]) -> int:
-    """Bytes that a call of a mended operator takes on the processor while it runs, beside its outputs."""
+    """Bytes that a call of a mended operator takes on the processor while it runs, in addition to its outputs."""
     if getattr(operator, "overloadpacket", None) is not _GROUP_NORM_BACKWARD:
         return 0
     inputs, wanted = args[1], args[-1]

@@ -1,15 +1,15 @@
-"""Every error that snugfit raises on purpose, and the exit code that the command line gives it.
+"""Every error that snugfit raises deliberately, and its exit code on the command line.
 
     SnugfitError                 1   internal error
     |-- UsageError               2   the call itself is wrong
-    |   `-- UnknownNameError         a name that is not on the list (says the nearest one)
-    |-- InfeasibleBudgetError    3   no way of training fits the budget
+    |   `-- UnknownNameError         a name that is not on the list (with the nearest one)
+    |-- InfeasibleBudgetError    3   no strategy fits the budget
     |-- InfeasibleTimeError      3   none is fast enough
     |-- UnusableInputError       4   something given cannot be read or used
     |   |-- DataError                data set or image
     |   |-- ModelError               model, or chain that cannot be traced
     |   `-- CheckpointError          checkpoint, run folder or weights
-    |-- BudgetExceededError      5   a run used more than it was allowed
+    |-- BudgetExceededError      5   a run used more than its budget
     |-- OutOfStorageError        6   disk full, or storage budget reached
     |-- DivergedError            7   the loss became NaN or infinite
     |-- WorkerLostError          8   another process of the run died
@@ -52,11 +52,11 @@ __all__ = [
 ]
 
 LONGEST_MESSAGE = 2000
-"""Characters of a message; what it quotes of files may be of any length."""
+"""Most characters of a message; quoted content of files may have any length."""
 
 
 class SnugfitError(Exception):
-    """Base of all errors raised on purpose; ``exit_code`` is what the command line exits with."""
+    """Base of all errors raised deliberately; ``exit_code`` is the exit code of the command line."""
 
     exit_code = 1
 
@@ -68,13 +68,13 @@ class SnugfitError(Exception):
 
 
 class UsageError(SnugfitError, ValueError):
-    """The call cannot mean anything: a malformed quantity, options that contradict each other."""
+    """An invalid call: a malformed quantity, or contradicting options."""
 
     exit_code = 2
 
 
 class UnknownNameError(UsageError):
-    """A name that is not among the known ones; the message offers the nearest."""
+    """An unknown name; the message suggests the nearest known one."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -84,7 +84,7 @@ class UnknownNameError(UsageError):
 
 
 def shown(value: object) -> str:
-    """A value that was given, for the sentence that refuses it: on one line, and not longer than one reads.
+    """A given value for an error message: on one line, and shortened.
 
     >>> shown("adam"), shown(1.5), len(shown("x" * 1000))
     ("'adam'", '1.5', 80)
@@ -101,9 +101,9 @@ class InfeasibleBudgetError(SnugfitError):
     """No candidate fits the budget.
 
     Attributes:
-        closest: the candidate that came nearest, as text.
-        lacking_bytes: what that candidate lacks.
-        smallest_bytes: the smallest memory budget that would do.
+        closest: the candidate that comes closest, as text.
+        lacking_bytes: bytes that this candidate lacks.
+        smallest_bytes: the smallest memory budget that works.
     """
 
     exit_code = 3
@@ -117,10 +117,10 @@ class InfeasibleBudgetError(SnugfitError):
 
 
 class InfeasibleTimeError(SnugfitError):
-    """No selection of tensors is fast enough, or none within the budgets is worth training.
+    """No selection of tensors is fast enough, or none within the budgets is useful.
 
     Attributes:
-        smallest_ratio: the smallest time ratio that would do; None where none would.
+        smallest_ratio: the smallest time ratio that works; None if none does.
     """
 
     exit_code = 3
@@ -150,7 +150,7 @@ class CheckpointError(UnusableInputError):
 
 
 class BudgetExceededError(SnugfitError):
-    """The run needed, or was measured at, more memory than its budget."""
+    """The run needed, or was measured to use, more memory than its budget."""
 
     exit_code = 5
 
@@ -201,7 +201,7 @@ def is_out_of_storage(error: BaseException) -> bool:
 
 
 class WorkerLostError(SnugfitError):
-    """A process that takes part in the run died or stopped answering."""
+    """A process of the run died or stopped answering."""
 
     exit_code = 8
 

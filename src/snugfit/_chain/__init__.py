@@ -1,4 +1,4 @@
-"""Any CNN as a chain of units: traced, cut, kept on disk, and turned back into a plain module."""
+"""A CNN as a chain of units: traced, cut, stored on disk, and converted back to a plain module."""
 
 from snugfit._chain.blocks import ModuleBlock, find_blocks
 from snugfit._chain.chain import Chain

@@ -1,4 +1,4 @@
-"""Reading the batch size where it is used, so that no number has to cross from one unit to the next."""
+"""Reading the batch size where it is used, so that no number crosses from one unit to the next."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import fx
 from snugfit._chain.propagation import BATCH, Shapes
 
 
-def localise_batch_size(graph: fx.Graph, shapes: Shapes) -> None:
-    """Let every user of ``x.size(0)`` or ``x.shape[0]`` ask the tensor that it works on instead; in place."""
+def read_batch_size_locally(graph: fx.Graph, shapes: Shapes) -> None:
+    """Let every user of ``x.size(0)`` or ``x.shape[0]`` read the size of its own input instead; in place."""
     for node in list(graph.nodes):
         if not _is_batch_size(node):
             continue

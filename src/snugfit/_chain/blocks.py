@@ -1,6 +1,6 @@
 """The blocks that a model's author wrote: inverted residuals, bottlenecks, or single convolutions of a plain stack.
 
-A unit is the smallest stretch that can train alone; a module block is what papers number and draw. MobileNetV2's block
+A unit is the smallest part that can train alone; a module block is what papers number and draw. MobileNetV2's block
 2 is ``features.2``, whose expansion, depthwise convolution and projection are units of their own.
 """
 
@@ -16,7 +16,7 @@ from snugfit._chain.propagation import Shapes, node_shapes
 from snugfit._chain.tracing import LAYERS, owner_of
 
 SIDE_NETWORK = "side"
-"""Path below which side modules stand; what lies there belongs to the block that it stands beside."""
+"""Path of side modules; each belongs to the block that it is attached to."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ModuleBlock:
 
     Attributes:
         name: path of the module that holds them, such as ``features.2`` or ``layer1.0``.
-        nodes: in order of execution; the last one's value is the only one used beyond the block.
+        nodes: in order of execution; only the last one's value is used outside the block.
         entry: the node whose value enters.
         input_shape, output_shape: of one sample, without the batch axis.
     """
@@ -44,13 +44,13 @@ class ModuleBlock:
 def find_blocks(module: fx.GraphModule, input_shape: tuple[int, ...]) -> tuple[ModuleBlock, ...]:
     """Split a traced network into the blocks that its author wrote; allocates nothing and changes nothing.
 
-    A block is what lies under one module path up to and including its first run of numbers: ``features.2``,
-    ``layer1.0``, ``blocks.0.0``. What holds no convolution or linear layer belongs to the block before it, until the
-    map is pooled to one pixel or flattened: from there on, all is the last block. Blocks between which more than one
-    tensor crosses are one; that a side module reads the image does not count.
+    A block consists of the nodes under one module path up to and including its first run of numbers: ``features.2``,
+    ``layer1.0``, ``blocks.0.0``. Nodes without a convolution or linear layer belong to the block before them, until the
+    feature map is pooled to one pixel or flattened: everything after that is the last block. Blocks are merged if more
+    than one tensor crosses between them; an image that a side module reads does not count.
 
     Args:
-        module: a traced network, such as ``Chain.to_module()``; meta will do.
+        module: a traced network, such as ``Chain.to_module()``; may be on meta.
         input_shape: channels, height, width of one image.
     """
     shapes = node_shapes(module, input_shape)
@@ -103,7 +103,7 @@ def _holds_layer(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> bool:
 
 
 def _joined(parts: list[tuple[str, list[fx.Node]]]) -> list[tuple[str, list[fx.Node]]]:
-    """Parts joined until a single value crosses from each to the next."""
+    """Merge parts until a single value crosses from each to the next."""
     joined: list[tuple[str, list[fx.Node]]] = []
     for name, part in parts:
         if joined and _crossing(joined[-1][1], joined):
@@ -114,7 +114,7 @@ def _joined(parts: list[tuple[str, list[fx.Node]]]) -> list[tuple[str, list[fx.N
 
 
 def _crossing(part: list[fx.Node], joined: list[tuple[str, list[fx.Node]]]) -> bool:
-    """Whether any value but the last is used beyond the parts so far."""
+    """Whether any value except the last is used outside the parts so far."""
     inside = {node for _, nodes in joined for node in nodes}
     image = next(node for node in part[0].graph.nodes if node.op == "placeholder")
     beside = {user for user in image.users if _is_beside(user)}

@@ -9,13 +9,13 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-from snugfit._chain.batch_size import localise_batch_size
-from snugfit._chain.cuts import Stretch, cut
-from snugfit._chain.hooks import bypassed_hooks, refuse_lost_hooks
-from snugfit._chain.parameter_owners import owners_of, share_holders
+from snugfit._chain.batch_size import read_batch_size_locally
+from snugfit._chain.cuts import NodeSpan, cut
+from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks
+from snugfit._chain.parameter_owners import parameter_owners, share_parameter_dicts
 from snugfit._chain.propagation import node_shapes
 from snugfit._chain.tracing import Traced, assemble, attributes_of, trace
-from snugfit._chain.unit import Unit, does_not_run, make_unit
+from snugfit._chain.unit import Unit, make_unit, run_failure
 from snugfit.errors import ModelError
 
 
@@ -30,8 +30,8 @@ class Chain:
 
     Attributes:
         name: the model's name.
-        units: every unit but the last stretch.
-        head: the last stretch, which ends in the classifier.
+        units: all units before the head.
+        head: the last part, which ends in the classifier.
         input_shape: channels, height, width of one image.
     """
 
@@ -42,10 +42,10 @@ class Chain:
 
     @classmethod
     def from_module(cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "") -> Chain:
-        """Trace a model and cut it into units; parameters are shared with the model, and nothing is allocated.
+        """Trace a model and cut it into units; parameters are shared with the model, without allocation.
 
         Args:
-            model: maps (batch, *input_shape) to one tensor; on any device, meta included.
+            model: maps (batch, *input_shape) to one tensor; on any device, including meta.
             input_shape: channels, height, width of one image.
             name: the class's name by default.
 
@@ -55,21 +55,21 @@ class Chain:
         """
         name = name or type(model).__name__
         traced = trace(model)
-        refuse_lost_hooks(model, (str(node.target) for node in traced.graph.nodes if node.op == "call_module"))
+        require_kept_hooks(model, (str(node.target) for node in traced.graph.nodes if node.op == "call_module"))
         stored = set(model.state_dict())
         try:
             traced.shapes = node_shapes(assemble(traced.graph, traced.attributes, stored), input_shape)
         except Exception as error:
-            raise ModelError(does_not_run(name, input_shape, error)) from error
+            raise ModelError(run_failure(name, input_shape, error)) from error
         if traced.shapes[_output(traced.graph)] is None:
             raise ModelError(f"{name} must return one tensor; wrap it in a module that returns its logits.")
-        localise_batch_size(traced.graph, traced.shapes)
+        read_batch_size_locally(traced.graph, traced.shapes)
         stretches = cut(traced, model)
         _check_divisible(name, stretches)
         units = _extract(traced, stretches, stored, tuple(input_shape))
         for unit in units:
             unit.module.training = model.training
-            unit.owners.update(owners_of(unit.module, model))
+            unit.owners.update(parameter_owners(unit.module, model))
         _adopt(units[-1].module, model, stored - _stored_names(units))
         _check_untied(units)
         return cls(name, tuple(units[:-1]), units[-1], tuple(input_shape))
@@ -82,14 +82,14 @@ class Chain:
         input_shape: tuple[int, ...],
         name: str = "",
     ) -> Chain:
-        """Make a chain by hand, for models that cannot be traced.
+        """Build a chain by hand, for models that cannot be traced.
 
-        A unit's state-dict names are its name, a dot, and the module's own names. Name units by where their modules
-        stand in the model (``("layer1", model.layer1)``), and the chain's weights load back into it.
+        A unit's state-dict names are its name, a dot, and the module's own names. Name units by the path of their
+        modules in the model (``("layer1", model.layer1)``); then the chain's weights load back into it.
 
         Raises:
-            ModelError: names repeat or lie within each other, a unit does not run on its predecessor's output, weights
-                are shared, or there is no unit beside the head.
+            ModelError: names repeat or contain each other, a unit does not run on its predecessor's output, weights are
+                shared, or there is no unit besides the head.
         """
         parts = [*units, head]
         if not units:
@@ -118,7 +118,7 @@ class Chain:
         return bypassed_hooks((unit.module for unit in self.all_units), recomputed=recomputed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, *input_shape) to the head's output, as the model does."""
+        """Compute the head's output from (batch, *input_shape), as the model does."""
         for unit in self.all_units:
             x = unit.module(x)
         return x
@@ -128,7 +128,7 @@ class Chain:
     def to_module(self) -> nn.Module:
         """One plain module that computes the same and shares the parameters; its state-dict names are the model's.
 
-        Moving or emptying its weights does so in the units, and the other way round; but not those that belong to no
+        Moving or emptying its weights also does so in the units, and vice versa; except for weights that belong to no
         layer and whose module is read by several units.
         """
         graph = fx.Graph()
@@ -142,7 +142,7 @@ class Chain:
         stored = _stored_names(self.all_units)
         module = assemble(graph, attributes, stored)
         _adopt(module, self.head.module, stored - set(module.state_dict()))
-        share_holders(module, [unit.module for unit in self.all_units])
+        share_parameter_dicts(module, [unit.module for unit in self.all_units])
         module.training = self.head.module.training
         return module
 
@@ -151,7 +151,7 @@ def _output(graph: fx.Graph) -> fx.Node:
     return cast(fx.Node, next(node for node in graph.nodes if node.op == "output"))
 
 
-def _extract(traced: Traced, stretches: list[Stretch], stored: set[str], input_shape: tuple[int, ...]) -> list[Unit]:
+def _extract(traced: Traced, stretches: list[NodeSpan], stored: set[str], input_shape: tuple[int, ...]) -> list[Unit]:
     units: list[Unit] = []
     crossing = next(iter(traced.graph.nodes))
     final = cast(fx.Node, _output(traced.graph).args[0])
@@ -163,7 +163,7 @@ def _extract(traced: Traced, stretches: list[Stretch], stored: set[str], input_s
     return units
 
 
-def _subgraph(stretch: Stretch, entry: fx.Node, last: fx.Node) -> fx.Graph:
+def _subgraph(stretch: NodeSpan, entry: fx.Node, last: fx.Node) -> fx.Graph:
     graph = fx.Graph()
     mapping = {entry: graph.placeholder("x")}
 
@@ -187,7 +187,7 @@ def _wrap(name: str, module: nn.Module) -> fx.GraphModule:
 
 
 def _adopt(module: fx.GraphModule, source: nn.Module, names: set[str]) -> None:
-    """Give a module the layers that ``forward`` never calls, so that the state-dict names stay the model's."""
+    """Add the layers that ``forward`` never calls to a module, so that the state-dict names stay the model's."""
     for owner in sorted({name.rpartition(".")[0] for name in names}):
         layer = source.get_submodule(owner)
         if not owner or any(f"{owner}.{key}" not in names for key in layer.state_dict()):
@@ -200,7 +200,7 @@ def _stored_names(units: Sequence[Unit]) -> set[str]:
     return {name for unit in units for name in unit.module.state_dict()}
 
 
-def _check_divisible(name: str, stretches: list[Stretch]) -> None:
+def _check_divisible(name: str, stretches: list[NodeSpan]) -> None:
     if not stretches:
         raise ModelError(f"{name} has no convolution or linear layer: nothing to train in units.")
     if len(stretches) == 1:
@@ -211,7 +211,7 @@ def _check_divisible(name: str, stretches: list[Stretch]) -> None:
 
 
 def _check_untied(units: Sequence[Unit]) -> None:
-    """Refuse tensors that are stored under two names or in two units."""
+    """Check that no tensor is stored under two names or in two units."""
     places: dict[int, str] = {}
     for unit in units:
         for key, tensor in unit.module.state_dict(keep_vars=True).items():

@@ -1,4 +1,4 @@
-"""The classifier of a network: what is trained anew for other classes."""
+"""The classifier of a network: the part that is retrained for other classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from snugfit._chain.chain import Chain
 
 
 def classifier_names(chain: Chain) -> tuple[str, ...]:
-    """Names of the tensors of the network's last layer that has any: the classifier."""
+    """Names of the tensors of the network's last layer with any: the classifier."""
     module = chain.head.module
     for node in reversed(module.graph.nodes):
         if node.op == "call_module":
@@ -24,6 +24,6 @@ def classifier_names(chain: Chain) -> tuple[str, ...]:
 
 
 def attribute(module: nn.Module, name: str) -> object:
-    """What stands under a dotted name in a module."""
+    """The attribute under a dotted name in a module."""
     owner, _, last = name.rpartition(".")
     return getattr(module.get_submodule(owner), last)

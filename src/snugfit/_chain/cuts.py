@@ -1,4 +1,4 @@
-"""Where a traced network is cut into units (NeuroFlux decision 1)."""
+"""The cuts of a traced network into units (NeuroFlux decision 1)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _AVERAGE_FUNCTIONS = {F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, torch.mean, "mea
 _BLOCK_DEPTHWISE_CONVS = 4
 """A module with more depthwise convolutions than this is a whole network, not a block."""
 _BLOCK_LAYERS = 8
-"""A module around an attention with more layers than this is not one layer of an encoder."""
+"""A module around an attention with more layers than this is not a single encoder layer."""
 
 
 @dataclass
-class Stretch:
-    """Consecutive nodes of a graph; the last one's value is the only one used beyond it."""
+class NodeSpan:
+    """Consecutive nodes of a graph; only the last one's value is used outside."""
 
     nodes: list[fx.Node]
     name: str = field(default="")
 
 
-def cut(traced: Traced, model: nn.Module) -> list[Stretch]:
-    """Cut a graph into stretches that each hold a conv or linear layer; the last one is the head.
+def cut(traced: Traced, model: nn.Module) -> list[NodeSpan]:
+    """Cut a graph into stretches that each contain a conv or linear layer; the last one is the head.
 
-    A parameterless stretch joins the unit before it, except from the first operation on that belongs to what follows:
-    one that drops the spatial axes, an adaptive or global pooling, or the norm of a pre-activation block.
+    A stretch without parameters joins the unit before it, except from the first operation that belongs to the next
+    unit: one that removes the spatial axes, an adaptive or global pooling, or the norm of a pre-activation block.
     """
     nodes = [node for node in traced.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
     layers = {node for node in nodes if _is_layer(node, traced.attributes)}
@@ -49,7 +49,7 @@ def cut(traced: Traced, model: nn.Module) -> list[Stretch]:
         last = atoms[previous][-1]
         opened = (i for i in range(previous + 1, following) if _opens(traced, atoms, i, last, first_layer))
         starts.append(next(opened, following))
-    stretches = [Stretch(list(chain.from_iterable(atoms[a:b]))) for a, b in pairwise([*starts, len(atoms)])]
+    stretches = [NodeSpan(list(chain.from_iterable(atoms[a:b]))) for a, b in pairwise([*starts, len(atoms)])]
     _name(stretches, layers)
     return stretches
 
@@ -61,7 +61,7 @@ def _is_layer(node: fx.Node, attributes: dict[Any, Any]) -> bool:
 
 
 def _cut_points(nodes: list[fx.Node], traced: Traced) -> set[int]:
-    """Indices after which the node just computed is the only live value."""
+    """Indices after which the last computed node is the only live value."""
     position = {node: index for index, node in enumerate(nodes)}
     last_use = [max((position.get(user, len(nodes)) for user in node.users), default=-1) for node in nodes]
     sources = [argument for node in nodes for argument in node.all_input_nodes if argument.op == "placeholder"]
@@ -86,7 +86,7 @@ def _inside_blocks(nodes: list[fx.Node], attributes: dict[Any, Any], model: nn.M
 
 
 def _separable_blocks(model: nn.Module) -> list[str]:
-    """Innermost modules of the user's own classes with a depthwise and at least one other convolution."""
+    """Innermost custom modules with a depthwise and at least one other convolution."""
     blocks = [name for name, module in model.named_modules() if name and _is_separable_block(module)]
     return [name for name in blocks if not any(other.startswith(f"{name}.") for other in blocks)]
 
@@ -100,7 +100,7 @@ def _is_separable_block(module: nn.Module) -> bool:
 
 
 def _attention_blocks(nodes: list[fx.Node], attributes: dict[Any, Any], model: nn.Module) -> list[str]:
-    """Encoder layers: modules of the user's own classes right around one attention."""
+    """Encoder layers: custom modules directly around one attention."""
     attentions = {_path(node) for node in nodes if _is_attention(node, attributes)}
     holders = Counter(attention.rpartition(".")[0] for attention in attentions)
     return [name for name, count in holders.items() if name and count == 1 and _is_small(model.get_submodule(name))]
@@ -123,7 +123,7 @@ def _atoms(nodes: list[fx.Node], points: set[int]) -> list[list[fx.Node]]:
 
 
 def _opens(traced: Traced, atoms: list[list[fx.Node]], index: int, last: fx.Node, first_layer: fx.Node) -> bool:
-    """Whether a light atom between a unit's ``last`` node and the next ``first_layer`` belongs to the latter."""
+    """Whether an atom between a unit's ``last`` node and the next ``first_layer`` belongs to the latter."""
     atom, attributes = atoms[index], traced.attributes
     before, after = (traced.shapes[node] or () for node in (atoms[index - 1][-1], atom[-1]))
     if len(after) < len(before):
@@ -151,18 +151,18 @@ def _has_state(module: nn.Module) -> bool:
 
 
 def _nearness(a: fx.Node, b: fx.Node) -> int:
-    """How many levels of the module tree two nodes share."""
+    """Number of levels of the module tree that two nodes share."""
     return len(_common([owner_of(a), owner_of(b)]))
 
 
 def _common(paths: list[str]) -> list[str]:
-    """Names of the modules that hold all of the given paths, outermost first."""
+    """Names of the modules that contain all of the given paths, outermost first."""
     levels = zip(*(path.split(".") if path else [] for path in paths), strict=False)
     return [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
 
 
-def _name(stretches: list[Stretch], layers: set[fx.Node]) -> None:
-    """Name each stretch by the outermost module that it alone lies in, or else by its first layer."""
+def _name(stretches: list[NodeSpan], layers: set[fx.Node]) -> None:
+    """Name each stretch by the outermost module that only it belongs to, or else by its first layer."""
     paths = [[_path(node) for node in stretch.nodes] for stretch in stretches]
     taken: Counter[str] = Counter()
     for index, stretch in enumerate(stretches):

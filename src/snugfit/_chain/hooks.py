@@ -1,4 +1,4 @@
-"""Hooks and parametrizations of a model: which a chain keeps, and which a strategy would pass by."""
+"""Hooks and parametrizations of a model: which a chain keeps, and which a strategy would bypass."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _RECOMPUTED_WEIGHTS = {
     "torch.nn.utils.weight_norm": "weight_norm",
     "torch.nn.utils.spectral_norm": "spectral_norm",
 }
-"""Where the classes of old-style hooks are that write a weight before every call."""
+"""Module of the old-style hook classes, which write a weight before every call."""
 
 
-def refuse_lost_hooks(model: nn.Module, called: Iterable[str]) -> None:
-    """Refuse a model some of whose hooks a traced chain would lose.
+def require_kept_hooks(model: nn.Module, called: Iterable[str]) -> None:
+    """Check that a traced chain loses no hook of a model.
 
-    A chain calls the layers that its graph names. Hooks of other modules run while the model is traced and not again,
-    and hooks of parameters stay with the parameters that are replaced.
+    A chain calls the layers that its graph names. Hooks of other modules run only while the model is traced,
+    and hooks of parameters stay with the old parameters when these are replaced.
 
     Args:
         model: the model.
         called: names of the modules that the traced graph calls.
 
     Raises:
-        ModelError: a hook would be lost; it names the module or parameter.
+        ModelError: a hook would be lost; the message names the module or parameter.
     """
     whole = set(called)
     for name, module in model.named_modules():
@@ -47,7 +47,7 @@ def refuse_lost_hooks(model: nn.Module, called: Iterable[str]) -> None:
             )
         if not _is_called(name, whole) and (kind := _hook_of(module)):
             raise ModelError(
-                f"{kind} of {_told(name, module)} would be lost, since only layers are called; "
+                f"{kind} of {_described(name, module)} would be lost, since only layers are called; "
                 "register it on layers, or remove it."
             )
     for name, parameter in model.named_parameters():
@@ -58,12 +58,12 @@ def refuse_lost_hooks(model: nn.Module, called: Iterable[str]) -> None:
 def bypassed_hooks(modules: Iterable[nn.Module], *, recomputed: bool = False) -> list[str]:
     """Reasons against a strategy that does not call every layer exactly once in a step, as plain training does.
 
-    Tiles and lean operators compute what a layer would without calling it, units run apart from each other, and
-    recomputation calls it twice. A layer with a hook or a parametrization may then compute something else.
+    Tiles and lean operators compute a layer's output without calling it, units run separately, and recomputation calls
+    a layer twice. A layer with a hook or a parametrization may then compute something else.
 
     Args:
-        modules: what is trained.
-        recomputed: layers are called as they are, but twice; parametrizations without state are the same then.
+        modules: the trained modules.
+        recomputed: whether layers are called unchanged, but twice; parametrizations without state are then allowed.
 
     Returns:
         One reason for each kind of hook and parametrization, which names the first such layer.
@@ -92,12 +92,12 @@ def _hook_of(module: nn.Module) -> str | None:
     return next((text for kind, text in _KINDS.items() if getattr(module, kind)), None)
 
 
-def _told(name: str, module: nn.Module) -> str:
+def _described(name: str, module: nn.Module) -> str:
     return f"{repr(name) if name else 'the model'} ({type(module).__name__})"
 
 
 def _is_called(name: str, called: set[str]) -> bool:
-    """Whether a module, or one that it lies in, is called as it is."""
+    """Whether a module, or one that contains it, is called directly."""
     parts = name.split(".")
     return any(".".join(parts[: count + 1]) in called for count in range(len(parts)))
 
@@ -113,6 +113,6 @@ def _old_style(hook: Any) -> str | None:
 
 
 def _has_foreign_global_hook() -> bool:
-    """Whether somebody but torch and this project looks at every call of a module."""
+    """Whether a global module hook exists that neither torch nor this project installed."""
     hooks = (hook for kind in _GLOBAL for hook in getattr(nn_module, kind).values())
     return any(str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "snugfit") for hook in hooks)

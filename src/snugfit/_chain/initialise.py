@@ -1,4 +1,4 @@
-"""First weights of a chain, one unit in memory at a time."""
+"""Initial weights of a chain, one unit in memory at a time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 from torch import nn
 
 from snugfit._chain.chain import Chain
-from snugfit._chain.parameter_owners import reset_through
+from snugfit._chain.parameter_owners import reset_by_owner
 from snugfit._chain.store import UnitStore, release, replace_stored
 from snugfit._chain.unit import Unit
 from snugfit.errors import ModelError
 
 
 def initialise_by_reset(unit: Unit, seed: int) -> None:
-    """Materialise one unit on the CPU with fresh weights: ``reset_parameters()`` of each of its layers.
+    """Materialise one unit on the CPU with new weights: ``reset_parameters()`` of each of its layers.
 
-    A module resets the tensors that it holds itself, and leaves those of its sub-modules to them. The weights depend on
-    the seed and the unit's name alone, not on the order of units or on what was drawn before; the global generator is
-    left as it was.
+    A module resets its own tensors, and leaves those of its sub-modules to them. The weights depend only on the seed
+    and the unit's name, not on the order of units or on earlier random numbers; the global generator's state is
+    restored.
+
 
     Raises:
         ModelError: a module holds parameters or buffers but has no ``reset_parameters``.
@@ -51,14 +52,14 @@ def spill_module(chain: Chain, store: UnitStore) -> None:
 
 
 def _resets(unit: Unit) -> list[Callable[[], None]]:
-    """The ``reset_parameters`` of every module that holds parameters or buffers itself."""
+    """The ``reset_parameters`` of every module with its own parameters or buffers."""
     resets = []
     for name, module in unit.module.named_modules():
         if not _holds_tensors(module):
             continue
         reset = getattr(module, "reset_parameters", None)
         if name in unit.owners:
-            reset = functools.partial(reset_through, unit.owners[name], module)
+            reset = functools.partial(reset_by_owner, unit.owners[name], module)
         if reset is None:
             raise ModelError(
                 f"{name or unit.name} ({type(module).__name__}) holds weights but has no reset_parameters(); "

@@ -1,4 +1,4 @@
-"""BatchNorm layers whose running statistics training renews."""
+"""BatchNorm layers whose running statistics training updates."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def tracking_norms(module: nn.Module) -> list[nn.Module]:
-    """The BatchNorm layers of a module that track statistics now, each once.
+    """The BatchNorm layers of a module that currently track statistics, each once.
 
-    Those in evaluation mode and those without running statistics do not.
+    Layers in evaluation mode and layers without running statistics do not.
 
     >>> [type(norm).__name__ for norm in tracking_norms(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval()))]
     ['BatchNorm1d']

@@ -1,7 +1,6 @@
 """Modules whose own tensors a unit reads without calling them, such as a class token or position embeddings.
 
-A unit's graph keeps these tensors under their names, but the modules that they belong to, which know how to initialise
-them, are not part of it.
+A unit's graph keeps these tensors under their names, but not the modules that own and initialise them.
 """
 
 from __future__ import annotations
@@ -9,36 +8,37 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
+from operator import methodcaller
 
 import torch
 from torch import fx, nn
 
 
-def owners_of(unit: fx.GraphModule, model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of ``model`` with a ``reset_parameters`` whose tensors a unit's graph reads directly, by name.
+def parameter_owners(unit: fx.GraphModule, model: nn.Module) -> dict[str, nn.Module]:
+    """Modules of ``model`` with ``reset_parameters`` whose tensors a unit's graph reads directly, by name.
 
-    They are copies on the meta device without sub-modules, so that they hold no weights in memory.
+    They are copies on the meta device without sub-modules, so they hold no weights in memory.
     """
     owners = {name: model.get_submodule(name) for name in sorted(_names(unit))}
     return {name: _emptied(owner) for name, owner in owners.items() if hasattr(owner, "reset_parameters")}
 
 
-def reset_through(owner: nn.Module, holder: nn.Module) -> None:
-    """Let ``owner`` initialise those of its own tensors that ``holder``, a part of a unit's module, has in memory."""
+def reset_by_owner(owner: nn.Module, holder: nn.Module) -> None:
+    """Let ``owner`` initialise those of its tensors that ``holder``, a part of a unit's module, has in memory."""
     parameters, buffers = owner._parameters, owner._buffers
     owner._parameters = {**parameters, **{k: v for k, v in holder._parameters.items() if k in parameters}}
     owner._buffers = {**buffers, **{k: v for k, v in holder._buffers.items() if k in buffers}}
     try:
-        owner.reset_parameters()  # type: ignore[operator]
+        methodcaller("reset_parameters")(owner)
     finally:
         owner._parameters, owner._buffers = parameters, buffers
 
 
-def share_holders(whole: fx.GraphModule, units: Sequence[fx.GraphModule]) -> None:
-    """Let a module made of units keep such tensors where the units keep theirs.
+def share_parameter_dicts(whole: fx.GraphModule, units: Sequence[fx.GraphModule]) -> None:
+    """Make a module that is built from units share such tensors with the units.
 
-    Layers are shared as modules, and what is replaced in one (by ``to_empty``, or by weights that are assigned) is
-    replaced in the other. These tensors have no module to share, so what is shared is the dictionary that they are in.
+    Layers are shared as modules, and a tensor replaced in one (by ``to_empty``, or by assigned weights) is replaced in
+    the other. These tensors have no shared module, so their dictionary is shared.
     """
     readers = Counter(name for unit in units for name in _names(unit))
     for unit in units:
@@ -54,14 +54,13 @@ def _names(unit: fx.GraphModule) -> set[str]:
 
 def _emptied(module: nn.Module) -> nn.Module:
     empty = copy.copy(module)
-    empty._parameters = {name: _on_meta(tensor) for name, tensor in module._parameters.items()}  # type: ignore[misc]
-    empty._buffers = {name: _on_meta(tensor) for name, tensor in module._buffers.items()}
+    empty._parameters = {
+        name: tensor if tensor is None else nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
+        for name, tensor in module._parameters.items()
+    }
+    empty._buffers = {
+        name: tensor if tensor is None else torch.empty_like(tensor, device="meta")
+        for name, tensor in module._buffers.items()
+    }
     empty._modules = {}
     return empty
-
-
-def _on_meta(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    if tensor is None:
-        return None
-    empty = torch.empty_like(tensor, device="meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty

@@ -1,4 +1,4 @@
-"""Running modules on the meta device: shapes without memory, whatever device their parameters are on."""
+"""Running modules on the meta device: shapes without memory, whatever the device of their parameters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import fx, nn
 from torch.func import functional_call
 
 BATCH = 2
-"""Images in the imaginary batch: BatchNorm refuses single values in training mode."""
+"""Images in the synthetic batch: in training mode BatchNorm refuses single values."""
 
 Shapes = dict[fx.Node, tuple[int, ...] | None]
-"""Shape of each node's value with its batch axis; None for what is not a tensor."""
+"""Shape of each node's value with its batch axis; None if it is not a tensor."""
 
 
 def run_on_meta(
@@ -24,10 +24,10 @@ def run_on_meta(
     training: bool,
     function: Callable[[torch.Tensor], Any] | None = None,
 ) -> tuple[Any, bool]:
-    """Run a module, or a function that uses it, on an imaginary batch; allocates nothing and changes nothing.
+    """Run a module, or a function that uses it, on a synthetic batch, without allocating or changing anything.
 
     Args:
-        module: any module; its parameters and buffers are stood in for by meta tensors during the call.
+        module: any module; meta tensors replace its parameters and buffers during the call.
         input_shape: shape without the batch axis; the batch has the first parameter's dtype.
         training: mode to run in.
         function: what to call; the module itself by default.

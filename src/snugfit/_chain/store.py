@@ -30,7 +30,7 @@ class UnitStore:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, index: int, unit_or_state: Unit | Mapping[str, torch.Tensor]) -> Path:
-        """Write a unit's weights, replacing older ones only once all is on disk; returns the file.
+        """Write a unit's weights, in their shapes, replacing older ones only once all is on disk; returns the file.
 
         At most one tensor is copied at a time.
 
@@ -48,7 +48,7 @@ class UnitStore:
         return path
 
     def load(self, index: int) -> dict[str, torch.Tensor]:
-        """Read a unit's weights into private memory, in one pass over the file.
+        """Read a unit's weights, in their shapes, into private memory, in one pass over the file.
 
         Raises:
             CheckpointError: nothing is stored, or the file is truncated or corrupt.
@@ -56,7 +56,9 @@ class UnitStore:
         return read_tensors(self.path(index), _ADVICE)
 
     def map(self, index: int) -> dict[str, torch.Tensor]:
-        """A unit's weights as read-only maps of the file, which the system may drop: no private memory at all.
+        """Map a unit's weights, in their shapes, read-only.
+
+        The system may drop the pages, so they take no private memory.
 
         For forward passes only; writing to such a tensor ends the process.
 
@@ -103,7 +105,7 @@ def release(unit: Unit) -> None:
 
 
 def replace_stored(unit: Unit, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace every tensor of a unit's state dict by ``make(tensor)``; parameters stay parameters."""
+    """Replace every tensor, of any shape, of a unit's state dict by ``make(tensor)``; parameters stay parameters."""
     for name, tensor in unit.module.state_dict(keep_vars=True).items():
         owner, _, attribute = name.rpartition(".")
         value = make(tensor.detach())

@@ -1,4 +1,4 @@
-"""A stretch of a traced network as a module of its own, with the network's own layers."""
+"""A part of a traced network as a module of its own, with the network's own layers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from torch import fx
 
 
-def part_of(module: fx.GraphModule, nodes: Sequence[fx.Node], entry: fx.Node) -> fx.GraphModule:
-    """Make a module of consecutive nodes of a network's graph; it shares the network's layers and their names.
+def subgraph_module(module: fx.GraphModule, nodes: Sequence[fx.Node], entry: fx.Node) -> fx.GraphModule:
+    """Build a module from consecutive nodes of a network's graph; it shares the network's layers and their names.
 
     Args:
         module: the traced network.
         nodes: in order of execution, such as ``ModuleBlock.nodes``; the last one's value is returned. Constants
-            (``get_attr``) come along by themselves.
-        entry: the node whose value enters; no other value may.
+                (``get_attr``) are included automatically.
+        entry: the node whose value is the input; no other value may enter.
 
     Raises:
-        KeyError: another value than the entry's enters.
+        KeyError: another value enters.
     """
     graph = fx.Graph()
     copies = {entry: graph.placeholder(entry.name)}
@@ -34,5 +34,5 @@ def part_of(module: fx.GraphModule, nodes: Sequence[fx.Node], entry: fx.Node) ->
 
 
 def computed(part: fx.GraphModule) -> list[fx.Node]:
-    """The nodes of a part that answer one by one to those that it was made of."""
+    """The nodes of a part that correspond one by one to the nodes that it was built from."""
     return [node for node in part.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]

@@ -1,4 +1,4 @@
-"""Divide a unit into what computes its map and the pools and dropouts that end it."""
+"""Split a unit into the body that computes its feature map, and the final pools and dropouts."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
+from torch.nn.modules import pooling
 from torch.nn.modules.dropout import _DropoutNd
 
 from snugfit._chain.tracing import assemble, attributes_of
 
 _TAIL_MODULES: tuple[type[nn.Module], ...] = (
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
-    nn.Identity, _DropoutNd,
-)  # fmt: skip
-_TAIL_FUNCTIONS = {
-    F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
-    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
-    torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
-}  # fmt: skip
+    pooling._MaxPoolNd,
+    pooling._AvgPoolNd,
+    pooling._AdaptiveAvgPoolNd,
+    pooling._AdaptiveMaxPoolNd,
+    nn.Identity,
+    _DropoutNd,
+)
+_POOLS = (F, "max_pool"), (F, "avg_pool"), (F, "adaptive_avg_pool"), (torch, "max_pool")
+_TAIL_FUNCTIONS = {getattr(place, f"{name}{axes}d") for place, name in _POOLS for axes in (1, 2, 3)}
 
 
 def split_tail(module: fx.GraphModule) -> tuple[fx.GraphModule, nn.Module]:
-    """A unit's body and its tail, ``unit(x) = tail(body(x))``; layers and weights are shared with the unit.
+    """Split a unit into body and tail, ``unit(x) = tail(body(x))``; layers and weights are shared with the unit.
 
-    The tail leaves the map as it is, even where it drops in place.
-
-    The tail is what ends the unit and only pools or drops: no part of it has weights. It is an identity where the unit
-    ends otherwise, and the body is then the unit itself.
+    The tail consists of the final nodes that only pool or drop; none has weights. It does not change the feature map,
+    even with dropout in place. If the unit ends otherwise the tail is an identity, and the body is the unit itself.
     """
     attributes = attributes_of(module)
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
@@ -64,7 +62,7 @@ def _tail(module: fx.GraphModule, tail: list[fx.Node]) -> fx.GraphModule:
     graph, own = fx.Graph(), {str(node.target) for node in tail}
     entry = graph.placeholder("x")
     if any(getattr(found, "inplace", False) for name, found in attributes_of(module).items() if name in own):
-        entry = graph.call_method("clone", (entry,))  # whoever else reads the map must not see it dropped
+        entry = graph.call_method("clone", (entry,))  # other readers of the feature map must not see the dropout
     copies = {node: entry for node in module.graph.nodes if node not in tail and node.op != "output"}
     graph.output(graph.graph_copy(module.graph, copies))
     return assemble(graph, attributes_of(module, graph), set())

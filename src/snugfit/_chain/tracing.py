@@ -1,4 +1,4 @@
-"""Symbolic tracing of a user's model into one torch.fx graph that is right in training and in evaluation mode."""
+"""Symbolic tracing of a user's model into one torch.fx graph that is valid in training and in evaluation mode."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from snugfit.errors import ModelError
 
-LAYERS = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
-)  # fmt: skip
-"""Layers that make a stretch of the network a unit."""
+LAYERS = (_ConvNd, nn.Linear)
+"""Layers with weights that make consecutive nodes a unit."""
 
 _ATOMIC = (*LAYERS, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DROPOUTS: dict[Any, type[nn.Module]] = {
@@ -41,8 +40,8 @@ class Traced:
 
     Attributes:
         graph: its computation.
-        attributes: what the graph's targets refer to; shared with the model, never copied.
-        shapes: shape of each node's value with its batch axis, None for what is not a tensor; once propagated.
+        attributes: the objects that the graph's targets refer to; shared with the model, never copied.
+        shapes: shape of each node's value with its batch axis, None if it is not a tensor; set by propagation.
     """
 
     graph: fx.Graph
@@ -53,7 +52,7 @@ class Traced:
 def trace(model: nn.Module) -> Traced:
     """Trace a model that takes one tensor and returns one.
 
-    Modules whose ``forward`` looks at ``self.training`` stay whole, and functional dropout becomes a module, so that
+    Modules whose ``forward`` reads ``self.training`` stay whole, and functional dropout becomes a module, so that
     the graph follows ``train()`` and ``eval()``.
 
     Raises:
@@ -86,7 +85,9 @@ def trace(model: nn.Module) -> Traced:
 
 
 def assemble(graph: fx.Graph, attributes: dict[str, Any], persistent: set[str]) -> fx.GraphModule:
-    """Make a module of a graph; tensors that are neither parameters nor named in ``persistent`` stay out of its state.
+    """Build a module from a graph.
+
+    Tensors that are neither parameters nor in ``persistent`` stay out of its state dict.
 
     The module's state-dict names are the targets' own names.
     """
@@ -101,7 +102,7 @@ def assemble(graph: fx.Graph, attributes: dict[str, Any], persistent: set[str]) 
 
 
 def attributes_of(module: fx.GraphModule, graph: fx.Graph | None = None) -> dict[str, Any]:
-    """What the targets of a module's graph, or of another made from it, refer to."""
+    """The objects that the targets of a module's graph, or of another made from it, refer to."""
     found: dict[str, Any] = {}
     for node in (graph or module.graph).nodes:
         if node.op == "call_module":
@@ -113,7 +114,7 @@ def attributes_of(module: fx.GraphModule, graph: fx.Graph | None = None) -> dict
 
 
 def owner_of(node: fx.Node) -> str:
-    """Qualified name of the module in whose ``forward`` a node stands (``""`` is the model)."""
+    """Qualified name of the module whose ``forward`` a node comes from (``""`` is the model)."""
     if node.op == "call_module":
         return str(node.target).rpartition(".")[0]
     stack = node.meta.get("nn_module_stack")
@@ -121,7 +122,7 @@ def owner_of(node: fx.Node) -> str:
 
 
 class _TrainingFlag(int):
-    """Stands in for ``module.training`` during tracing and notes when Python branches on it."""
+    """Replaces ``module.training`` during tracing and records when Python branches on it."""
 
     owner: str
     seen: set[str]
@@ -163,18 +164,18 @@ def _watched_training(model: nn.Module, seen: set[str]) -> Iterator[None]:
 
 
 def is_torch_class(module: nn.Module) -> bool:
-    """Whether the module's class is torch's own, not the user's."""
+    """Whether the module's class is torch's own, not a custom one."""
     return type(module).__module__.startswith("torch.nn.")
 
 
 def _defaults(model: nn.Module) -> dict[str, Any]:
-    """Default values of all arguments of ``forward`` but the first."""
+    """Default values of all arguments of ``forward`` except the first."""
     parameters = list(inspect.signature(type(model).forward).parameters.values())[2:]
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def _flags_in_arguments(graph: fx.Graph) -> set[str]:
-    """Modules that pass ``self.training`` to anything but dropout."""
+    """Modules that pass ``self.training`` to anything except dropout."""
     owners: set[str] = set()
 
     def note(value: Any) -> Any:
@@ -203,7 +204,7 @@ def _finish(model: nn.Module, graph: fx.Graph, constants: dict[str, Any]) -> Tra
 
 
 def _drop_other_inputs(model: nn.Module, graph: fx.Graph) -> None:
-    """Remove the inputs after the first, which were fixed to their defaults, with the assertions that fx adds."""
+    """Remove the inputs after the first, which are fixed to their defaults, and the assertions that fx adds."""
     for placeholder in [node for node in graph.nodes if node.op == "placeholder"][1:]:
         for user in list(placeholder.users):
             if user.users or "_assert" not in str(user.target):

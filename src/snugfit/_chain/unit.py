@@ -1,7 +1,8 @@
-"""The unit: the smallest stretch of a network between two points that a single tensor crosses."""
+"""The unit: the smallest part of a network between two points that a single tensor crosses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -22,7 +23,7 @@ class ConvFact:
         name: qualified name in the model.
         in_channels, out_channels, groups: as in ``nn.Conv2d``.
         kernel, stride: height and width.
-        input_size, output_size: height and width of its maps, in pixels.
+        input_size, output_size: height and width of its feature maps, in pixels.
     """
 
     name: str
@@ -37,7 +38,7 @@ class ConvFact:
 
 @dataclass
 class Unit:
-    """A stretch of the network that holds at least one conv or linear layer (NeuroFlux decision 1).
+    """A part of the network with at least one conv or linear layer (NeuroFlux decision 1).
 
     Attributes:
         name: readable name, such as ``features.0`` or ``layer1.0``.
@@ -45,9 +46,9 @@ class Unit:
             are the model's own, its parameters are shared with the model.
         input_shape, output_shape: without the batch axis.
         convs: its 2-d convolutions in order of execution.
-        map_shape: like ``output_shape``, before the pools and dropouts that end the unit.
+        map_shape: like ``output_shape``, before the final pools and dropouts.
         owners: modules of the model whose own tensors the unit reads without calling them (a class token), by name;
-            emptied, they know how those tensors are initialised.
+            emptied; they initialise those tensors.
     """
 
     name: str
@@ -71,28 +72,28 @@ class Unit:
 
     @property
     def downsamples_before_last_conv(self) -> bool:
-        """Whether maps shrink up to and including the last convolution (a pool after it does not count)."""
+        """Whether feature maps shrink up to and including the last convolution (a pool after it does not count)."""
         if not self.convs:
             return True
         return self.convs[-1].output_size < tuple(self.input_shape[-2:])
 
 
 def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -> Unit:
-    """Find a unit's output shape and convolutions, and keep it from modifying its input.
+    """Find a unit's output shape and convolutions, and prevent it from modifying its input.
 
     Raises:
-        ModelError: it does not run on an input of this shape, or does not return one tensor.
+        ModelError: the unit does not run on an input of this shape, or does not return one tensor.
     """
     convs: list[ConvFact] = []
     handles = [
-        part.register_forward_hook(_note_conv(part_name, convs))
+        part.register_forward_hook(_record_conv(part_name, convs))
         for part_name, part in module.named_modules()
         if isinstance(part, nn.Conv2d)
     ]
     try:
         output, modified = run_on_meta(module, input_shape, training=False)
     except Exception as error:
-        raise ModelError(does_not_run(f"unit {name}", input_shape, error)) from error
+        raise ModelError(run_failure(f"unit {name}", input_shape, error)) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -105,24 +106,29 @@ def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -
     return Unit(name, module, tuple(input_shape), tuple(output.shape[1:]), tuple(convs), tuple(before.shape[1:]))
 
 
-def does_not_run(what: str, input_shape: tuple[int, ...], error: Exception) -> str:
-    """Message for a module that fails on an input."""
+def run_failure(what: str, input_shape: tuple[int, ...], error: Exception) -> str:
+    """Error message for a module that fails on an input."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     shape = "x".join(map(str, input_shape))
     return f"{what} does not run on an input of shape {shape}: {lines[0]}. Check image size and channels."
 
 
-def _note_conv(name: str, convs: list[ConvFact]):  # type: ignore[no-untyped-def]
-    def hook(conv: nn.Conv2d, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        kernel, stride = (tuple(size) for size in (conv.kernel_size, conv.stride))
-        sizes = (tuple(inputs[0].shape[-2:]), tuple(output.shape[-2:]))
-        convs.append(ConvFact(name, conv.in_channels, conv.out_channels, kernel, stride, conv.groups, *sizes))  # type: ignore[arg-type]
+def _record_conv(
+    name: str, convs: list[ConvFact]
+) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
+    """A hook that appends a convolution of inputs (B, C, H, W) to ``convs``."""
+
+    def hook(conv: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        assert isinstance(conv, nn.Conv2d)
+        sizes = (conv.kernel_size, conv.stride, inputs[0].shape[-2:], output.shape[-2:])
+        kernel, stride, read, made = ((height, width) for height, width in sizes)
+        convs.append(ConvFact(name, conv.in_channels, conv.out_channels, kernel, stride, conv.groups, read, made))
 
     return hook
 
 
 def _differs_in_training(module: fx.GraphModule) -> bool:
-    """Whether a part may work in place in training mode only: in-place dropout, or a module of the user's own class."""
+    """Whether a part may work in place in training mode only: in-place dropout, or a custom module."""
     parts = (part for part in module.modules() if part is not module)
     return any(not is_torch_class(p) or (isinstance(p, nn.modules.dropout._DropoutNd) and p.inplace) for p in parts)
 
@@ -135,7 +141,7 @@ def _modifies_input_in_training(module: fx.GraphModule, input_shape: tuple[int, 
 
 
 def _clone_input(module: fx.GraphModule) -> None:
-    """Let the unit work on a copy of its input, so that in-place operations leave the original alone."""
+    """Let the unit work on a copy of its input, so that in-place operations do not change the original."""
     placeholder = next(iter(module.graph.nodes))
     with module.graph.inserting_after(placeholder):
         copy = module.graph.call_method("clone", (placeholder,))

@@ -34,7 +34,7 @@ def autocast(device: str, dtype: torch.dtype = torch.bfloat16) -> AbstractContex
     return _on_meta(dtype) if device == "meta" else torch.autocast(device, dtype=dtype)
 
 
-def autocast_again() -> AbstractContextManager[object]:
+def autocast_for_recomputation() -> AbstractContextManager[object]:
     """The autocast context for a recomputation on the meta device; torch restores its own autocast."""
     modes = _get_current_function_mode_stack()
     active = [mode for mode in modes if isinstance(mode, _MetaAutocast)]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from snugfit.errors import OutOfStorageError, is_out_of_storage
 from snugfit.memory.scratch import stored_bytes
-from snugfit.memory.tensors import leave_out
+from snugfit.memory.tensors import exclude_storage
 
 
 class MappedScratch:
@@ -55,7 +55,7 @@ class MappedScratch:
         """
         size = max(stored_bytes(shape, dtype), 1)
         storage = _nowhere(size) if meta else self._storage(size, kind=stored_bytes(shape[1:], dtype))
-        leave_out(storage)
+        exclude_storage(storage)
         batch, channels, height, width = shape
         strides = (channels * height * width, 1, width * channels, channels)
         if not last:

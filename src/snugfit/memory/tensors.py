@@ -22,7 +22,7 @@ from snugfit.memory import meta
 _left_out: dict[int, weakref.ref[Any]] = {}
 
 
-def leave_out(storage: torch.UntypedStorage) -> None:
+def exclude_storage(storage: torch.UntypedStorage) -> None:
     """Exclude a storage from all counts, because it is a mapped file. Call it before anything else sees the storage."""
     key = storage._cdata
     _left_out[key] = weakref.ref(storage, lambda _: _left_out.pop(key, None))

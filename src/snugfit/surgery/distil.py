@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain.blocks import find_blocks
-from snugfit._chain.subgraph import part_of
+from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import DivergedError, ModelError, UsageError
 from snugfit.lean import use_lean
 from snugfit.surgery.importance import evaluating
@@ -130,7 +130,7 @@ class TeacherStudent:
             raise ModelError("the pruned network does not have the layers of its teacher; prune a copy of the teacher.")
         self.modules = (teacher, student)
         self.parts = tuple(
-            [part_of(module, block.nodes, block.entry) for block in blocks]
+            [subgraph_module(module, block.nodes, block.entry) for block in blocks]
             for module, blocks in zip(self.modules, self.blocks, strict=True)
         )
         touched = {name.rpartition(".")[0] for name in cuts}
@@ -167,8 +167,8 @@ class TeacherStudent:
         theirs, own = self.blocks[0][block], self.blocks[1][block]
         source = node.all_input_nodes[0]
         until = own.nodes[: own.nodes.index(source) + 1] if source is not own.entry else ()
-        before = part_of(self.student, until, own.entry) if until else None
-        return part_of(self.modules[0], theirs.nodes[: at + 1], theirs.entry), before
+        before = subgraph_module(self.student, until, own.entry) if until else None
+        return subgraph_module(self.modules[0], theirs.nodes[: at + 1], theirs.entry), before
 
     def surviving(self, values: Tensor, node: fx.Node) -> Tensor:
         """The channels of the teacher's values (B, C, ...) at a node that the student still has."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit._chain.subgraph import computed, part_of
+from snugfit._chain.subgraph import computed, subgraph_module
 from snugfit.errors import ModelError, UsageError
 from snugfit.surgery import operators
 from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, width
@@ -148,7 +148,7 @@ def _interpreter(module: fx.GraphModule, sums: dict[str, Tensor]) -> _Squares:
     ends = {_end(module, node): str(node.target) for node in nodes if str(node.target) in sums}
     last = max(index for index, node in enumerate(nodes) if node in ends)
     entry = next(node for node in module.graph.nodes if node.op == "placeholder")
-    part = part_of(module, nodes[: last + 1], entry)
+    part = subgraph_module(module, nodes[: last + 1], entry)
     points = {copy: ends[node] for copy, node in zip(computed(part), nodes, strict=False) if node in ends}
     return _Squares(part, points, sums)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit._chain.subgraph import part_of
+from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import DivergedError, UsageError
 from snugfit.surgery.distil import TeacherStudent, training
 from snugfit.surgery.importance import evaluating
@@ -163,7 +163,7 @@ def _matched_parts(
             continue
         if ends[0]:
             halves = [
-                part_of(module, blocks[index].nodes[: ends[0]], blocks[index].entry)
+                subgraph_module(module, blocks[index].nodes[: ends[0]], blocks[index].entry)
                 for module, blocks in zip(pair.modules, pair.blocks, strict=True)
             ]
             found.append((halves[0], halves[1], nodes[ends[0] - 1]))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit._chain.subgraph import part_of
+from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import UsageError
 from snugfit.surgery.channels import ChannelGroup, width
 from snugfit.surgery.importance import channel_importance, evaluating, most_important
@@ -128,7 +128,7 @@ def _moments(
     """Centred second moments (C*F, C*F) of layers' inputs, and their weights (C*F, O), in float64 on the CPU."""
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     entry = next(node for node in module.graph.nodes if node.op == "placeholder")
-    part = part_of(module, nodes[: max(nodes.index(node) for node in readers) + 1], entry)
+    part = subgraph_module(module, nodes[: max(nodes.index(node) for node in readers) + 1], entry)
     layers = [module.get_submodule(str(node.target)) for node in readers]
     found = [Regression(layer) for layer in layers if isinstance(layer, (nn.Conv2d, nn.Linear))]
     hooks = [layer.register_forward_hook(_adds_to(each)) for layer, each in zip(layers, found, strict=True)]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from snugfit._chain import Chain
 from snugfit._training.network import Forward
-from snugfit.memory.autocast import autocast_again
+from snugfit.memory.autocast import autocast_for_recomputation
 from snugfit.strategies.checkpoint.schedule import Schedule
 
 
@@ -34,7 +34,7 @@ def _statistics_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _contexts(modules: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _recomputing(modules, autocast_again())
+    return nullcontext(), _recomputing(modules, autocast_for_recomputation())
 
 
 @contextmanager
