@@ -146,7 +146,7 @@ def drawn_importances(
     found: dict[int, list[list[float]]] = {size: [] for size in sizes}
     with tempfile.TemporaryDirectory() as folder:
         store = UnitStore(Path(folder) / "weights")
-        made.store_first_weights(store)
+        made.store_initial_weights(store)
         for index, unit in enumerate(made.chain.all_units):
             load_into(unit, store.load(index))
             unit.module.eval()

@@ -23,7 +23,7 @@ def measures(snugfit):
         outcome = snugfit(*ASKED, "--json", *flags)
         assert outcome.code in (0, 3), outcome.err
         assert outcome.json["candidates"]
-        assert ("measuring" in outcome.err) != ("answered before" in outcome.err)
+        assert ("measuring" in outcome.err) != ("this plan is cached" in outcome.err)
         return "measuring" in outcome.err
 
     return call
@@ -38,7 +38,7 @@ def test_the_same_question_is_answered_once(snugfit, measures):
 
 def test_what_does_not_fit_is_answered_again_with_the_same_error(snugfit):
     first, second = (snugfit("plan", "--memory", "1MB", "--model", "too-big", "--json") for _ in range(2))
-    assert "answered before" in second.err and (second.code, second.out) == (first.code, first.out)
+    assert "this plan is cached" in second.err and (second.code, second.out) == (first.code, first.out)
     assert first.code == 3 and first.json["error"]["code"] == 3
 
 

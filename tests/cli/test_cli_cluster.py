@@ -76,10 +76,10 @@ def test_hosts_are_reached_by_ssh_and_meet_on_the_first(snug, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--", "train"], "say where"),
-        (["--processes", "2"], "nothing to run"),
+        (["--", "train"], "name the processes"),
+        (["--processes", "2"], "no command"),
         (["--processes", "0", "--", "train"], "--processes must be a whole number from 1"),
-        (["--processes", "2", "--hosts", "cluster.yaml", "--", "train"], "say where"),
+        (["--processes", "2", "--hosts", "cluster.yaml", "--", "train"], "name the processes"),
         (["--processes", "2", "--timeout", "soon", "--", "train"], "--timeout must be a duration"),
         (["--processes", "2", "--join-timeout", "soon", "--", "train"], "--join-timeout must be a duration"),
         (["--processes", "2", "--interface", "nope0", "--", "train"], "unknown network interface 'nope0'"),
@@ -101,7 +101,7 @@ def test_calls_that_mean_nothing(snug, options, words):
         ("hosts: [{address: 10.0.0.1, proceses: 2}]", "Did you mean 'processes'"),
         ("hosts: [{address: 10.0.0.1, processes: 0}]", "count from 1"),
         ("hosts: [{address: -oProxyCommand=x}]", "is no text"),
-        ("hosts: [10.0.0.1, 10.0.0.1]", "stands twice"),
+        ("hosts: [10.0.0.1, 10.0.0.1]", "appears twice"),
         ("hosts: [1.1.1.1]", "is a public address"),
         ("hosts: [" + "x" * 64 + "]", "cannot find the address"),
     ],

@@ -89,7 +89,7 @@ def test_debug_shows_the_childs_traceback_once(snugfit):
 @pytest.mark.parametrize(
     ("model", "code", "name"),
     [("sigkill", 8, "SIGKILL"), ("sigabrt", 5, "SIGABRT"), ("sigsegv", 1, "SIGSEGV"),
-     ("sigbus", 4, "a file that it had mapped was cut short"), ("exit", 1, "code 9"),
+     ("sigbus", 4, "a mapped file was truncated"), ("exit", 1, "code 9"),
      ("sysexit", 1, "code 4")],
 )  # fmt: skip
 def test_a_child_that_dies_is_explained_in_two_lines(model, code, name, snugfit):
@@ -110,8 +110,8 @@ def test_an_abort_is_memory_only_under_a_limit():
     ("of_memory", "code", "says"),
     [
         (True, 5, "killed by SIGKILL, because the machine ran out of memory"),
-        (False, 8, "killed by SIGKILL, by somebody: the kernel did not lack memory"),
-        (None, 8, "killed by SIGKILL, by somebody or because memory ran out"),
+        (False, 8, "killed by SIGKILL, by a user: the kernel was not out of memory"),
+        (None, 8, "killed by SIGKILL, by a user or because memory ran out"),
     ],
 )
 def test_a_killed_child_ran_out_of_memory_where_the_kernel_says_so(of_memory, code, says):

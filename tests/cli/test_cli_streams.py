@@ -37,7 +37,7 @@ def test_a_full_stdout_is_out_of_storage(command, shell):
     found = shell(f"snugfit {command} >/dev/full")
     errors = [line for line in found.stderr.splitlines() if "rror" in line]
     assert found.returncode == 6
-    assert errors == ["error: cannot write the result to stdout: No space left on device. Send it elsewhere."]
+    assert errors == ["error: cannot write the result to stdout: No space left on device. Redirect it elsewhere."]
     assert "Traceback" not in found.stderr
 
 

@@ -286,7 +286,7 @@ def test_a_run_that_was_killed_before_it_began_is_started_again(made: Path, kept
             snugfit.resume(tmp_path)
         return require_run_folder(tmp_path)
     (tmp_path / f"{FIRST_FILES[kept]}.tmp").write_text("{")
-    again = f"was stopped before it began, and has no {FIRST_FILES[kept]} .* start the run again"
+    again = f"was stopped before training began, and has no {FIRST_FILES[kept]} .* start the run again"
     with pytest.raises(CheckpointError, match=again):
         snugfit.resume(tmp_path)
     manifest.announce({tmp_path / FIRST_FILES[kept]: FileDigest(1, "x")})

@@ -1,4 +1,4 @@
-"""Plan: what fits, and what it costs."""
+"""Plan: which strategies fit a budget, and what each costs."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class RunnablePlan(Planned):
         """Train as planned.
 
         Args:
-            subscribers: told of every event; progress bars on stderr by default, nothing for ``()``.
+            subscribers: called with every event; progress bars on stderr by default, nothing for ``()``.
             out: run folder; a new one under ``runs/`` by default.
-            stop: ends the run between two steps, once it is requested (by a subscriber, or another thread).
+            stop: ends the run between two steps once it is requested (by a subscriber, or another thread).
 
         Raises:
             InfeasibleBudgetError: nothing fits the budget.
@@ -88,16 +88,16 @@ class RunnablePlan(Planned):
         return TrainedRecord(execute(self, shown, out, stop), self.assembly.module)
 
     def compare(self, steps: int = STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
-        """Hold the predictions against one short real run of each strategy that fits, inside the budget.
+        """Compare the predictions with one short real run of each strategy that fits, inside the budget.
 
-        Each runs in a fresh process; where model or data came from Python, in this one, beside a copy of the module.
+        Each runs in a fresh process; or in this one, on a copy of the module, if model or data came from Python.
 
         Args:
             steps: effective batches of each run.
-            subscribers: told which one runs.
+            subscribers: called with a notice of each run.
 
         Raises:
-            UsageError: there is no step.
+            UsageError: the number of steps is below 1.
             InfeasibleBudgetError: nothing fits the budget.
         """
         checked("compare_steps", Count, steps)
@@ -106,16 +106,16 @@ class RunnablePlan(Planned):
         return compare(self, steps, subscribers)
 
     def _require_processes(self) -> None:
-        """A plan over several processes runs where these are."""
+        """Refuse a plan over several processes in a single one."""
         choice = self.plan.choice
         processes = int(choice.settings.get("processes", 1)) if choice else 1
         if processes > 1 and commands_of_run() is None:
             how = as_typed(self.plan.command) if self.plan.command else f"cluster launch --processes {processes}"
-            raise UsageError(f"this plan takes {processes} processes, and here is one; start them by `{how}`.")
+            raise UsageError(f"this plan takes {processes} processes, and this is one; start them with `{how}`.")
 
 
 def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> RunnablePlan:
-    """Plan what a request asks for, once it is known that its run folder can be made.
+    """Check that the run folder of a request can be made, and plan.
 
     >>> from snugfit._core.request import BudgetOptions, ModelOptions, StrategyOptions
     >>> request = Request(
@@ -138,7 +138,7 @@ def plan(
     subscribers: Sequence[Subscriber] = (),
     **options: Any,
 ) -> RunnablePlan:
-    """Say which ways of training fit a budget, and what each costs.
+    """Say which strategies fit a budget, and what each costs.
 
     >>> from torch import nn
     >>> import snugfit
@@ -151,12 +151,12 @@ def plan(
 
     Args:
         model: a name, a module, or a function that makes a module. A module is emptied when the plan runs: its weights
-            move to disk, or they would count to the budget all the time; the trained one is the record's ``model``.
+            move to disk, or they would count to the budget during the whole run. The record's ``model`` is trained.
         data: a name, ``folder:PATH``, :class:`snugfit._data.Splits`, a ``Dataset`` of (image, label), or a pair or
             triple of them: training, validation and test.
         budget: what may be used; unlimited by default. The options ``memory``, ``storage``, ``time_ratio`` and
             ``devices`` say the same.
-        subscribers: told of every measured probe.
+        subscribers: called with every measured probe.
         **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``.
 
     Raises:
@@ -190,7 +190,7 @@ def profile_request(
 ) -> dict[str, Any]:
     """Facts of every unit of a model: parameters, MACs, bytes and seconds.
 
-    The activation memory needs no unit's seconds: where it is all that is asked for, they are None.
+    If only the activation memory is wanted, no unit is timed, and its seconds are None.
 
     >>> from snugfit._core.request import ModelOptions
     >>> found = profile_request(Request(model=ModelOptions("smallconv", image_size=8)), activation_memory=True)
@@ -199,15 +199,15 @@ def profile_request(
 
     Args:
         request: the options.
-        subscribers: told of every measured probe.
+        subscribers: called with every measured probe.
         learning_signal: add each method's learning signal (``strategies.blockwise.signal_table``).
-        tensors: add what training each tensor takes (``strategies.elastic.tensor_table``).
+        tensors: add the seconds of training each tensor (``strategies.elastic.tensor_table``).
         activation_memory: add the activation memory of every block (``strategies.sidenet.activation_table``).
-        trained: what trains in it; a side network where the model can have one, else everything.
+        trained: what trains; by default a side network if the model can have one, else everything.
 
     Raises:
-        ModelError: a side network is asked for, and the model can have none.
-        InfeasibleBudgetError: the tensors are asked for, and no operator can be timed within the memory budget.
+        ModelError: a side network is to train, and the model can have none.
+        InfeasibleBudgetError: ``tensors`` is set, and no operator can be timed within the memory budget.
     """
     asked = Extras(learning_signal, tensors, activation_memory, checked("trained", Trained | None, trained))
     return profile_units(request, subscribers, asked)

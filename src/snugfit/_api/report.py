@@ -1,4 +1,4 @@
-"""Draw a run's page, with pictures of what it learned where they are asked for."""
+"""Draw a run's page, optionally with pictures of what the model learned."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def draw_report(
 
     Args:
         run: run folder.
-        pictures: add what the run allows of: spectra of the basis and of activations (LLS, Figure 2), t-SNE of the
-            learned M (Figure 3), Grad-CAM heat maps (Figure 4). They take the data set; the rest of the page does not.
-        model: the module that was trained, where it was passed from Python.
+        pictures: add spectra of the basis and of activations (LLS, Figure 2), t-SNE of the learned M (Figure 3), and
+            Grad-CAM heat maps (Figure 4). They need the data set; the rest of the page does not.
+        model: the module that was trained, if it was passed from Python.
         **options: of the pictures. ``data`` and ``data_dir``: data set whose test images they are made with, the one of
             the run by default; ``unit``: whose basis and M are shown, by default the middle unit's basis and the M of
             the last; ``classes``: labels whose spectra are shown, (0, 1) by default; ``images``: how many heat maps, 6
             by default.
 
     Returns:
-        ``report``, the page's path; and with pictures ``missing``, a line for each that cannot be drawn.
+        ``report``, the page's path; and with pictures ``missing``, a line for each picture that the run does not allow.
 
     Raises:
         CheckpointError: the folder holds no finished run.

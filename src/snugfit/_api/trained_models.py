@@ -23,8 +23,8 @@ def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = No
 
     Args:
         run: run folder.
-        model: the module (or a function that makes it) that was trained, where it was passed from Python; it is left as
-            it is.
+        model: the module (or a function that makes it) that was trained, if it was passed from Python; it is not
+            changed.
 
     Raises:
         CheckpointError: the folder is incomplete or its weights are damaged or belong to another model.
@@ -49,8 +49,8 @@ def evaluate(
     Args:
         run: run folder.
         data, data_dir: data set; the one of the run by default.
-        split: ``train``, ``val``, ``test`` or ``all``; ``test``, but ``all`` of another folder than the run's.
-        model: the module that was trained, where it was passed from Python.
+        split: ``train``, ``val``, ``test`` or ``all``; default ``test``, or ``all`` for a folder other than the run's.
+        model: the module that was trained, if it was passed from Python.
 
     Returns:
         ``split``, ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``. Of a
@@ -68,7 +68,7 @@ def predict(
     top: int | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> Iterator[tuple[Any, ...]]:
-    """Classify an image, or every image below a folder; or find the objects in it, where the model has learned that.
+    """Classify an image, or every image below a folder; or find the objects in it with a model that detects.
 
     >>> import snugfit
     >>> for path, name, probability in snugfit.predict("runs/first", "photos"):
@@ -80,15 +80,15 @@ def predict(
     Args:
         run: run folder.
         images: file or folder.
-        top: how many classes to give for each image, by default one; or how many boxes at most, by default all.
-        model: the module that was trained, where it was passed from Python.
+        top: how many classes to give for each image, 1 by default; or the most boxes, all by default.
+        model: the module that was trained, if it was passed from Python.
 
     Yields:
-        Path, class name and probability; ``top`` rows per image. Of objects, those whose score is 0.25 at least, each
+        Path, class name and probability; ``top`` rows per image. For objects, those with a score of at least 0.25, each
         followed by left, top, right and bottom in pixels of the upright image.
 
     Raises:
-        DataError: there are no images; or, once all others are classified, some cannot be decoded.
+        DataError: there are no images; or, after all others are classified, that some cannot be decoded.
     """
     yield from inference.predicted(Path(run), Path(images), checked("top", Count | None, top), model)
 
@@ -111,10 +111,10 @@ def export(
         out: folder to write to; the run folder by default.
         format: ``safetensors``, ``onnx`` (dynamic batch) or ``both``.
         check: compare ONNX Runtime's outputs with PyTorch's on random images.
-        model: the module that was trained, where it was passed from Python.
+        model: the module that was trained, if it was passed from Python.
 
     Returns:
-        ``files`` written, and ``onnx_max_difference`` of the logits where it was checked.
+        ``files`` written, and ``onnx_max_difference`` of the logits if it was checked.
 
     Raises:
         UsageError: unknown format.

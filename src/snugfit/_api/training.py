@@ -23,7 +23,7 @@ from snugfit._training.stopping import StopFlag
 
 @dataclass(frozen=True)
 class TrainedRecord:
-    """What ``plan.run()`` returns: everything in its :class:`snugfit.Record`, and the model at hand.
+    """What ``plan.run()`` returns: the fields of :class:`snugfit.Record`, and the trained model.
 
     >>> import snugfit
     >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "memory": "100MB"}
@@ -38,7 +38,7 @@ class TrainedRecord:
     Attributes:
         record: the record as data; its fields (``accuracy``, ``measured`` ...) are attributes here too, except that
             ``model`` is the trained module and ``record.model`` its name.
-        module: the module that was trained, where it was passed from Python.
+        module: the module that was trained, if it was passed from Python.
     """
 
     record: Record
@@ -87,12 +87,12 @@ def resume(
 
     Args:
         run: run folder.
-        subscribers: told of every event; progress bars on stderr by default.
-        model, data: what was passed from Python, if anything was.
-        stop: ends the run between two steps, once it is requested; to be resumed again.
+        subscribers: called with every event; progress bars on stderr by default.
+        model, data: the module and data that were passed from Python, if any.
+        stop: ends the run between two steps once it is requested; the run can be resumed again.
 
     Raises:
-        CheckpointError: the folder is no run folder, or damaged.
+        CheckpointError: the folder is not a run folder, or damaged.
         InterruptedRunError: it was stopped again.
     """
     shown = (ConsoleProgress(),) if subscribers is None else subscribers

@@ -1,4 +1,4 @@
-"""The command line. The parent process reads arguments and knows no torch; the work is done by a fresh child."""
+"""The command line. The parent process reads arguments and imports no torch; a fresh child does the work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _end_at_signals() -> None:
-    """End at once, with code 130 and one line, at SIGINT and SIGTERM: there is nothing to tidy while modules load."""
+    """End at once, with code 130 and one line, at SIGINT and SIGTERM: nothing needs cleaning up while modules load."""
     import _signal  # part of the interpreter; what `signal` adds to it takes milliseconds to load
 
     for number in (_signal.SIGINT, _signal.SIGTERM):
@@ -32,14 +32,14 @@ def _end_at_signals() -> None:
 
 
 def _end(number: int, frame: Any) -> NoReturn:
-    """Say so without any module that would have to load."""
+    """Report the interruption without loading a module."""
     import os
     import sys
 
     said = b'{"schema": 1, "error": {"code": 130, "type": "InterruptedRunError", "message": "interrupted."}}\n'
     for descriptor, line in ((2, b"error: interrupted.\n"), *([(1, said)] if "--json" in sys.argv else [])):
-        try:  # without contextlib, which would have to load
+        try:  # contextlib would have to load
             os.write(descriptor, line)
-        except OSError:  # nobody reads it; the exit code says it too
+        except OSError:  # no reader; the exit code says it too
             continue
     os._exit(INTERRUPTED)

@@ -14,8 +14,8 @@ from snugfit.errors import SnugfitError
 def main() -> int:
     """Run the agent of this host and return its exit code; stderr says why it failed.
 
-    torch writes stack traces of every connection that was refused, and lines of every process that is ended; the
-    launcher says both in words.
+    torch prints stack traces for refused connections and lines for ended processes; the launcher reports both in
+    one line.
     """
     prepare_streams()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

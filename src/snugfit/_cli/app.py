@@ -38,7 +38,7 @@ What fits into 100 MB on this machine, and what does it cost?
 
     snugfit plan --model vgg16 --data digits --memory 100MB
 
-Train in the best way that fits, and never use more:
+Train with the best strategy that fits, and never use more:
 
     snugfit train --model vgg16 --data digits --memory 100MB --out runs/first
 
@@ -69,7 +69,7 @@ def run(tokens: Sequence[str]) -> int:
     """Run one command line and return its exit code; every error has been shown by then.
 
     Raises:
-        ReaderGoneError: nobody reads stdout any more.
+        ReaderGoneError: the reader of stdout went away.
     """
     flags = list(tokens)[: tokens.index("--")] if "--" in tokens else list(tokens)
     as_json, debug = "--json" in flags, "--debug" in flags
@@ -104,7 +104,7 @@ def _usage_error(error: CycloptsError) -> UsageError:
             return refused
     chain: Any = error.command_chain or ()
     lines = " ".join(str(error).split())
-    return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain))} --help` lists what there is.")
+    return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain))} --help` lists the options.")
 
 
 def main() -> NoReturn:

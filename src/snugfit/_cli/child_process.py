@@ -1,4 +1,4 @@
-"""The parent's side of a job: start the child, pass signals on, read what it says, and explain its death."""
+"""The parent's side of a job: start the child, pass signals on, read its messages, and explain its death."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def make_job(command: str, output: OutputOptions, threads: int | None, **arguments: Any) -> dict[str, Any]:
-    """Gather what the worker needs to know; everything is JSON-able."""
+    """The job of a worker as JSON-able data."""
     return {"command": command, "threads": threads, "quiet": output.quiet, "debug": output.debug, **arguments}
 
 
@@ -37,9 +37,9 @@ def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = No
     Raises:
         FailedError: the child's own error.
         BudgetExceededError: the child was killed for lack of memory.
-        WorkerLostError: it was killed otherwise.
+        WorkerLostError: it was killed for another reason.
         InterruptedRunError: a signal stopped the child before it could save anything.
-        SnugfitError: the child died otherwise.
+        SnugfitError: the child died in another way.
     """
     said: dict[str, Any] = {"run_dir": job.get("resume")}
     kills = memory_kills()
@@ -126,13 +126,13 @@ def _grown(before: int | None, after: int | None) -> bool | None:
 
 
 def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: bool | None = None) -> SnugfitError:
-    """Explain a child that ended without a word.
+    """Explain a child that ended without a result.
 
     Args:
         code: its return code, negative for a signal.
         job: what it was doing.
-        run_dir: its run folder, where it came that far.
-        of_memory: whether the kernel killed a process meanwhile because memory ran out; None where it does not say.
+        run_dir: its run folder, if it had one.
+        of_memory: whether the kernel killed a process meanwhile because memory ran out; None if unknown.
     """
     hint = f"\n`snugfit train --resume {run_dir}` continues the run." if run_dir else ""
     if code >= 0:
@@ -149,7 +149,7 @@ def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: 
         return BudgetExceededError(f"{what}, most likely because memory ran out.{hint}")
     if number == signal.SIGBUS:
         return UnusableInputError(
-            f"{what}: a file that it had mapped was cut short, or its disk failed. `snugfit verify RUN` checks those "
+            f"{what}: a mapped file was truncated, or its disk failed. `snugfit verify RUN` checks the files "
             f"of a run folder.{hint}"
         )
     return SnugfitError(f"{what}, which is a fault in native code.{hint}")
@@ -157,11 +157,11 @@ def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: 
 
 def _kill_error(what: str, hint: str, of_memory: bool | None) -> SnugfitError:
     if "WORLD_SIZE" in os.environ:
-        return WorkerLostError(f"rank {os.environ.get('RANK')}: {what}, by somebody or because memory ran out.{hint}")
+        return WorkerLostError(f"rank {os.environ.get('RANK')}: {what}, by a user or because memory ran out.{hint}")
     if of_memory:
         return BudgetExceededError(f"{what}, because the machine ran out of memory.{hint}")
     unknown = of_memory is None
-    why = "by somebody or because memory ran out" if unknown else "by somebody: the kernel did not lack memory"
+    why = "by a user or because memory ran out" if unknown else "by a user: the kernel was not out of memory"
     return WorkerLostError(f"{what}, {why}.{hint}")
 
 

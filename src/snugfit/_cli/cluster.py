@@ -11,7 +11,7 @@ from snugfit._cli.launch import launch
 from snugfit._cli.tiles import plan_cluster
 
 HELP = """\
-Train on several processes or hosts at once, and find out what their network and processors can do.
+Train on several processes or hosts at once, and measure their network and processors.
 
 How fast are the hosts, and the links between them?
 

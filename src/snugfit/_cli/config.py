@@ -1,4 +1,4 @@
-"""``--config FILE.yaml``: flags from a file, under those on the command line."""
+"""``--config FILE.yaml``: flags from a file; flags on the command line win."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_config(path: str) -> dict[str, Any]:
     for key, value in content.items():
         name = str(key).replace("_", "-")
         if name in options:
-            raise UsageError(f"'{name}' stands twice in the config file {path}; keep one.")
+            raise UsageError(f"'{name}' appears twice in the config file {path}; keep one.")
         if isinstance(value, (dict, list)):
             raise UsageError(f"'{key}' in the config file {path} must be a single value, not a {type(value).__name__}.")
         options[name] = value
@@ -39,7 +39,7 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def apply_config(app: Any, commands: tuple[str, ...], arguments: Iterable[Argument]) -> None:
-    """Fill the arguments that the command line left open from the file named by ``--config``.
+    """Fill the arguments that are not on the command line from the file named by ``--config``.
 
     The signature is that of a cyclopts config source.
 
@@ -60,12 +60,12 @@ def apply_config(app: Any, commands: tuple[str, ...], arguments: Iterable[Argume
             try:
                 _fill(flags[name], name, value)
             except UsageError as error:
-                error.args = (f"{error}\nIt stands in the config file {path}.",)
+                error.args = (f"{error}\nIt is in the config file {path}.",)
                 raise
 
 
 def _fill(argument: Argument, name: str, value: Any) -> None:
-    """Give an argument a value of the file: text is read as on the command line, true and false are what they are."""
+    """Give an argument a value of the file: text is read as on the command line, true and false are kept."""
     if not isinstance(value, bool):
         value = read(argument.field_info.annotation, str(value))
     value = checked(name, argument.field_info.annotation, value)
@@ -75,7 +75,7 @@ def _fill(argument: Argument, name: str, value: Any) -> None:
 
 
 def read_values(app: Any, commands: tuple[str, ...], arguments: Iterable[Argument]) -> None:
-    """Read the texts of all flags by what their options declare, before cyclopts reads them by their types alone.
+    """Read the values of all flags by the declarations of their options, before cyclopts reads them by type alone.
 
     Raises:
         UsageError: a value does not fit its option.

@@ -1,4 +1,4 @@
-"""``snugfit cluster doctor``: what the processes of a cluster and the links between them can do."""
+"""``snugfit cluster doctor``: measures the processes of a cluster and the links between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: Outp
 
     Raises:
         UsageError: options contradict each other, or an address is public.
-        WorkerLostError: a process was lost, or did not come.
+        WorkerLostError: a process was lost, or did not join.
     """
     launching = Launching(where, 0, where.least())
     commands = starts(launching, (MODULE,))
@@ -70,7 +70,7 @@ def _failed(code: int) -> SnugfitError:
     if code == InterruptedRunError.exit_code:
         return InterruptedRunError("interrupted; nothing was measured.")
     if code in (0, WorkerLostError.exit_code):
-        return WorkerLostError("a process was lost or did not come; nothing was measured.\nThe lines above say which.")
+        return WorkerLostError("a process was lost or did not join; nothing was measured.\nThe lines above say which.")
     return FailedError("ClusterError", "a process failed; nothing was measured.\nThe lines above say why.", code)
 
 

@@ -21,7 +21,7 @@ def evaluate(
     threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
-    """Measure the accuracy of a finished run's model, or mAP50 where it detects objects.
+    """Measure the accuracy of a finished run's model, or mAP50 if it detects objects.
 
     For example:
 
@@ -33,7 +33,7 @@ def evaluate(
         run: folder of a finished run, as printed by `snugfit train`.
         data: a data set's name, or `folder:PATH`; the run's own by default.
         data_dir: where data sets are (`SNUGFIT_DATA` otherwise).
-        split: which images; by default the test split (to detect, validation where there is none), and all images of a
+        split: which images; by default the test split (for detection validation, if there is none), or all images of a
             folder other than the run's own.
         threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.

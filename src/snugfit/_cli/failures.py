@@ -50,7 +50,7 @@ def unreported(run_dir: str) -> InterruptedRunError:
 def explain(error: BaseException) -> FailedError:
     """Turn any exception into the error that the user sees.
 
-    Exhausted memory and disks get the exit codes 5 and 6 wherever they show; what nobody foresaw gets 1.
+    Exhausted memory and disks get the exit codes 5 and 6 wherever they occur; unforeseen errors get 1.
     """
     if isinstance(error, FailedError):
         return error
@@ -80,7 +80,7 @@ def _known(error: BaseException) -> SnugfitError | None:
 
 
 def show_error(error: BaseException, *, as_json: bool, debug: bool) -> int:
-    """Print an error on stderr, and as one JSON object on stdout where asked.
+    """Print an error on stderr, and with ``as_json`` as one JSON object on stdout.
 
     Returns:
         The exit code.

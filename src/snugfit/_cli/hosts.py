@@ -20,8 +20,8 @@ class Host:
 
     Attributes:
         address: name or IP address, at which the other hosts reach it too.
-        user: whom ssh logs in as; as its own configuration says by default.
-        processes: that train on it.
+        user: login of ssh; its own configuration by default.
+        processes: processes that train on it.
         python: interpreter of the environment that has snugfit.
         directory: where to run; the home of the user by default.
         interface: network interface to listen on; that which leads to the first host by default.
@@ -39,7 +39,7 @@ def read_hosts(path: str) -> tuple[Host, ...]:
     """Read the hosts of a file; the first is the gateway.
 
     Raises:
-        UsageError: the file cannot be read, or says something else.
+        UsageError: the file cannot be read, or has another form.
         UnknownNameError: a host has an option that does not exist.
     """
     content = read_yaml(path, UsageError, f"--hosts takes a list of hosts, like {EXAMPLE}.")
@@ -49,7 +49,7 @@ def read_hosts(path: str) -> tuple[Host, ...]:
     hosts = tuple(_host(entry, path) for entry in entries)
     addresses = [host.address for host in hosts]
     if len(set(addresses)) < len(addresses):
-        raise UsageError(f"a host stands twice in {path}; give it more `processes` instead.")
+        raise UsageError(f"a host appears twice in {path}; give it more `processes` instead.")
     return hosts
 
 
@@ -71,11 +71,11 @@ def _host(entry: Any, path: str) -> Host:
 
 
 def refuse_public(addresses: list[str], public: bool) -> None:
-    """Refuse to listen where the whole internet could connect: traffic is neither encrypted nor authenticated.
+    """Refuse to listen on a public address: traffic is neither encrypted nor authenticated.
 
     Args:
         addresses: names or IP addresses.
-        public: whether the user wants it nevertheless.
+        public: whether the user allows it.
 
     Raises:
         UsageError: one is public, or cannot be resolved.
@@ -85,7 +85,7 @@ def refuse_public(addresses: list[str], public: bool) -> None:
         if found and not public:
             raise UsageError(
                 f"{address} ({found}) is a public address, and traffic between processes is neither encrypted nor "
-                "authenticated.\nUse a private network or a VPN; --public listens there nevertheless."
+                "authenticated.\nUse a private network or a VPN; --public allows it."
             )
 
 

@@ -22,8 +22,8 @@ def launch(
 ) -> int:
     """Start a command of snugfit once per process, by torchrun, on this machine or on hosts over ssh.
 
-    When a process is lost, all are started again from the last checkpoint; when a host is lost, with the hosts that are
-    left, as long as the first one is there. Traffic is neither encrypted nor authenticated: for trusted networks.
+    When a process is lost, all are started again from the last checkpoint; when a host is lost, with the remaining
+    hosts, as long as the first one is there. Traffic is neither encrypted nor authenticated: for trusted networks.
 
     For example:
 
@@ -39,13 +39,13 @@ def launch(
         min_hosts: hosts with which to begin, and to go on.
 
     Returns:
-        The exit code of the rank that failed; 8 where one was lost for good.
+        The exit code of the rank that failed; 8 if one was lost for good.
 
     Raises:
         UsageError: nothing to run, options that contradict each other, or a public address.
     """
     if not command:
-        raise UsageError("nothing to run; name it after `--`, like `snugfit cluster launch --processes 2 -- train`.")
+        raise UsageError("no command; add it after `--`, like `snugfit cluster launch --processes 2 -- train`.")
     launching = Launching(where, max_restarts, min_hosts)
     commands = starts(launching, ("snugfit", *command))
     if where.dry_run:

@@ -38,13 +38,13 @@ class ClusterOptions:
 
     Attributes:
         processes: processes on this machine, which listen on its loopback alone.
-        hosts: YAML file with a list `hosts` of `address`, and where they differ from the defaults `user`, `processes`
-            (1), `python` (python3), `directory`, `interface`. ssh reaches them, with keys; the first is the gateway.
+        hosts: YAML file with a list `hosts`. Each has an `address`, and optionally `user`, `processes` (1), `python`
+            (python3), `directory` and `interface`. They are reached by ssh, with keys; the first is the gateway.
         timeout: silence after which a process is lost, like `10s`.
         join_timeout: how long hosts and processes wait for each other at the start, like `60s`.
         interface: network interface to listen on, and no other.
-        public: listen on a public address nevertheless. Traffic is neither encrypted nor authenticated.
-        port: on which the hosts meet, on the first of them.
+        public: allow a public address. Traffic is neither encrypted nor authenticated.
+        port: of the first host, to which the others connect.
         dry_run: print the commands and start nothing.
     """
 
@@ -58,7 +58,7 @@ class ClusterOptions:
     dry_run: Annotated[bool, Parameter(negative="")] = False
 
     def least(self) -> int:
-        """Hosts with which to begin where all of them must take part."""
+        """Number of hosts, if all of them must take part."""
         return len(read_hosts(self.hosts)) if self.hosts else 1
 
 
@@ -93,7 +93,7 @@ def starts(launching: Launching, program: Sequence[str]) -> tuple[Start, ...]:
         UsageError: options contradict each other, or an address is public.
     """
     if (launching.where.processes is None) == (launching.where.hosts is None):
-        raise UsageError("say where: `--processes N` on this machine, or `--hosts cluster.yaml`.")
+        raise UsageError("name the processes: `--processes N` on this machine, or `--hosts cluster.yaml`.")
     return _over_ssh(launching, program) if launching.where.hosts else (_here(launching, program),)
 
 

@@ -43,7 +43,7 @@ class RequestFlags:
         """The request that they make.
 
         Raises:
-            UsageError: no model, data set or local loss has a name that is given.
+            UsageError: there is no model, data set or local loss of a given name.
         """
         request = Request(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
         known.check_names(request)
@@ -69,7 +69,7 @@ class OutputOptions:
         json: print exactly one JSON object on stdout.
         quiet: show notices and errors only.
         debug: show the traceback of an error.
-        config: YAML file in which any of these flags may stand, like ``batch_size: 64``; flags given here win.
+        config: YAML file with any of these flags, like ``batch_size: 64``; flags given here win.
     """
 
     json: Annotated[bool, Parameter(negative="")] = False
@@ -108,11 +108,11 @@ class ProfileOptions:
 @Parameter(name="*", group=Group("Plan", sort_key=6))
 @dataclass(frozen=True)
 class PlanOptions:
-    """What ``plan`` does beside planning.
+    """What ``plan`` does in addition to planning.
 
     Attributes:
         compare: run one short trial of each strategy that fits, in its own process and inside the budget, and print
-            what was predicted of it beside what was measured.
+            its predictions and measurements.
         compare_steps: effective batches of each trial; 4 by default.
     """
 
@@ -120,10 +120,10 @@ class PlanOptions:
     compare_steps: Count | None = None
 
     def steps(self) -> int:
-        """Steps of each trial; 0 where there are none to be.
+        """Steps of each trial; 0 without trials.
 
         Raises:
-            UsageError: no trials to have them.
+            UsageError: there are no trials.
         """
         if self.compare_steps is not None and not self.compare:
             raise UsageError("--compare-steps is for trials; add --compare.")

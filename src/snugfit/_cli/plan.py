@@ -1,4 +1,4 @@
-"""``snugfit plan``: what fits the budget, and what each way of training costs."""
+"""``snugfit plan``: which strategies fit the budget, and what each costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from snugfit._storage.outputs import require_places
 
 
 def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, output: OutputOptions = SHOW_ALL) -> int:
-    """Say which ways of training fit the budget, and what each costs, before anything runs.
+    """Say which strategies fit the budget, and what each costs, before anything runs.
 
     For example:
 
@@ -29,11 +29,11 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
 
     Args:
         flags: the options of the run.
-        trials: what is tried out.
+        trials: short real runs.
         output: what is shown.
 
     Returns:
-        The exit code: 3 where nothing fits.
+        The exit code: 3 if nothing fits.
     """
     request, steps = flags.request(), trials.steps()
     require_places(request.machine.out, request.machine.cache_dir)
@@ -54,11 +54,11 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
 
 
 def _answered(request: Request, output: OutputOptions) -> dict[str, Any]:
-    """What was answered before, or else what a child finds now."""
+    """The cached answer, or else that of a child process."""
     answer = Answer(request)
     known = answer.find()
     if known is not None:
-        note("answered before on this machine; --profile-cache renew measures anew")
+        note("this plan is cached on this machine; --profile-cache renew measures again")
         return known
     found = _planned(request, 0, output)
     answer.keep(found)
@@ -73,13 +73,13 @@ def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, A
 
 
 def planned(request: Request, output: OutputOptions, steps: int = 0, *, smallest: bool = False) -> dict[str, Any]:
-    """A plan of a fresh process.
+    """A plan from a fresh process.
 
     Args:
-        request: the question.
+        request: the options.
         output: what is shown.
-        steps: of a trial of each strategy that fits.
-        smallest: whether to tell the smallest memory budget in which it would fit.
+        steps: steps of a trial of each strategy that fits.
+        smallest: whether to add the smallest memory budget by its measurements.
     """
     asked = {"request": request.to_json(), "compare_steps": steps, "smallest": smallest}
     return run_job(make_job("plan", output, request.machine.threads, **asked))

@@ -1,6 +1,6 @@
-"""Plans that were made before: asked the same question on the same machine, the command answers without torch.
+"""Cached plans: the same request on the same machine is answered without torch.
 
-An answer is kept beside the measurements (``--profile-cache``) under a digest of all that it depends on: the request,
+An answer is kept with the measurements (``--profile-cache``) under a digest of all that it depends on: the request,
 the code and its versions, the machine, the files that the request names, and the runs that predictions learn from.
 """
 
@@ -34,17 +34,17 @@ from snugfit.errors import CheckpointError, DataError
 PACKAGES = ("torch", "torchvision", "timm", "kornia")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ONEDNN_MAX_CPU_ISA", "SNUGFIT_DATA")
 MOST_FILES = 5_000
-"""Where the data have more files, looking at them takes as long as planning."""
+"""With more files, checking them takes as long as planning."""
 LIBRARIES = ("timm:", "torchvision:")
-"""Models with a colon in their name are the user's own code, which may be anywhere, but for these."""
+"""Other models with a colon in their name are the user's own code, which may be anywhere."""
 
 
 class Answer:
-    """The answer to a request, if it is known or once it is.
+    """The cached answer to a request.
 
     Args:
-        request: the question.
-        kind: of answer.
+        request: the options.
+        kind: kind of answer: ``plans`` or ``smallest``.
     """
 
     def __init__(self, request: Request, kind: str = "plans") -> None:
@@ -52,7 +52,7 @@ class Answer:
         self._renew = request.machine.profile_cache == "renew"
 
     def find(self) -> dict[str, Any] | None:
-        """What was answered before; None where nothing was, or it cannot be read."""
+        """The cached answer; None if there is none, or it cannot be read."""
         if self._path is None or self._renew:
             return None
         try:
@@ -61,7 +61,7 @@ class Answer:
             return None
 
     def keep(self, found: dict[str, Any]) -> None:
-        """Keep an answer; what cannot be written is not kept."""
+        """Keep an answer, if the folder can be written."""
         if self._path is not None:
             keep_text(self._path, json.dumps(found))
 
@@ -78,7 +78,7 @@ def _checked(found: Any) -> dict[str, Any]:
 
 
 def _path(request: Request, kind: str) -> Path | None:
-    """Where its answer is kept; None where that may depend on what cannot be told from outside."""
+    """The file of its answer; None if the answer may depend on something unknown here."""
     folder, model = profiles_folder(request.machine.profile_cache), request.model.model
     if folder is None or (":" in model and not model.startswith(LIBRARIES)):
         return None
@@ -102,13 +102,13 @@ def _software() -> list[str | None]:
 
 
 def _machine() -> list[Any]:
-    """What tells this machine from another that shares its files."""
+    """What distinguishes this machine from others that share its files."""
     gpus = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").glob("*"))
     return [platform.platform(), processor(), cores(), psutil.virtual_memory().total, gpus]
 
 
 def _files(request: Request, folder: Path) -> list[Any] | None:
-    """Names, sizes and times of all files that matter; None where there are too many."""
+    """Names, sizes and times of all files that matter; None if there are too many."""
     with contextlib.suppress(DataError):
         root = data_root(request.data.data_dir)
         names = (request.data.data, *data_sets_in(request.strategy).values())
@@ -120,7 +120,7 @@ def _files(request: Request, folder: Path) -> list[Any] | None:
 
 
 def _data(name: str | None, root: Path) -> list[Path]:
-    """Where a data set is: the folder that it names, or somewhere below the data folder."""
+    """Where a data set may be: the folder that it names, or the data folder."""
     plain = (name or "").partition(":")[2] or name
     return [path for path in (Path(plain).expanduser(), root / plain) if path.exists()] or [root] if plain else []
 
@@ -135,7 +135,7 @@ def _named(value: Any) -> list[Path]:
 
 
 def _facts(path: Path, depth: int) -> Iterator[list[Any]]:
-    """A file's or folder's own facts, and those of what is in it, so deep."""
+    """Size and time of a file or folder, and of its contents down to a depth."""
     try:
         stat = path.stat()
         yield [str(path), stat.st_size, stat.st_mtime_ns]

@@ -16,7 +16,7 @@ from snugfit._storage.outputs import require_file, whole_file
 from snugfit.errors import DataError
 
 COLUMNS = ("path", "class", "probability", "left", "top", "right", "bottom")
-"""The last four only where the model finds boxes."""
+"""The last four only if the model detects boxes."""
 
 
 def predict(
@@ -43,7 +43,7 @@ def predict(
         run: folder of a finished run, as printed by `snugfit train`.
         folder: folder of images, or one image.
         out: CSV file to write, whose path is then printed; stdout by default.
-        top: how many classes per image, the likeliest first, by default one; or objects at most, by default all.
+        top: classes per image, the likeliest first, by default 1; or the most objects, by default all.
         threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
     """
@@ -65,7 +65,7 @@ def predict(
 
 
 def _writer(file: Any) -> Callable[[list[Any]], None]:
-    """Write rows as CSV, the head with the first row, so that an error before it leaves nothing behind."""
+    """Write rows as CSV, the header with the first row, so that an error before it leaves no output."""
     writer, head = csv.writer(file, lineterminator="\n"), [COLUMNS]
 
     def write(row: list[Any]) -> None:
@@ -77,7 +77,7 @@ def _writer(file: Any) -> Callable[[list[Any]], None]:
 
 
 def _to_file(job: dict[str, Any], out: str) -> int:
-    """Write the CSV as a whole, but for images that cannot be read."""
+    """Write the whole CSV or nothing; unreadable images are left out and reported at the end."""
     rows, left_out = 0, None
     with whole_file(out) as file:
         write = _writer(file)

@@ -25,7 +25,7 @@ def report(
     threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
-    """Draw the page of a finished run, predictions beside measurements, and print its path.
+    """Draw the page of a finished run, with predictions and measurements, and print its path.
 
     For example:
 
@@ -35,8 +35,8 @@ def report(
 
     Args:
         run: folder of a finished run, as printed by `snugfit train`.
-        pictures: add what the run allows of: spectra of the basis of LLS and of the activations, t-SNE of what
-            `lls-mxm` learned, Grad-CAM heat maps over images. They take the data set.
+        pictures: add spectra of the basis of LLS and of the activations, t-SNE of what `lls-mxm` learned, and Grad-CAM
+            heat maps over images, as far as the run allows. They need the data set.
         data: data set of the pictures, a name or `folder:PATH`; the run's own by default.
         data_dir: where data sets are (`SNUGFIT_DATA` otherwise).
         threads: compute threads of the pictures; all cores by default, or OMP_NUM_THREADS.
@@ -44,7 +44,7 @@ def report(
 
     Raises:
         CheckpointError: the folder holds no finished run.
-        UsageError: options of the pictures stand there without them.
+        UsageError: options of pictures are given without --pictures.
     """
     if not pictures and (data, data_dir, threads) != (None, None, None):
         raise UsageError("--data, --data-dir and --threads are for the pictures of a report; add --pictures.")
@@ -62,10 +62,10 @@ def report(
 
 
 def draw(run_dir: str) -> str | None:
-    """Draw the page after training; a failure is said and does not spoil the run.
+    """Draw the page after training; if that fails, warn, because the run is complete.
 
     Raises:
-        InterruptedRunError: a signal came meanwhile.
+        InterruptedRunError: a signal came while drawing.
     """
     try:
         return _write(run_dir)

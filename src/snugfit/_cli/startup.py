@@ -1,4 +1,4 @@
-"""How a process of the command line begins: with streams that exist, and signals that raise once it has loaded."""
+"""The start and end of a process of the command line: streams, signals, and death with its parent."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ReaderGoneError(Exception):
-    """Nobody reads stdout any more; no BrokenPipeError, which rich takes for its own."""
+    """The reader of stdout went away. It is no BrokenPipeError, because rich handles that itself."""
 
 
 class _Notes(io.FileIO):
-    """stderr: what cannot be written (no space, no reader) is dropped, for it must not end a run."""
+    """stderr: output that cannot be written (no space, no reader) is dropped, because it must not end a run."""
 
     def write(self, data: Any) -> int:
         """Write, or pretend to."""
@@ -29,14 +29,14 @@ class _Notes(io.FileIO):
 
 
 class _Results(io.FileIO):
-    """stdout: what cannot be written is an error that names it; a reader that went away is none."""
+    """stdout: output that cannot be written is an error, except if the reader went away."""
 
     def write(self, data: Any) -> int:
         """Write.
 
         Raises:
-            ReaderGoneError: nobody reads any more.
-            OutOfStorageError, UsageError: it cannot be written otherwise.
+            ReaderGoneError: the reader went away.
+            OutOfStorageError, UsageError: it cannot be written for another reason.
         """
         from snugfit.errors import OutOfStorageError, UsageError
 
@@ -48,11 +48,11 @@ class _Results(io.FileIO):
         except OSError as error:
             drop_stdout()
             kind = OutOfStorageError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
-            raise kind(f"cannot write the result to stdout: {error.strerror}. Send it elsewhere.") from error
+            raise kind(f"cannot write the result to stdout: {error.strerror}. Redirect it elsewhere.") from error
 
 
 def prepare_streams() -> None:
-    """Open what is missing of stdin, stdout and stderr on the null device, so that no file takes their numbers."""
+    """Open missing ones of stdin, stdout and stderr on the null device, so that no file gets their descriptors."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -68,14 +68,14 @@ def _text(raw: io.FileIO, errors: str, before: Any) -> io.TextIOWrapper:
 
 
 def drop_stdout() -> None:
-    """Point stdout at nothing once it cannot be written, so that the interpreter's last flush stays silent."""
+    """Point stdout at the null device once it cannot be written, so that the interpreter's last flush is silent."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def ignore_signals() -> None:
-    """Ignore signals once all is done: nothing is left to interrupt but the end of the interpreter.
+    """Ignore signals once all work is done.
 
-    A signal then would show a traceback from a module that is being torn down, or replace the exit code.
+    While the interpreter exits, a signal would show a traceback from a half-unloaded module, or replace the exit code.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)

@@ -24,7 +24,7 @@ Resume = Annotated[str | None, Parameter(group=Group("Machine", sort_key=6))]
 
 
 def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: OutputOptions = SHOW_ALL) -> None:
-    """Train in the best way that fits the budget, and never use more than that.
+    """Train with the best strategy that fits the budget, and never use more.
 
     Prints the run folder; `--json` prints the record instead. `Ctrl-C` stops a run so that it can be resumed.
 
@@ -41,7 +41,7 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         output: what is shown.
 
     Raises:
-        UsageError: other options stand beside `--resume`.
+        UsageError: other options are given with `--resume`.
     """
     record = _resumed(resume, flags, output) if resume else _started(_new_request(flags), output)
     if "run_dir" not in record:  # a process that has served another one's run
@@ -56,9 +56,9 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
 
 
 def _new_request(flags: RequestFlags) -> Request:
-    """The request, once it is known that its folders can be written."""
+    """The request, after a check that its folders can be written."""
     request = flags.request()
-    if "WORLD_SIZE" not in os.environ:  # the gateway of a launch looks itself
+    if "WORLD_SIZE" not in os.environ:  # the gateway of a launch checks itself
         require_places(request.machine.out, request.machine.cache_dir)
         if request.machine.out is None:
             require_folder("runs", "Give a folder that can be written with --out.")
@@ -66,7 +66,7 @@ def _new_request(flags: RequestFlags) -> Request:
 
 
 def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
-    """The record of a new run; where nothing fits, each way of training is asked in a process of its own."""
+    """The record of a new run; if nothing fits, each strategy is planned in a process of its own."""
 
     def ask(each: Request) -> dict[str, Any]:
         return run_job(make_job("train", output, each.machine.threads, request=each.to_json(), resume=None))
@@ -90,7 +90,7 @@ def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[s
 
 
 def _unreported(run_dir: str) -> dict[str, Any] | None:
-    """The record of a run that was interrupted once it was finished, and of which only the report is missing."""
+    """The record of a run that was interrupted after training, before its report was drawn."""
     if not is_finished(run_dir) or (Path(run_dir) / "report.html").exists() or "WORLD_SIZE" in os.environ:
         return None
     from snugfit._report.page import read_record
@@ -104,7 +104,7 @@ def _unreported(run_dir: str) -> dict[str, Any] | None:
 
 
 def threads_of(run_dir: str) -> int | None:
-    """Compute threads that a run was started with; None where its folder does not say (the child explains why)."""
+    """Compute threads that a run was started with; None if its folder does not say (the child explains why)."""
     try:
         return read_data(Request, Path(run_dir) / "request.json").machine.threads
     except CheckpointError:

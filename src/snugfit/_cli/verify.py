@@ -1,4 +1,4 @@
-"""``snugfit verify``: whether the files of a run are as they were written."""
+"""``snugfit verify``: whether the files of a run are unchanged."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from snugfit.errors import CheckpointError
 
 
 def verify(run: str, /, *, output: OutputOptions = SHOW_ALL) -> int:
-    """Compare every file of a run folder with the digest that was noted when it was written.
+    """Compare every file of a run folder with the digest that was recorded when it was written.
 
-    Names each file that is damaged, missing or extra; exits with 4 where one is damaged or missing.
+    Names each file that is damaged, missing or extra; exits with 4 if one is damaged or missing.
 
     For example:
 

@@ -1,4 +1,4 @@
-"""The child process: plans, trains and evaluates under the enforced limit, and tells the parent through a pipe."""
+"""The child process: plans, trains and evaluates under the enforced limit, and reports to the parent through a pipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Subscribers = tuple[Callable[[Event], Any], ...]
 
 
 def main() -> int:
-    """Do the job that stands as JSON on stdin; the pipe's file descriptor is the first argument, the parent the second.
+    """Do the job that is on stdin as JSON. Arguments: file descriptor of the pipe, and process id of the parent.
 
     Returns:
         The exit code, which is also in the ``error`` message.
@@ -130,7 +130,7 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
 
 
 def _train_at_gateway(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
-    """Train, or go on with the run that this launch, or an interrupted one like it, has begun."""
+    """Train, or continue the run that this launch, or an interrupted launch with the same request, began."""
     from snugfit._engine.launch_folder import begun, finished, for_launch
     from snugfit._training.launch import world
 
@@ -143,7 +143,7 @@ def _train_at_gateway(api: Any, job: dict[str, Any], subscribers: Subscribers) -
 
 
 def _unsent(**message: Any) -> None:
-    """For what has nothing to send."""
+    """Send nothing: the gateway of a launch reports its result only."""
 
 
 def _profile(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:

@@ -1,4 +1,4 @@
-"""From a request to the things that a plan is made of: data, chain, workload, strategies."""
+"""From a request to data, chain, workload and strategies."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class Assembly:
-    """Everything that a plan is made of, short of hardware and budget.
+    """Everything that a plan needs except hardware and budget.
 
     Attributes:
         request: the options.
         splits: the data set.
         chain: the network, on the meta device.
         workload: what is to be trained.
-        module: the caller's own module, where one was passed.
+        module: the caller's own module, if one was passed.
         others: training images of other data sets that options name, by option; prepared like those of the splits.
     """
 
@@ -58,7 +58,7 @@ class Assembly:
 
     @property
     def architecture(self) -> Architecture:
-        """What is needed to rebuild the model later."""
+        """The data from which the model is rebuilt later."""
         splits, workload = self.splits, self.workload
         return Architecture(
             model=workload.model,
@@ -87,19 +87,19 @@ class Assembly:
             others={name: Batches(images, transform, seed=seed) for name, images in self.others.items()},
         )
 
-    def store_first_weights(self, store: UnitStore) -> None:
-        """Write the weights that training starts from, a unit at a time.
+    def store_initial_weights(self, store: UnitStore) -> None:
+        """Write the initial weights, a unit at a time.
 
-        They are those of the caller's module, of the weights file, or fresh ones. A model of ours is initialised unit
-        by unit; any other is built once, since its constructor may initialise it in ways of its own.
+        They come from the caller's module, from the weights file, or are random. snugfit's own models are initialised
+        unit by unit; any other is built once, since its constructor may initialise it differently.
 
         Raises:
-            ModelError, CheckpointError: the model cannot be built, or the weights are of another.
+            ModelError, CheckpointError: the model cannot be built, or the weights belong to another.
         """
         name, path = self.request.model.model, self.request.model.weights
         if self.module is not None:
             if any(parameter.is_meta for parameter in self.module.parameters()):
-                raise UsageError("the module given was emptied by an earlier run; give a new one, or a function.")
+                raise UsageError("an earlier run emptied this module; pass a new one, or a function that makes it.")
             spill_module(Chain.from_module(self.module, self.splits.image_shape, name), store)
         elif name in models.names():
             for index, unit in enumerate(self.chain.all_units):
@@ -137,7 +137,7 @@ def own_splits(data: Any, request: Request) -> Splits | None:
     """Splits of data passed from Python: Splits, a Dataset, or a tuple of them; None for a name.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it has another type.
         DataError: an image or label cannot be used.
     """
     if isinstance(data, (str, Path)):
@@ -155,7 +155,7 @@ def own_splits(data: Any, request: Request) -> Splits | None:
 def assemble(
     request: Request, splits: Splits | None = None, module: nn.Module | Callable[[], nn.Module] | None = None
 ) -> Assembly:
-    """Load the data, build and trace the model, and describe the work; weights are not made yet.
+    """Load the data, build and trace the model, and describe the work; weights do not exist yet.
 
     Args:
         request: the options.

@@ -1,4 +1,4 @@
-"""Runs over several processes: meeting the others, and serving the gateway."""
+"""Runs over several processes: connecting them, and serving the gateway."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Together:
 
     Attributes:
         here: which one it is.
-        commands: the line from the gateway to the others.
+        commands: from the gateway to the others.
     """
 
     here: World
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def together(device: str | None = None) -> Iterator[Together | None]:
-    """Meet the other processes of the launch, until the context ends; None where this process is alone.
+    """Connect with the other processes of the launch, until the context ends; None if this process is alone.
 
     Raises:
-        WorkerLostError: a process did not come, died, was stopped or cut off.
+        WorkerLostError: a process did not join, died, was stopped or disconnected.
     """
     here = world()
     if here is None or here.size == 1:
@@ -62,12 +62,12 @@ def together(device: str | None = None) -> Iterator[Together | None]:
 
 
 def commands_of_run() -> Commands | None:
-    """The line to the other processes; None where there are none."""
+    """The connection to the other processes; None if there are none."""
     return _joined[0].commands if _joined else None
 
 
 def with_others(others: Together | None, work: Callable[[], T]) -> T:
-    """Do the gateway's work; the others are told, should there be nothing for them to do."""
+    """Do the gateway's work; if it fails, the others are dismissed."""
     from snugfit.strategies.tiled.runner import dismiss
 
     try:
@@ -79,12 +79,12 @@ def with_others(others: Together | None, work: Callable[[], T]) -> T:
 
 
 def serve(others: Together, threads: int | None = None, model: nn.Module | None = None) -> dict[str, Any]:
-    """Compute tiles for the gateway until it tells to end; on every process but the gateway.
+    """Compute tiles for the gateway until it ends; on every process but the gateway.
 
     Args:
         others: the other processes.
         threads: of this process.
-        model: the module, where the gateway trains one that was passed from Python.
+        model: the module, if the gateway trains one that was passed from Python.
 
     Returns:
         ``rank`` and ``peak_bytes`` of this process, above its baseline.

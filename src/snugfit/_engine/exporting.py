@@ -62,14 +62,14 @@ def export(
 
 
 def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> None:
-    """Write the model, with what is needed to feed it and to name its outputs as metadata (JSON texts)."""
+    """Write the model; its metadata holds normalisation, class names and task, as JSON texts."""
     try:
         import onnx
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ModelError('ONNX export needs more packages: pip install "snugfit[export]".') from error
     example = torch.randn(2, *architecture.input_shape)
-    module(example)  # what a module makes at its first use must not be made while it is traced
+    module(example)  # a module that builds parts at its first use must not do so while it is traced
     batch = torch.export.Dim("batch", min=1, max=65536)
     torch.onnx.export(
         module,

@@ -48,7 +48,7 @@ class PictureOptions:
 def make_pictures(
     folder: Path, options: PictureOptions, model: nn.Module | Callable[[], nn.Module] | None = None
 ) -> Pictures:
-    """All pictures that a run allows, and for each other one the reason.
+    """All pictures that a run allows, and the reason for each other picture.
 
     Raises:
         CheckpointError: the folder holds no finished run.
@@ -71,7 +71,7 @@ def make_pictures(
 
 
 def _check(source: Source, options: PictureOptions) -> None:
-    """Refuse at once what no run could show."""
+    """Refuse options that no run could serve."""
     known = len(source.architecture.class_names)
     if options.unit is not None and source.record.exits:
         source.unit(options.unit, default=0)
@@ -126,7 +126,7 @@ def projection(source: Source, unit: str | None) -> Projection:
 def heat_maps(source: Source, count: int) -> HeatMaps:
     """Grad-CAM of the class predicted, on the first images of each class in turn (LLS, Figure 4)."""
     if source.architecture.task != "classify":
-        raise UsageError("it explains the class of an image, and this model finds boxes.")
+        raise UsageError("it explains the class of an image, and this model detects boxes.")
     images = source.images.sets[0]
     rows, names = first_of_each(images.labels, count), source.architecture.class_names
     pixels = images.images(rows)
@@ -179,7 +179,7 @@ def _load_unit(source: Source, index: int) -> tuple[nn.Module, LLS]:
 
 
 def _super_classes(source: Source) -> tuple[tuple[str, ...], str]:
-    """Super-classes by label, none where the run's data has none; and why they are not known where it has some."""
+    """Super-classes by label, empty if the run's data has none; and why they are unknown if it has some."""
     options = read_data(Request, source.folder / "request.json").data
     try:
         return datasets.super_classes(options.data, source.data_dir or options.data_dir) or (), ""

@@ -1,4 +1,4 @@
-"""A finished run, opened to look at its model."""
+"""A finished run, opened to inspect its model."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageE
 
 @dataclass(frozen=True)
 class Source:
-    """A run, and what it is looked at with; everything is read when it is first asked for.
+    """A run, and the data and module to inspect it with; everything is read at its first use.
 
     Attributes:
         folder: run folder.
         data, data_dir: data set; the one of the run by default.
-        model: the module that was trained, where it was passed from Python.
+        model: the module that was trained, if it was passed from Python.
     """
 
     folder: Path
@@ -40,12 +40,12 @@ class Source:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """What its model is."""
+        """The structure of its model."""
         return Architecture.read(self.folder)
 
     @cached_property
     def images(self) -> RunImages:
-        """Test images; validation images where there are no others."""
+        """Test images; validation images if there are none."""
         untested = self.data is None and self.record.accuracy.get("test") is None
         return run_images(self.folder, self.data, self.data_dir, "val" if untested else None)
 
@@ -62,7 +62,7 @@ class Source:
         return self.architecture.chain(self.model)
 
     def unit(self, name: str | None, default: float) -> int:
-        """Index of a unit by its name; by default the one that lies at this share of those that were trained.
+        """Index of a unit by its name; by default the unit at this share of the trained ones.
 
         Raises:
             UnknownNameError: no such unit was trained.
@@ -82,7 +82,7 @@ class Source:
             raise UsageError(f"this run was trained with {own}; this takes --local-loss {' / '.join(names)}.")
 
     def stored(self, kind: str, index: int) -> dict[str, Tensor]:
-        """What the run folder keeps of a unit: its ``weights``, or its local loss among the ``exits``."""
+        """Stored tensors of a unit: its ``weights``, or its local loss among the ``exits``."""
         if not (self.folder / kind).is_dir():
             raise CheckpointError(f"{self.folder} is incomplete: it has no folder {kind}.")
         store, manifest = UnitStore(self.folder / kind), Manifest.read(self.folder)

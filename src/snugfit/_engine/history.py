@@ -1,4 +1,4 @@
-"""What is kept between two runs on this machine: measurements, and what runs came to."""
+"""What is kept between runs on this machine: measurements, and predictions with the results of runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from snugfit.errors import CheckpointError
 from snugfit.profiling import Measurements
 
 MOST_RUNS = 500
-"""Latest runs that are looked at."""
+"""Most runs to read, the latest."""
 
 
 def measurements(options: MachineOptions, hardware: Hardware) -> Measurements:
@@ -37,7 +37,7 @@ def measurements(options: MachineOptions, hardware: Hardware) -> Measurements:
 
 
 def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
-    """Runs on this hardware with these versions, oldest first; lines that cannot be read are left out."""
+    """Runs on this hardware with these versions, oldest first; unreadable lines are left out."""
     folder = profiles_folder(options.profile_cache)
     found: list[PastRun] = []
     if folder is None:
@@ -53,7 +53,7 @@ def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
 
 
 def keep_run(options: MachineOptions, record: Record, plan: Plan) -> None:
-    """Add a finished run to those that later predictions are corrected by; what cannot be written is not kept."""
+    """Add a finished run to those that correct later predictions; without write access it is not kept."""
     folder = profiles_folder(options.profile_cache)
     if folder is None or plan.choice is None:
         return
@@ -69,5 +69,5 @@ def _runs_file(folder: Path, hardware: Hardware) -> Path:
 
 
 def machine_text(hardware: Hardware) -> str:
-    """All that measurements depend on beside what is measured, as text."""
+    """What measurements depend on in addition to the probe, as text."""
     return json.dumps([to_data(hardware), platform.python_version(), __version__, code()], sort_keys=True)

@@ -1,4 +1,4 @@
-"""The images that a trained model is used on: those of its own run, or of another data set."""
+"""The images to use a trained model on: those of its own run, or of another data set."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class RunImages:
     """Images with the normalisation of a run.
 
     Attributes:
-        name, split: what they are.
-        sets: the images; more than one set where the split is ``all``.
+        name, split: data set and split.
+        sets: the images; more than one set if the split is ``all``.
         transform: normalises as in training, and does not augment.
-        batch: images at once.
+        batch: images per batch.
         task: what the model has learned.
     """
 
@@ -56,10 +56,10 @@ def run_images(
     Args:
         folder: run folder.
         data, data_dir: data set; the one of the run by default.
-        split: ``train``, ``val``, ``test`` or ``all``; ``test``, but ``all`` of another folder than the run's.
+        split: ``train``, ``val``, ``test`` or ``all``; default ``test``, or ``all`` for a folder other than the run's.
 
     Raises:
-        UsageError: there is no such split anywhere, or the data was passed from Python.
+        UsageError: there is no such split, or the data was passed from Python.
         DataError: the data is missing, has no such split, or other classes.
     """
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
@@ -81,13 +81,13 @@ def run_images(
 
 
 def images_at_once(folder: Path) -> int:
-    """Images at once: no more than were tested at once when the model was trained."""
+    """Images per batch: at most the batch of the final test in training."""
     phases = read_record(folder).phases if (folder / "record.json").exists() else ()
     return min(_BATCH, phases[-1].batch_size) if phases else _BATCH
 
 
 def _is_own(data: str, data_dir: str | None, options: DataOptions) -> bool:
-    """Whether ``data`` is what a run was trained on, however it is written."""
+    """Whether ``data`` is what a run was trained on, in any spelling."""
     if options.task == "detect":
         return boxed_path(data, data_dir or options.data_dir).resolve() == Path(options.data).resolve()
     if not data.startswith("folder:") or not options.data.startswith("folder:"):
@@ -99,7 +99,7 @@ def _is_own(data: str, data_dir: str | None, options: DataOptions) -> bool:
 def _open(
     data: str, data_dir: str | None, split: str, own: bool, architecture: Architecture, request: Request
 ) -> tuple[tuple[str, ...], list[ImageSet]]:
-    """Class names, and the sets of images of a split; none where there is no such split."""
+    """Class names, and the sets of images of a split; no sets if there is no such split."""
     options, shape = request.data, architecture.input_shape
     data_dir = data_dir or options.data_dir
     if architecture.task == "classify" and split == "all" and not own and data.startswith("folder:"):

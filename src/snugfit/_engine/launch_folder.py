@@ -1,4 +1,4 @@
-"""The run folder of a launch, in which every round goes on with what the one before began."""
+"""The run folder of a launch, in which each round continues what the round before began."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from snugfit._core.request import Request
 from snugfit._engine.loading import read_data, read_record
-from snugfit._engine.running import FIRST_FILES, from_anywhere
+from snugfit._engine.running import FIRST_FILES, with_absolute_paths
 from snugfit._storage.lock import LOCK_FILE
 from snugfit._storage.manifest import MANIFEST_FILE
 from snugfit._training.launch import World
@@ -16,16 +16,16 @@ from snugfit.errors import CheckpointError
 
 
 def for_launch(request: Request, here: World) -> Request:
-    """The request with a run folder that a restart of the same launch finds again."""
+    """The request with a run folder that a restart of the same launch finds."""
     machine = request.machine
     return replace(request, machine=replace(machine, out=machine.out or f"runs/{here.run_id or 'launch'}"))
 
 
 def begun(request: Request, here: World) -> str | None:
-    """The run folder with which this round goes on; None where it begins a new run.
+    """The run folder that this round continues; None if it begins a new run.
 
-    The folder tells, not a count of restarts: a run that was interrupted is resumed where the same is asked for again.
-    What a process wrote that was lost before the run could be resumed is removed by the next round.
+    The folder decides, not a count of restarts: an interrupted run is resumed if the request is the same. Files of a
+    process that was lost before the run could be resumed are removed by the next round.
 
     Args:
         request: with its run folder.
@@ -44,7 +44,7 @@ def begun(request: Request, here: World) -> str | None:
 
 
 def finished(request: Request, here: World) -> dict[str, Any] | None:
-    """The record of a run that an earlier round ended, whose process was lost on its way out."""
+    """The record of a run that an earlier round ended, whose process was lost while it exited."""
     folder = Path(str(request.machine.out))
     ended = here.restarts and (folder / "record.json").exists() and _same(request, folder)
     return read_record(folder).to_json() if ended else None
@@ -55,10 +55,10 @@ def _is_draft(path: Path) -> bool:
 
 
 def _same(request: Request, folder: Path) -> bool:
-    """Whether a run folder says that the same was asked for."""
+    """Whether a run folder has the same request."""
     try:
         before = read_data(Request, folder / "request.json")
     except CheckpointError:
         return False
-    now = from_anywhere(request)
+    now = with_absolute_paths(request)
     return replace(before, machine=now.machine) == now

@@ -1,4 +1,4 @@
-"""What a run folder says of its model, and the model itself."""
+"""The model of a run folder, and its description."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Architecture:
         """The full network as a chain on the meta device, which shares nothing with ``model``.
 
         Args:
-            model: the module (or a function that makes it), where it was passed from Python.
+            model: the module (or a function that makes it), if it was passed from Python.
 
         Raises:
             ModelError: it was and is not given here, or cannot be traced.

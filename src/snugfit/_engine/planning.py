@@ -55,7 +55,7 @@ def make_plan(
         splits: data of the caller's; by the request's name otherwise.
         module: a module of the caller's (or a function that makes one); by the request's name otherwise.
         subscribers: receive every measured probe and notice.
-        measures: whether any strategy is asked; the facts of the units are known without.
+        measures: whether strategies propose; facts of the units need no strategy.
     """
     considered = make_strategies(request) if measures else Considered([])
     budget = Budget(**asdict(request.budget))
@@ -90,10 +90,10 @@ def make_plan(
         if not is_out_of_memory(error):
             raise
     release_memory()
-    return attempt(None, None)  # not even data and chain fit: say so from what needs no measurement
+    return attempt(None, None)  # not even data and chain fit: plan without measurements
 
 
 def _reused(count: int) -> list[str]:
     if not count:
         return []
-    return [f"{count} measurements of this machine were known; --profile-cache renew makes them again"]
+    return [f"{count} measurements of this machine were cached; --profile-cache renew repeats them"]

@@ -1,4 +1,4 @@
-"""The process that trains: its baseline, device and limit."""
+"""The process that trains: its baseline, device and hardware."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _prepared: list[Baseline] = []
 
 
 def prepare_process(threads: int | None = None) -> None:
-    """Bring this process to rest and take the baseline that budgets count from; once, before model and data exist.
+    """Prepare this process and take the baseline that budgets count from; once, before model and data exist.
 
-    Numbers too small for full precision count as zero from here on, in this thread and those that it starts: BatchNorm
-    over a batch of two makes such gradients in a deep network, and processors take up to twenty times as long for them.
+    Subnormal numbers count as zero from here on, in this thread and those that it starts. BatchNorm over a batch of two
+    makes such gradients in a deep network, and processors take up to twenty times as long for them.
 
     Args:
-        threads: compute threads; by default what ``OMP_NUM_THREADS`` says, or all cores.
+        threads: compute threads; by default ``OMP_NUM_THREADS``, or all cores.
 
     Raises:
-        UsageError: that is no number of threads.
+        UsageError: ``threads`` is not a number of threads.
 
     >>> import snugfit
     >>> snugfit.prepare_process()
@@ -41,17 +41,17 @@ def prepare_process(threads: int | None = None) -> None:
 
 
 def _threads() -> int | None:
-    """All cores that this process may use; torch's own choice, None, where the user set ``OMP_NUM_THREADS``."""
+    """All cores that this process may use; None, torch's own choice, if the user set ``OMP_NUM_THREADS``."""
     return None if os.environ.get("OMP_NUM_THREADS") else cores()
 
 
 def baseline(threads: int | None = None) -> Baseline:
-    """The baseline of a prepared process, or one taken now: model and data of the caller then lie below it."""
+    """The baseline of a prepared process, or one taken now, which then includes model and data of the caller."""
     return _prepared[0] if _prepared else take_baseline(threads)
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device asked for, else CUDA where there is one.
+    """The device of that name; by default CUDA if there is one.
 
     Raises:
         UsageError: there is no such device.
@@ -65,12 +65,12 @@ def choose_device(name: str | None) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"snugfit trains on cpu and cuda, not on '{name}'.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("there is no CUDA device here; use --device cpu.")
+        raise UsageError("this machine has no CUDA device; use --device cpu.")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def describe_hardware(device: torch.device) -> Hardware:
-    """What a profile is true for."""
+    """The hardware that a profile is valid for."""
     on_cuda = device.type == "cuda"
     return Hardware(
         device=str(device),

@@ -33,12 +33,12 @@ def profile_units(request: Request, subscribers: Sequence[Subscriber], extras: E
     """Measure every unit of a model; see :func:`snugfit.profile_request`."""
     if request.data.task != "classify":
         raise UsageError(
-            "profile measures units with losses of classes; snugfit plan --task detect tells of the whole."
+            "profile measures units with classification losses; use snugfit plan --task detect for the whole network."
         )
     request = replace(
         request,
         strategy=replace(request.strategy, strategy="blockwise"),
-        budget=replace(request.budget, time_ratio=None),  # units are measured, whatever trains them
+        budget=replace(request.budget, time_ratio=None),  # units are measured without a strategy's options
     )
     measures = extras.learning_signal or extras.tensors or not extras.activation_memory
     found = make_plan(request, None, None, subscribers, measures=measures)

@@ -27,10 +27,10 @@ DRIFT_BYTES = 1 * MB
 
 
 def requests_apart(planned: Planned) -> list[Request]:
-    """Requests whose answers do not depend on what the measurements of this plan left in memory, or that need less.
+    """Requests to plan again in fresh processes.
 
-    Every strategy that was considered alone, where there were several; then those settings of it that the user left
-    open at their leanest.
+    Each considered strategy alone, if there were several; then with the leanest of those settings that the user did
+    not set.
 
     Args:
         planned: a plan in which nothing fits.
@@ -52,7 +52,7 @@ def _of_strategy(request: Request, name: str) -> Iterator[Request]:
 
 
 def smallest_fitting(planned: Planned) -> int | None:
-    """Smallest memory budget in bytes in which a plan's strategies propose anything, by what was measured for it."""
+    """Smallest memory budget in bytes in which a plan's strategies propose an instance, by its measurements."""
     request = planned.assembly.request
     considered = make_strategies(request)
     runs = past_runs(request.machine, planned.plan.hardware)
@@ -65,13 +65,13 @@ def smallest_budget_of(
     """Smallest memory budget in bytes, in whole MB, in which one of the strategies proposes what fits.
 
     Args:
-        strategies: as they were asked.
-        plan: their answer in a budget that holds one of them.
+        strategies: those that were considered.
+        plan: their plan in a budget that one of them fits.
         profile: what was measured for it.
         runs: past runs, by which predictions are corrected.
 
     Returns:
-        None where no strategy fits the plan's budget, or where that bounds no memory.
+        None if no strategy fits the plan's budget, or if that has no memory limit.
     """
     most = plan.budget.memory_bytes
     if most is None:
@@ -81,7 +81,7 @@ def smallest_budget_of(
 
 
 def _smallest(strategy: Strategy, plan: Plan, profile: Profile, runs: Sequence[PastRun], most: int) -> int | None:
-    """Fewest MB up to ``most``, by bisection; None where that does not do either."""
+    """Fewest MB up to ``most``, by bisection; None if that does not work either."""
     learnt = correction(runs, strategy.name, plan.workload)
 
     def fits(size: int) -> bool:

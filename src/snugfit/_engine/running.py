@@ -1,4 +1,4 @@
-"""Run a plan, or take up an interrupted run."""
+"""Run a plan, or resume an interrupted run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from snugfit.memory import MemoryLimit, make_meter
 
 _RUNS = Path("runs")
 FIRST_FILES = ("request.json", "profile.json", "architecture.json", "plan.json")
-"""What a run is resumed from, in the order in which it is written."""
+"""The files that a run is resumed from, in the order in which they are written."""
 
 
 def execute(
@@ -61,16 +61,16 @@ def execute(
 
 
 def write_run(folder: Path, planned: Planned) -> None:
-    """Write what :func:`resume` reads: from then on a run can be taken up, if it has begun or not."""
+    """Write what :func:`resume` reads: from then on the run can be resumed, even before training begins."""
     manifest = Manifest.reopen(folder)
-    write_json_atomic(folder / "request.json", from_anywhere(planned.assembly.request).to_json(), manifest)
+    write_json_atomic(folder / "request.json", with_absolute_paths(planned.assembly.request).to_json(), manifest)
     write_json_atomic(folder / "profile.json", to_data(planned.profile), manifest)
     planned.assembly.architecture.write(folder, manifest)
     write_json_atomic(folder / "plan.json", planned.plan.to_json(), manifest)
 
 
-def from_anywhere(request: Request) -> Request:
-    """The request with absolute paths, so that the run can be taken up from any folder."""
+def with_absolute_paths(request: Request) -> Request:
+    """The request with absolute paths, so that the run can be resumed from any folder."""
 
     def absolute(path: str | None) -> str | None:
         return None if path is None else str(Path(path).expanduser().absolute())
@@ -95,10 +95,10 @@ def reopen(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = Non
 
     Args:
         folder: run folder.
-        model, data: what was passed from Python, if anything was.
+        model, data: the module and data that were passed from Python, if any.
 
     Raises:
-        CheckpointError: the folder is no run folder, or damaged.
+        CheckpointError: the folder is not a run folder, or damaged.
         UsageError: the run is finished, or what was passed from Python is missing.
     """
     _require_begun(folder)
@@ -125,10 +125,10 @@ def reopen(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = Non
 def _require_begun(folder: Path) -> None:
     manifest = Manifest.read(folder)
     for name in FIRST_FILES:
-        manifest.check(name)  # what was written and is gone
+        manifest.check(name)  # a file that is listed and missing
         if not (folder / name).exists():
             raise CheckpointError(
-                f"the run in {folder} was stopped before it began, and has no {name} to go on from. "
+                f"the run in {folder} was stopped before training began, and has no {name} to resume from. "
                 "Remove the folder, and start the run again."
             )
 
@@ -143,7 +143,7 @@ def resume(
     """Continue an interrupted run; see :func:`snugfit.resume`.
 
     Returns:
-        The record, and the module that was trained where it was passed from Python.
+        The record, and the module that was trained if it was passed from Python.
     """
     with run_lock(folder):
         planned = reopen(folder, model, data)
@@ -158,8 +158,8 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
     try:
         strategy = made(lambda settings: _strategy(choice.strategy, settings), choice.settings)
     except DocumentError as error:
-        raise CheckpointError(f"{folder / 'plan.json'} holds settings that no strategy has: {error}.") from error
-    with stop or StopFlag() as flag:  # until the record is written: a signal that comes after training ends nothing
+        raise CheckpointError(f"{folder / 'plan.json'} holds settings that its strategy lacks: {error}.") from error
+    with stop or StopFlag() as flag:  # until the record is written: a signal after training has no effect
         with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit:
             run = Run(
                 folder,
@@ -173,7 +173,7 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
             resumed = run.resume()
             if not resumed:
                 with run.manifest.rewriting("weights"):
-                    assembly.store_first_weights(run.weights)
+                    assembly.store_initial_weights(run.weights)
             run.emit(_started(run, plan, choice.strategy, resumed=resumed))
             record = strategy.fit(assembly.chain, assembly.training_data(), run)
         structure = config_of(choice.strategy).structure(record)
@@ -200,10 +200,10 @@ def _started(run: Run, plan: Plan, strategy: str, *, resumed: bool) -> RunStarte
 
 
 def _verify(peak_bytes: int, plan: Plan) -> None:
-    """A run that exceeded its budget is a failed run.
+    """Fail a run that exceeded its budget.
 
     Raises:
-        BudgetExceededError: it did.
+        BudgetExceededError: the measured peak is above the budget.
     """
     budget = plan.budget.memory_bytes
     if budget is not None and peak_bytes > budget:

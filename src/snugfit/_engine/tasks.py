@@ -1,4 +1,4 @@
-"""What a request's task decides beside loss and metric: how data is read and batched, and what a model must give."""
+"""What a task decides in addition to loss and metric: how data is read and batched, and what a model must output."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TaskRules:
     Attributes:
         load: opens a data set by name.
         batches: makes batches of a split.
-        place: the name of data in a folder or file, from wherever one stands; other names as they are.
-        lr: learning rates that are not an optimizer's own.
-        facts: fields of the workload that the chain and the data decide; refuses a model that gives something else.
+        place: the name of data with an absolute path if it is a folder or file; other names unchanged.
+        lr: learning rate, if it is not an optimizer's own.
+        facts: fields of the workload that depend on chain and data; refuses a model with other outputs.
         crops: whether images are cropped to the square, or resized to it.
     """
 
@@ -52,7 +52,7 @@ def _logits(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
     if isinstance(splits.train, BoxedImages):
         raise UsageError("the data has boxes; --task detect trains on them.")
     if shape != (classes,):
-        boxes = "; --task detect takes a model that gives maps of boxes" if len(shape) == 3 else ""
+        boxes = "; --task detect takes a model that outputs feature maps of boxes" if len(shape) == 3 else ""
         raise ModelError(
             f"{request.model.model} gives outputs of shape {shape} per image, "
             f"but {splits.name} has {classes} classes; make it end in {classes} logits{boxes}."
@@ -65,11 +65,11 @@ def _boxes(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
     if not isinstance(splits.train, BoxedImages):
         raise UsageError("the data has no boxes; --task detect takes a folder with images and labels, or one of COCO.")
     if request.training.erase:
-        raise UsageError("--erase would take away objects whose boxes stay; leave it out to detect.")
+        raise UsageError("--erase would hide objects but keep their boxes; leave it out for --task detect.")
     if len(shape) != 3 or shape[0] % (5 + classes):
         raise ModelError(
             f"{request.model.model} gives outputs of shape {shape} per image, but to detect {classes} classes it must "
-            f"give maps of {5 + classes} channels for each anchor, as yolov2_16 does."
+            f"output feature maps of {5 + classes} channels for each anchor, as yolov2_16 does."
         )
     anchors = anchors_for(box_sizes(splits.train), shape[0] // (5 + classes))
     return {"task": "detect", "anchors": anchors, "most_boxes": splits.train.most}

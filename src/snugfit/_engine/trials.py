@@ -1,4 +1,4 @@
-"""Trials: short real runs of a plan's candidates, each in a process of its own where the request can be shipped."""
+"""Trials: short real runs of a plan's candidates, each in a fresh process if the request can be sent there."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from snugfit._training.events import Notice, Subscriber
 from snugfit.errors import InterruptedRunError, SnugfitError
 
 _EVALUATED = 16
-"""Validation images of a trial, and test images: it is there to time training."""
+"""Validation images of a trial, and test images: few, because a trial times training."""
 _GRACE_SECONDS = 20.0
 
 
 def compare(planned: Planned, steps: int, subscribers: Sequence[Subscriber]) -> list[Trial]:
     """Run a short trial of the best feasible candidate of every strategy, one after another.
 
-    A trial that fails has its error in its row. What trials write is removed, also when they are interrupted.
+    A trial that fails has its error in its row. Files of trials are removed, also after an interruption.
 
     Args:
         planned: the plan.
         steps: effective batches of each.
-        subscribers: told which trial runs.
+        subscribers: called with a notice of each trial.
     """
     best: dict[str, Candidate] = {}
     for candidate in planned.plan.candidates:
@@ -67,7 +67,7 @@ def compare(planned: Planned, steps: int, subscribers: Sequence[Subscriber]) -> 
 
 
 def _shortened(assembly: Assembly, steps: int) -> Assembly:
-    """The same for a few batches, one epoch and little to evaluate."""
+    """The same assembly with a few batches, one epoch, and few images to evaluate."""
     request = assembly.request
     most, few = steps * assembly.workload.batch_size, _EVALUATED
     data = replace(
@@ -97,7 +97,7 @@ class _Prepared:
 
     Attributes:
         planned: with the candidate alone, and what it is predicted to take here.
-        trial: what is known before.
+        trial: its predictions.
         folder: its run folder.
     """
 
@@ -107,7 +107,7 @@ class _Prepared:
 
     @classmethod
     def of(cls, candidate: Candidate, short: Planned, folder: Path) -> _Prepared:
-        """Predict what a candidate takes for the trial's work."""
+        """Predict the cost of a candidate for the trial's work."""
         strategy: Strategy = from_data(strategy_class(candidate.strategy), candidate.settings)
         plan, workload = short.plan, short.assembly.workload
         cost = corrected(strategy.estimate(workload, short.profile, plan.hardware), candidate.correction)
@@ -118,7 +118,7 @@ class _Prepared:
         return cls(replace(short, plan=own), trial, folder)
 
     def run(self) -> Trial:
-        """Run it, and tell what was measured, or why nothing was."""
+        """Run it, and return the measurements, or the error."""
         request, error = self.planned.assembly.request, None
         try:
             if OWN in (request.model.model, request.data.data):
@@ -133,7 +133,7 @@ class _Prepared:
         if (self.folder / "record.json").exists():
             measured = measured_in(read_data(Record, self.folder / "record.json"), _paces(self.folder / "metrics.csv"))
         elif error is None:
-            error = "it left no record"
+            error = "it wrote no record"
         return replace(self.trial, error=error, **measured)
 
     def _here(self) -> None:

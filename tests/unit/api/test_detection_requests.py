@@ -55,9 +55,9 @@ def test_a_module_of_ones_own_may_have_any_number_of_anchors(folder):
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [
-        ({"model": "vgg16"}, ModelError, "must give maps of 7 channels for each anchor, as yolov2_16 does"),
+        ({"model": "vgg16"}, ModelError, "must output feature maps of 7 channels for each anchor, as yolov2_16 does"),
         ({"size": 40}, ModelError, "multiple of 16, not 40"),
-        ({"erase": 0.5}, UsageError, "--erase would take away objects"),
+        ({"erase": 0.5}, UsageError, "--erase would hide objects"),
     ],
 )
 def test_what_does_not_go_together(folder, changes, kind, said):
@@ -66,7 +66,7 @@ def test_what_does_not_go_together(folder, changes, kind, said):
 
 
 def test_classes_and_boxes_are_not_mixed_up(folder):
-    with pytest.raises(ModelError, match="--task detect takes a model that gives maps of boxes"):
+    with pytest.raises(ModelError, match="--task detect takes a model that outputs feature maps of boxes"):
         assemble(request("digits", task="classify"))
     with pytest.raises(UsageError, match="the data has boxes; --task detect"):
         assemble(request(folder, model="vgg16", task="classify"), load_boxed(str(folder), image_size=32))

@@ -19,7 +19,7 @@ from snugfit._core.workload import Workload
 from snugfit._engine import process
 from snugfit._engine.builder import make_strategies, own_splits
 from snugfit._engine.process import choose_device, describe_hardware
-from snugfit._engine.running import _new_folder, _verify, from_anywhere
+from snugfit._engine.running import _new_folder, _verify, with_absolute_paths
 from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import Manifest
 from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
@@ -115,7 +115,7 @@ def test_what_is_there_decides_what_is_considered():
 def test_a_plan_over_processes_does_not_run_on_one():
     settings = {"processes": 2}
     plan = replace(made_plan(candidates=(Candidate("tiled", True, settings),)), command=("snugfit", "cluster"))
-    with pytest.raises(UsageError, match=r"takes 2 processes, and here is one; start them by `snugfit cluster`"):
+    with pytest.raises(UsageError, match=r"takes 2 processes, and this is one; start them with `snugfit cluster`"):
         RunnablePlan(plan, None, None, None).run()
 
 
@@ -189,7 +189,7 @@ def test_a_folder_of_images_is_stored_as_it_was_found(tmp_path, monkeypatch, whe
     (tmp_path / "sets" / "photos").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "sets" if where == "working folder" else tmp_path)
     monkeypatch.setenv("SNUGFIT_DATA", str(tmp_path / ("sets" if where == "data folder" else ".")))
-    stored = from_anywhere(_request({"data": "folder:photos", "weights": "w.safetensors"}))
+    stored = with_absolute_paths(_request({"data": "folder:photos", "weights": "w.safetensors"}))
     assert stored.data.data == f"folder:{tmp_path / 'sets' / 'photos'}"
     assert stored.model.weights == str((tmp_path / "sets" if where == "working folder" else tmp_path) / "w.safetensors")
 

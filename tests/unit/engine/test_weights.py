@@ -122,7 +122,7 @@ def first_weights(tmp_path, module, weights=None):
     """What training starts from: the stored weights of all units."""
     made = assemble(_request({"weights": weights, "model": "python"}), splits(), module)
     store = UnitStore(tmp_path / "store")
-    made.store_first_weights(store)
+    made.store_initial_weights(store)
     return {k: v for index in range(len(made.chain.all_units)) for k, v in store.load(index).items()}
 
 

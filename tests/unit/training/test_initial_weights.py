@@ -49,7 +49,7 @@ def first_weights(tmp_path, name, state, suffix="pth"):
     for file in (None, str(path)):
         made = assemble(_request({"weights": file, "model": name}), data)
         store = UnitStore(tmp_path / f"store {file is None}")
-        made.store_first_weights(store)
+        made.store_initial_weights(store)
         found.append({k: v for index in range(len(made.chain.all_units)) for k, v in store.load(index).items()})
     return found
 
