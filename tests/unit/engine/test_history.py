@@ -31,7 +31,7 @@ def plan(cache, channels=4, **options):
         make_net(channels), DATA, subscribers=[events.append], strategy="backprop", threads=1, batch_size=8,
         profile_cache=str(cache), **{"epochs": 1, **options},
     )  # fmt: skip
-    notes = [event.message for event in events if isinstance(event, Notice) and "were known" in event.message]
+    notes = [event.message for event in events if isinstance(event, Notice) and "were cached" in event.message]
     return found, notes, sum(isinstance(event, ProbeMeasured) for event in events)
 
 
