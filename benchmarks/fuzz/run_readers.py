@@ -23,14 +23,14 @@ from snugfit._core.profile import Profile
 from snugfit._core.request import Request
 from snugfit._core.serial import to_data
 from snugfit._engine.history import _runs_file, past_runs
-from snugfit._engine.loading import Architecture, read_data
+from snugfit._engine.loading import Architecture
 from snugfit._report.metrics import read_metrics
-from snugfit._report.page import read_record
 from snugfit._report.run_page import render
 from snugfit._storage.activation_cache import ActivationCache
 from snugfit._storage.checkpoint import CheckpointStore
 from snugfit._storage.digests import Digester
 from snugfit._storage.manifest import MANIFEST_FILE, Manifest, _Content, _digest
+from snugfit._storage.run_folder import read_data, read_record
 from snugfit._storage.tensor_file import read_tensors
 from snugfit.errors import SnugfitError
 from snugfit.profiling.measurement_cache import Measurement

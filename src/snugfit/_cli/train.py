@@ -93,7 +93,7 @@ def _unreported(run_dir: str) -> dict[str, Any] | None:
     """The record of a run that was interrupted after training, before its report was drawn."""
     if not is_finished(run_dir) or (Path(run_dir) / "report.html").exists() or "WORLD_SIZE" in os.environ:
         return None
-    from snugfit._report.page import read_record
+    from snugfit._storage.run_folder import read_record
 
     record = read_record(Path(run_dir))
     budget = record.budget.get("memory_bytes")

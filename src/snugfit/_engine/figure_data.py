@@ -18,10 +18,10 @@ from snugfit._core.request import Request
 from snugfit._data import Batches, Subset
 from snugfit._engine.finished_run import Source
 from snugfit._engine.images import RunImages
-from snugfit._engine.loading import read_data
 from snugfit._report import embedding
 from snugfit._report.gradcam import grad_cam
 from snugfit._report.pictures import HeatMaps, Pictures, Projection, Spectra
+from snugfit._storage.run_folder import read_data
 from snugfit.errors import DataError, UnusableInputError, UsageError
 from snugfit.local import LLS, build_local_loss
 from snugfit.local.assignment import Layout

@@ -13,8 +13,9 @@ from snugfit._chain import Chain, UnitStore
 from snugfit._core.option_groups import OWN
 from snugfit._core.record import Record
 from snugfit._engine.images import RunImages, run_images
-from snugfit._engine.loading import Architecture, load, read_record
+from snugfit._engine.loading import Architecture, load
 from snugfit._storage.manifest import Manifest
+from snugfit._storage.run_folder import read_record
 from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageError
 
 

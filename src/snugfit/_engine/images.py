@@ -15,8 +15,9 @@ from snugfit._core.options import checked
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
 from snugfit._data import ImageSet, Transform, boxed_path, image_folder
-from snugfit._engine.loading import Architecture, read_data, read_record
+from snugfit._engine.loading import Architecture
 from snugfit._engine.tasks import rules_of
+from snugfit._storage.run_folder import read_data, read_record
 from snugfit.errors import DataError, UsageError
 
 _BATCH = 64

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from snugfit._core.request import Request
-from snugfit._engine.loading import read_data, read_record
 from snugfit._engine.running import FIRST_FILES, with_absolute_paths
 from snugfit._storage.lock import LOCK_FILE
 from snugfit._storage.manifest import MANIFEST_FILE
+from snugfit._storage.run_folder import read_data, read_record
 from snugfit._training.launch import World
 from snugfit.errors import CheckpointError
 

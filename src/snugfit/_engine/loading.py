@@ -6,21 +6,20 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from snugfit import _models as models
 from snugfit._chain import Chain
-from snugfit._core import documents, record_checks
 from snugfit._core.option_groups import OWN
-from snugfit._core.record import Record
 from snugfit._core.registry import config_of, imported
 from snugfit._core.serial import to_data
 from snugfit._core.workload import TaskName
 from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import Manifest, check_files
+from snugfit._storage.run_folder import read_data, read_record
 from snugfit._storage.tensor_file import read_tensors
 from snugfit._storage.weights_file import MODEL_FILE
 from snugfit._training.network import foreign_state
@@ -29,7 +28,6 @@ from snugfit.memory import is_out_of_memory
 
 _FILE = "architecture.json"
 _MOST_CHANNELS, _MOST_PIXELS = 1024, 2**16
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -129,33 +127,6 @@ class Architecture:
             return chain.to_module()
         module: nn.Module = imported(rebuild)(chain, self.structure, len(self.class_names), state)
         return module
-
-
-def read_data(kind: type[T], path: Path) -> T:
-    """Read a dataclass that was written to a run folder as JSON.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
-    if not path.exists():
-        raise CheckpointError(f"{path.parent} is not a run folder, or incomplete: it has no {path.name}.")
-    check_files(path.parent, path.name)
-    return documents.read_data(kind, path, CheckpointError, "Restore it or train again.")
-
-
-def read_record(folder: Path) -> Record:
-    """The record of a finished run.
-
-    Raises:
-        CheckpointError: the run is unfinished or its record damaged.
-    """
-    path = folder / "record.json"
-    check_files(folder, path.name)
-    if not path.exists() and (folder / "plan.json").exists():
-        raise CheckpointError(f"the run in {folder} is not finished; continue it with snugfit train --resume {folder}.")
-    if not path.exists():
-        raise CheckpointError(f"{folder} is not a run folder, or incomplete: it has no {path.name}.")
-    return record_checks.read_record(path)
 
 
 def load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:

@@ -26,7 +26,6 @@ from snugfit._core.workload import TaskName
 from snugfit._engine.builder import assemble, own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.history import keep_run
-from snugfit._engine.loading import read_data
 from snugfit._engine.planning import Planned
 from snugfit._engine.process import baseline, choose_device
 from snugfit._engine.tasks import rules_of
@@ -37,6 +36,7 @@ from snugfit._storage.files import write_json_atomic
 from snugfit._storage.lock import run_lock
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.outputs import require_folder, require_run_folder
+from snugfit._storage.run_folder import read_data
 from snugfit._training.events import RunStarted, Subscriber
 from snugfit._training.metrics import METRICS_FILE
 from snugfit._training.run import Job, Machine, Run

@@ -26,11 +26,11 @@ from snugfit._core.trial import Trial, measured_in
 from snugfit._data import ImageSet, Splits
 from snugfit._data.sets import Subset
 from snugfit._engine.builder import Assembly, assemble, load_splits
-from snugfit._engine.loading import read_data
 from snugfit._engine.planning import Planned
 from snugfit._engine.running import execute, write_run
 from snugfit._planner import corrected
 from snugfit._report.metrics import read_metrics
+from snugfit._storage.run_folder import read_data
 from snugfit._training.events import Notice, Subscriber
 from snugfit.errors import InterruptedRunError, SnugfitError
 

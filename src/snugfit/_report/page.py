@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snugfit._core import record_checks
 from snugfit._core.record import Record
 from snugfit._report.metrics import read_metrics
 from snugfit._storage.files import replacing
 from snugfit._storage.manifest import check_files, listing
 from snugfit._storage.outputs import require_file
-from snugfit.errors import CheckpointError
+from snugfit._storage.run_folder import read_record
 
 if TYPE_CHECKING:
     from snugfit._report.pictures import Pictures
@@ -50,21 +49,6 @@ def require_page(run_dir: Path) -> Record:
         UsageError, OutOfStorageError: the page cannot be written.
     """
     record = read_record(run_dir)
+    check_files(run_dir, "metrics.csv")
     require_file(run_dir / "report.html", "Make the run folder writable.")
     return record
-
-
-def read_record(run_dir: Path) -> Record:
-    """Read ``record.json``.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
-    path = run_dir / "record.json"
-    check_files(run_dir, path.name, "metrics.csv")
-    if not path.is_file():
-        raise CheckpointError(
-            f"{run_dir} holds no record.json: it is no run folder, or its run is not finished.\n"
-            "Give the folder of a finished run, or finish this one with `snugfit train --resume`."
-        )
-    return record_checks.read_record(path)
