@@ -17,7 +17,6 @@ NOT_YET = {
     "_engine",
     "_planner",
     "_storage",
-    "_training",
     "profiling",
     "strategies",
 }

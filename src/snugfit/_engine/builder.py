@@ -24,7 +24,7 @@ from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
 from snugfit._engine.loading import Architecture, on_meta
 from snugfit._engine.tasks import default_optimizer, rules_of
 from snugfit._planner import Considered
-from snugfit._training.initial_weights import take_weights
+from snugfit._training.initial_weights import load_initial_weights
 from snugfit._training.seeding import derive_seed
 from snugfit._training.split import TrainingData
 from snugfit.errors import DataError, UsageError
@@ -111,7 +111,7 @@ class Assembly:
             module = models.build(name, self.workload.classes, self.splits.image_shape[-1], self.splits.image_shape[0])
             spill_module(Chain.from_module(module, self.splits.image_shape, name), store)
         if path is not None:
-            take_weights(Path(path), self.chain, store)
+            load_initial_weights(Path(path), self.chain, store)
 
 
 def load_splits(request: Request) -> Splits:

@@ -1,1 +1,1 @@
-"""The loop and what it needs: optimizers, activation cache, checkpoints, events, seeds."""
+"""The training loop and its parts: optimizers, activation cache, checkpoints, events, seeds."""

@@ -49,7 +49,7 @@ class CachedBatches:
         return self.cache.labels[: len(self)]
 
     def steps(self, batch_size: int) -> int:
-        """Training steps of an epoch: full batches only, but at least one."""
+        """Training steps per epoch: full batches only, but at least one."""
         return max(1, len(self) // batch_size)
 
     def prefetch_bytes(self, batch_size: int) -> int:
@@ -57,7 +57,7 @@ class CachedBatches:
         return 2 * min(batch_size, len(self)) * self.cache.format.row_bytes
 
     def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled training batches, from step ``start_step`` on exactly as in an uninterrupted epoch.
+        """Shuffled training batches from step ``start_step`` on, the same as in an uninterrupted epoch.
 
         The last, incomplete batch is dropped.
 
@@ -76,7 +76,7 @@ class CachedBatches:
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample of one view (the first by default) once, in stored order; the last batch may be smaller.
 
-        Yields and raises as :meth:`epoch` does.
+        Yields features (B, *row_shape) and labels (B,), and raises, as :meth:`epoch` does.
         """
         _check(batch_size, 0)
         start = (view or 0) % self.views * len(self)
@@ -115,7 +115,7 @@ class CachedBatches:
 
 
 def _background_thread() -> ThreadPoolExecutor:
-    """Start one thread with a small stack: the usual 8 MiB would count as private memory under the limit."""
+    """Start one thread with a small stack; the usual 8 MiB would count as private memory under the limit."""
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snugfit-cache")
     usual = threading.stack_size(_THREAD_STACK)
     try:

@@ -1,8 +1,8 @@
-"""Rehearse a phase before it begins: make its kernels, see that it fits, count its tensors.
+"""Dry run of a phase before it begins: generate its kernels, check that it fits, count its tensors.
 
-The first step on a new shape is slow and reserves address space (see :class:`snugfit.memory.MemoryLimit`), and a step
-that is refused memory half way has already updated part of the weights. So a phase is rehearsed on made-up data with a
-trainable that is thrown away; the real one starts from the stored weights.
+The first step on a new shape is slow and reserves address space (see :class:`snugfit.memory.MemoryLimit`). A step that
+is refused memory half way has already updated a part of the weights. So a phase first runs on synthetic data with a
+trainable that is discarded; the real one starts from the stored weights.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.memory.tensors import tensor_peak_bytes
 
 SPARE_BYTES = 1_000_000
-"""What a rehearsal leaves free for what only the real phase holds: a batch being read, the metrics file."""
+"""Bytes that a dry run leaves free for the real phase: a batch being read, the metrics file."""
 
 MakeBatch = Callable[[int], tuple[Tensor, Tensor]]
 
 
-def falling(batch: int, smallest: int = 1) -> list[int]:
-    """Batch sizes to fall back to: a quarter less each time, which frees more than the kernels of a new size take."""
+def smaller_batch_sizes(batch: int, smallest: int = 1) -> list[int]:
+    """Batch sizes to fall back to: each a quarter less, which frees more than the kernels of a new size take."""
     sizes = []
     while batch > smallest:
         batch = max(min(batch - 1, int(batch * 0.75)), smallest)
@@ -37,26 +37,26 @@ def falling(batch: int, smallest: int = 1) -> list[int]:
     return sizes
 
 
-def rehearse(
+def dry_run_phase(
     phase: Phase, smaller: Iterable[int], make: Callable[[int], Trainable], batch: MakeBatch, run: Run
 ) -> Phase:
-    """Run a training step of a phase on made-up data; note its peak tensor bytes in the run's position.
+    """Run a training step of a phase on synthetic data, and record its peak tensor bytes in the run's position.
 
-    A phase that is refused memory although it was predicted to fit goes on at the next smaller batch, and says so. On
-    resume the batch is the one found then.
+    A phase that is refused memory although it was predicted to fit continues at the next smaller batch, with a notice.
+    On resume the batch is the same.
 
     Args:
         phase: the phase as predicted.
-        smaller: batch sizes to fall back to, in falling order.
-        make: makes the trainable for a batch size; it is dropped afterwards.
-        batch: makes inputs and labels of a batch size.
+        smaller: batch sizes to fall back to, in descending order.
+        make: builds the trainable for a batch size; it is discarded afterwards.
+        batch: builds inputs and labels of a batch size.
         run: the run, at the start of a phase or resumed within it.
 
     Returns:
-        The phase with the batch size that it runs at.
+        The phase with its actual batch size.
 
     Raises:
-        BudgetExceededError: it fits at none.
+        BudgetExceededError: it fits at no batch size.
     """
     found = run.position.notes.setdefault("batches", {})
     known = found.get(phase.name)
@@ -83,7 +83,7 @@ def rehearse(
 
 
 def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run: Run) -> int | None:
-    """Peak tensor bytes of a step; None when memory was refused, with no gradients left in layers that others share."""
+    """Peak tensor bytes of a step; None if memory was refused, without leaving gradients in shared layers."""
     trainable: Trainable | None = None
     try:
         with run.limit.tightened(SPARE_BYTES):

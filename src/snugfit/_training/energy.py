@@ -1,4 +1,4 @@
-"""Energy as the machine counts it, where it does: the RAPL counters that Linux shows under /sys/class/powercap."""
+"""Energy from the RAPL counters that Linux provides under /sys/class/powercap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ POWERCAP = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class _Counter:
-    """One package's counter, which starts again from 0 after ``range_uj`` microjoules."""
+    """One package's counter, which wraps to 0 after ``range_uj`` microjoules."""
 
     path: Path
     range_uj: int
@@ -20,10 +20,10 @@ class _Counter:
 
 
 class EnergyMeter:
-    """Joules that the processor's packages have used; of the whole machine, not of this process alone.
+    """Joules used by the processor's packages; of the whole machine, not of this process alone.
 
     Args:
-        root: where the counters are.
+        root: folder of the counters.
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
@@ -32,11 +32,11 @@ class EnergyMeter:
 
     @property
     def counts(self) -> bool:
-        """Whether there is a counter that may be read."""
+        """Whether there is a readable counter."""
         return bool(self._counters)
 
     def spent(self) -> float:
-        """Joules since the last call, or since the meter was made; 0 where nothing counts."""
+        """Joules since the last call, or since the meter was created; 0 without a counter."""
         total = 0
         for index, counter in enumerate(self._counters):
             now = counter.read()

@@ -1,4 +1,4 @@
-"""What happens during a run, told to subscribers. Training emits; it draws nothing."""
+"""Events of a run, sent to subscribers. Training emits them and draws nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Notice(Event):
-    """Something that the user should know, in one line."""
+    """Information for the user, in one line."""
 
     message: str
 
@@ -75,7 +75,7 @@ class PhaseStarted(Event):
 
 @dataclass(frozen=True)
 class TensorsSelected(Event):
-    """The ``index``-th selection of tensors (from 0) was made, of ``count`` tensors that there are."""
+    """The ``index``-th selection (from 0) was made from ``count`` tensors."""
 
     index: int
     interval: IntervalRecord
@@ -86,7 +86,7 @@ class TensorsSelected(Event):
 class StepDone(Event):
     """One training step: ``step`` of ``steps`` (from 1) in ``epoch`` (from 0), on ``samples`` samples.
 
-    There is no accuracy where single samples do not tell.
+    There is no accuracy if single samples do not determine one.
     """
 
     phase: str
@@ -104,9 +104,9 @@ class StepDone(Event):
 
 @dataclass(frozen=True)
 class EpochDone(Event):
-    """One epoch of a phase: mean training loss and accuracy, validation accuracy where it was measured.
+    """One epoch of a phase: mean training loss and accuracy, and validation accuracy if measured.
 
-    ``metric`` names what validation measures: ``mAP50`` stands in the place of accuracy in detection.
+    ``metric`` names the validation measure, such as ``mAP50`` in detection.
     """
 
     phase: str
@@ -142,7 +142,7 @@ class CacheProgress(Event):
 
 @dataclass(frozen=True)
 class PhaseDone(Event):
-    """A phase ended, with its prediction beside its measurement."""
+    """A phase ended, with its prediction and its measurement."""
 
     name: str
     predicted_peak_bytes: int

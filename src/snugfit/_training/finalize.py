@@ -1,4 +1,4 @@
-"""Turn a finished run into its record."""
+"""Create the record of a finished run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from snugfit.memory import is_out_of_memory, release_memory
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """Accuracies in [0, 1] of the finished model; the confusion matrix is that of the test split where there is one.
+    """Accuracies in [0, 1] of the finished model; the confusion matrix is that of the test split, if there is one.
 
-    In detection they are mAP50, and there is neither top-5 accuracy nor a confusion matrix.
+    In detection they are mAP50, without top-5 accuracy and confusion matrix.
     """
 
     val: float | None
@@ -64,7 +64,7 @@ def evaluate_model(
         forward: images (B, C, H, W) to outputs, such as logits (B, classes), in evaluation mode.
         data: the splits.
         run: the run, for its device and workload.
-        batch_size: images in memory at once; fewer where the budget refuses them.
+        batch_size: images in memory at once; fewer if the budget refuses them.
     """
     score = _score(forward, data.val, run, batch_size)
     val = score.value if len(data.val) else None
@@ -75,7 +75,7 @@ def evaluate_model(
 
 
 def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, size: int) -> Score:
-    """:func:`measure` within the budget; where memory is refused, it begins anew with half as many images."""
+    """:func:`measure` on batches (B, ...) within the budget; if memory is refused, again with half as many images."""
     while True:
         try:
             with run.limit.allow_kernels():
@@ -90,7 +90,7 @@ def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
 
 
 def _ticking(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches, with the peak taken in before each: the weights may be file maps, which the system may drop."""
+    """The batches (B, ...), with a memory reading before each, because the system may drop mapped weights."""
     for batch in batches:
         run.tick()
         yield batch
@@ -104,7 +104,7 @@ def _accuracies(evaluation: FinalEvaluation, workload: Workload) -> dict[str, fl
 
 
 def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
-    """Put prediction next to measurement, and tell the subscribers that the run is done."""
+    """Combine prediction and measurement into the record, and emit the end of the run."""
     run.tick()
     position, predicted, workload = run.position, run.predicted, run.workload
     record = Record(

@@ -1,4 +1,4 @@
-"""Initial weights from a file: matched by name and shape, or refused with the model that they belong to."""
+"""Initial weights from a file, matched by name and shape; files of other models are refused by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ State = Mapping[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
 
-def take_weights(path: Path, chain: Chain, store: UnitStore) -> None:
-    """Replace the first weights in ``store`` by those of a file.
+def load_initial_weights(path: Path, chain: Chain, store: UnitStore) -> None:
+    """Replace the initial weights in ``store`` by those of a file.
 
-    A prefix that all names of the file share (``module.``) is dropped. A classifier of another number of classes, or
-    one that the file does not hold at all, keeps its fresh weights.
+    A prefix that all names of the file share (``module.``) is dropped. A classifier with another number of classes, or
+    without weights in the file, keeps its new weights.
 
     Raises:
-        CheckpointError: the file cannot be read, is of another model, or holds values that are not finite.
+        CheckpointError: the file cannot be read, belongs to another model, or contains values that are not finite.
     """
     taken = _fitting(path, chain, read_weights(path))
     _check_finite(path, taken)
@@ -35,16 +35,16 @@ def take_weights(path: Path, chain: Chain, store: UnitStore) -> None:
 
 
 def check_weights(path: Path, chain: Chain) -> None:
-    """Say at once that a file's weights are of another model, from their names and shapes alone.
+    """Check early, from names and shapes alone, that a file's weights belong to the model.
 
     Raises:
-        CheckpointError: the file cannot be read, or is of another model.
+        CheckpointError: the file cannot be read, or belongs to another model.
     """
     _fitting(path, chain, read_weights(path, device="meta"))
 
 
 def _fitting(path: Path, chain: Chain, file: State) -> dict[str, torch.Tensor]:
-    """The file's weights that the chain takes."""
+    """The file's weights that fit the chain, in their shapes."""
     wanted = {name: shape for unit in chain.all_units for name, shape in _shapes(unit.module.state_dict()).items()}
     state = next((view for view in _views(file) if wanted.keys() & view.keys()), file)
     taken = {name: state[name] for name, shape in wanted.items() if name in state and state[name].shape == shape}
@@ -53,7 +53,7 @@ def _fitting(path: Path, chain: Chain, file: State) -> dict[str, torch.Tensor]:
 
 
 def _views(state: State) -> Iterator[State]:
-    """The weights as they are, and without the prefixes that all their names share, outermost first."""
+    """The weights, in their shapes, with their names and without shared prefixes, outermost first."""
     while state:
         yield state
         dotted = [name for name in state if "." in name]
@@ -76,7 +76,7 @@ def _check_fits(path: Path, chain: Chain, wanted: Shapes, state: State, taken: S
 
 
 def _may_stay_fresh(chain: Chain, state: State) -> Collection[str]:
-    """Names of the head's tensors; of all that the classifier's module holds where the file has nothing of it."""
+    """Names of the head's tensors, or of all the classifier's if the file has none of them."""
     fresh = set(chain.head.module.state_dict())
     for classifier in {name.partition(".")[0] for name in chain.head.module.state_dict()}:
         if not any(name.startswith(f"{classifier}.") for name in state):
@@ -86,7 +86,7 @@ def _may_stay_fresh(chain: Chain, state: State) -> Collection[str]:
 
 
 def _why(path: Path, chain: Chain, wanted: Shapes, state: State, missing: list[str]) -> str:
-    """Why weights do not fit: images of another size or other channels, another model of ours, or simply another."""
+    """Why weights, of any shapes, do not fit: another image size, other channels, a known model, or an unknown one."""
     size = models.trained_image_size(_shapes({name: state[name] for name in missing if name in state}))
     if size and len(missing) == 1:
         return (
@@ -109,7 +109,7 @@ def _other_model(path: Path, fits: str, asked: str) -> str:
 
 
 def _whose(state: State) -> models.Match | None:
-    """The model of ours that weights are of, whatever prefix their names have."""
+    """The built-in model that weights, of any shapes, belong to, with any prefix in their names."""
     matches = (models.recognise(_shapes(view)) for view in _views(state))
     return next((match for match in matches if match), None)
 

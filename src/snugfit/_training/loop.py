@@ -1,4 +1,4 @@
-"""The training loop: the same for every strategy. What is trained, and on what, comes from outside."""
+"""The training loop, the same for every strategy; the trainable and its batches come from outside."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from snugfit._core.cost import Phase
 from snugfit._quantities import format_bytes
+from snugfit._training.evaluation_weights import settle
 from snugfit._training.events import EpochDone, StepDone
-from snugfit._training.judged_weights import settle
 from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.step import StepResult
-from snugfit._training.task import Classification, ClassTally, measure, task_of
+from snugfit._training.task import ClassEvaluator, Classification, measure, task_of
 from snugfit._training.trainable import BatchSource, Trainable
 from snugfit.errors import BudgetExceededError, InterruptedRunError
 from snugfit.memory import is_out_of_memory, release_memory
@@ -31,18 +31,18 @@ def train_phase(
     span: range | None = None,
     passing_batch: int | None = None,
 ) -> int:
-    """Train for the workload's epochs, from wherever the run stands; returns the steps of one epoch.
+    """Train for the workload's epochs from the run's position; returns the number of steps of one epoch.
 
     Weights are settled before they are evaluated, and at the end.
 
     Args:
-        trainable: what is trained.
+        trainable: the network or block.
         source: batches of ``phase.batch_size``.
         phase: the phase as predicted.
-        run: the run; its position says where to start.
-        evaluate: validation accuracy at the end of an epoch, or None; None where nothing is to be evaluated.
-        span: the epochs of this phase, where it is one of several stretches of the workload's.
-        passing_batch: inputs at once in passes that train nothing, at most; as in training by default.
+        run: the run; its position is the start.
+        evaluate: returns validation accuracy at the end of an epoch, or None; None to skip evaluation.
+        span: the epochs of this phase, if it is one of several parts of the workload's epochs.
+        passing_batch: most inputs at once in passes without training; as in training by default.
 
     Raises:
         DivergedError, InterruptedRunError, BudgetExceededError: see ``snugfit.errors``; the run can be resumed.
@@ -64,7 +64,7 @@ def train_phase(
         _end_epoch(run, phase, seconds, evaluate() if evaluate is not None else None)
         position.start_epoch(epoch + 1)
         run.save(trainable.state())
-        stop_if_asked(run)
+        stop_if_requested(run)
     return steps
 
 
@@ -85,9 +85,9 @@ def _train_step(
     run.require_finite(loss, phase.name)
     run.tick()
     position.step += 1
-    position.loss_sum, position.correct, position.samples = (
-        position.loss_sum + loss * samples, position.correct + correct, position.samples + samples,
-    )  # fmt: skip
+    position.loss_sum += loss * samples
+    position.correct += correct
+    position.samples += samples
     run.emit(
         StepDone(
             phase.name,
@@ -108,7 +108,7 @@ def _train_step(
 def _step_within_budget(
     trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], run: Run, *, share: float, update: bool
 ) -> tuple[StepResult, Tensor]:
-    """Read a batch and train on it; the result and the labels."""
+    """Read a batch (B, ...) and train on it; returns the result and the labels (B, ...)."""
     try:
         inputs, labels = next(batches)
         return trainable.step(inputs.to(run.device), labels.to(run.device), share, update), labels
@@ -120,7 +120,7 @@ def _step_within_budget(
     budget = format_bytes(run.budget.memory_bytes or 0)
     raise BudgetExceededError(
         f"a training step needed more than the memory budget of {budget}: refused at {peak} ({what}). "
-        f"The last checkpoint in {run.folder} is intact; train anew with a larger --memory or a smaller --batch-limit."
+        f"The last checkpoint in {run.folder} is intact; train again with a larger --memory or a smaller --batch-limit."
     )
 
 
@@ -129,14 +129,14 @@ def _save_if_due(trainable: Trainable, run: Run, *, last: bool) -> None:
     if not last and (stopping or run.save_due):
         run.save(trainable.state())
         if stopping:
-            stop_if_asked(run)
+            stop_if_requested(run)
 
 
-def stop_if_asked(run: Run) -> None:
-    """Leave the run where it stands, when a signal asked for it; call it right after a checkpoint.
+def stop_if_requested(run: Run) -> None:
+    """Stop the run at its position if a signal requested it; call it right after a checkpoint.
 
     Raises:
-        InterruptedRunError: it was asked to stop.
+        InterruptedRunError: a stop was requested.
     """
     if run.stop.requested:
         raise InterruptedRunError(f"stopped; continue with: snugfit train --resume {run.folder}")
@@ -174,6 +174,6 @@ def count_correct(
         Confusion matrix (classes, classes), int64, rows are true classes; and the number of samples whose label is
         among the five largest logits.
     """
-    tally = measure(Classification(classes), forward, batches, device)
-    assert isinstance(tally, ClassTally)
-    return tally.confusion, tally.among_five
+    evaluator = measure(Classification(classes), forward, batches, device)
+    assert isinstance(evaluator, ClassEvaluator)
+    return evaluator.confusion, evaluator.among_five

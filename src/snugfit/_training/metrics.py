@@ -22,7 +22,7 @@ COLUMNS = (
 class MetricsWriter:
     """Subscriber that writes training steps and epochs; ``seconds`` is the time since the run began.
 
-    ``val_accuracy`` holds what validation measures, mAP50 too, which stands in ``map50`` besides.
+    ``val_accuracy`` contains the validation measure; mAP50 also appears in ``map50``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,24 +34,18 @@ class MetricsWriter:
         """Write the event's row, if it has one."""
         if isinstance(event, StepDone):
             self._seconds += event.seconds
-            memory = (event.current_bytes, event.peak_bytes)
-            self._write(
-                event.phase, event.epoch, event.step, _short(event.loss), _short(event.accuracy), "", _short(event.lr),
-                _short(self._seconds), *memory, "",
-            )  # fmt: skip
+            sizes = {"current_bytes": event.current_bytes, "peak_bytes": event.peak_bytes}
+            self._write(event, step=event.step, lr=_short(event.lr), **sizes)
         elif isinstance(event, EpochDone):
             validation = _short(event.val_accuracy)
-            self._write(
-                event.phase, event.epoch, "", _short(event.loss), _short(event.accuracy), validation, "",
-                _short(self._seconds), "", "", validation if event.metric == "mAP50" else "",
-            )  # fmt: skip
+            self._write(event, val_accuracy=validation, map50=validation if event.metric == "mAP50" else "")
 
     def offset(self) -> int:
         """Bytes written so far; a checkpoint keeps it."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def written(self, *, grows: bool = True) -> dict[Path, FileDigest]:
-        """The file and its digest up to now, for the run's manifest; the file is on disk then."""
+        """The flushed file and its current digest, for the run's manifest."""
         if not self.path.exists():
             return {}
         with self.path.open("rb") as file:
@@ -59,7 +53,7 @@ class MetricsWriter:
         return {self.path: self._digester.digest(grows=grows)}
 
     def truncate(self, offset: int) -> None:
-        """Forget the rows after ``offset``: the steps they tell of will be run again; and a row that was cut off."""
+        """Remove the rows after ``offset``, whose steps will run again, and an incomplete row."""
         self._digester, self._seconds = Digester(), 0.0
         if not self.path.exists():
             return
@@ -71,12 +65,13 @@ class MetricsWriter:
         rows = list(csv.DictReader(kept.decode().splitlines()))
         self._seconds = float(rows[-1]["seconds"] or 0.0) if rows else 0.0
 
-    def _write(self, *values: Any) -> None:
+    def _write(self, event: StepDone | EpochDone, **cells: Any) -> None:
         text = io.StringIO()
-        writer = csv.writer(text)
+        writer = csv.DictWriter(text, COLUMNS, restval="")
         if self.offset() == 0:
-            writer.writerow(COLUMNS)
-        writer.writerow(values)
+            writer.writeheader()
+        cells |= {"loss": _short(event.loss), "accuracy": _short(event.accuracy), "seconds": _short(self._seconds)}
+        writer.writerow({"phase": event.phase, "epoch": event.epoch, **cells})
         with self.path.open("a", newline="") as file:
             file.write(text.getvalue())
         self._digester.write(text.getvalue())

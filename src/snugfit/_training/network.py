@@ -11,7 +11,7 @@ from snugfit._chain import tracking_norms
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.optimizers import ParameterOptimizers
-from snugfit._training.statistics import retake
+from snugfit._training.statistics import recompute_statistics
 from snugfit._training.step import StepResult, loss_of, precision_context
 from snugfit._training.task import task_of
 from snugfit.errors import CheckpointError
@@ -30,7 +30,7 @@ def foreign_state(source: str = "the checkpoint", advice: str = "Resume the run 
         advice: sentence that ends an error's message.
 
     Raises:
-        CheckpointError: names or shapes are not those of the modules.
+        CheckpointError: names or shapes differ from the modules'.
     """
     try:
         yield
@@ -42,14 +42,14 @@ def foreign_state(source: str = "the checkpoint", advice: str = "Resume the run 
 
 
 class NetworkTrainer:
-    """The task's loss on a network's output, with accumulation or with gradients applied in the backward pass.
+    """Trains a network on the task's loss, with accumulation or with gradients applied in the backward pass.
 
     Args:
         module: the network.
         forward: images (B, C, H, W) to outputs, such as logits (B, classes); the module's own forward, or one
             that recomputes.
         workload: task, optimizer and precision.
-        micro_batches: batches accumulated to one step; with 1 every gradient is applied and freed by a hook.
+        micro_batches: batches accumulated to one step; with 1 a hook applies and frees every gradient.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, workload: Workload, micro_batches: int = 1) -> None:
@@ -62,7 +62,7 @@ class NetworkTrainer:
             self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
-        """One forward and backward; see :class:`snugfit._training.loop.Trainable`."""
+        """Run one forward and backward pass on a batch (B, ...); see :class:`snugfit._training.loop.Trainable`."""
         self.train_mode()
         self.optimizers.train()
         loss, outputs = loss_of(self.task, self.forward, inputs, labels, bfloat16=self._bfloat16)
@@ -85,26 +85,26 @@ class NetworkTrainer:
         self.optimizers.set_lr_factor(factor)
 
     def state(self) -> dict[str, dict[str, Tensor | Deferred]]:
-        """Weights and optimizer state; between two steps there are no gradients."""
+        """Weights and optimizer state, in their shapes; between two steps there are no gradients."""
         return {
             "model": {**self.module.state_dict(), **self.optimizers.averaged()},
             "optimizer": {**self.optimizers.state()},
         }
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Put averaged weights in place, if there are any, and take the statistics of norms that train anew."""
+        """Put averaged weights in place, if any, and recompute trained norms' statistics from batches (B, ...)."""
         self.optimizers.average()
         self.train_mode()
         norms, weight = tracking_norms(self.module), next(self.module.parameters())
         with precision_context(weight, bfloat16=self._bfloat16):
-            retake(norms, self.evaluating(), batches, weight.device, self.tiled_norms())
+            recompute_statistics(norms, self.evaluating(), batches, weight.device, self.tiled_norms())
 
     def tiled_norms(self) -> dict[nn.Module, int]:
-        """Pixels of the map that each norm reads whose module is not called; such norms are in tiles."""
+        """Pixels of the feature map that each norm reads whose module is not called; such norms are in tiles."""
         return {}
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
-        """Take up a state, one group in memory at a time."""
+        """Restore a state, in the shapes of the weights, one group in memory at a time."""
         with foreign_state():
             self.module.load_state_dict(load("model"))
         self.optimizers.load_state(load("optimizer"))

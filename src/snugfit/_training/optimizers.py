@@ -1,9 +1,9 @@
-"""One optimizer per parameter, so that each gradient is applied and freed the moment it is complete.
+"""One optimizer per parameter, so that each gradient is applied and freed as soon as it is complete.
 
-SGD and AdamW go through torch's fused kernels: the stock loops allocate one (SGD) or two (AdamW) temporaries of the
-parameter's size in every step, the fused kernels none. Schedule-free AdamW has no fused kernel and takes one. Its state
-beside the tensors is the same for all parameters that step together, so one optimizer per parameter does what one per
-unit does.
+SGD and AdamW use torch's fused kernels: the stock loops allocate one (SGD) or two (AdamW) temporaries of the
+parameter's size in every step, the fused kernels none. Schedule-free AdamW has no fused kernel and allocates one. Its
+scalar state is the same for all parameters that step together, so one optimizer per parameter is equivalent to one per
+unit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ _Maker = Callable[[nn.Parameter, OptimizerSettings, bool], torch.optim.Optimizer
 
 
 def lr_factor(schedule: ScheduleName, progress: float) -> float:
-    """Fraction of the peak learning rate at ``progress`` in [0, 1]: 1 throughout, or half a cosine from 1 to 0."""
+    """Fraction of the peak learning rate at ``progress`` in [0, 1]: constant 1, or half a cosine from 1 to 0."""
     if schedule == "constant":
         return 1.0
     return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
@@ -58,9 +59,9 @@ _MAKERS: dict[OptimizerName, _Maker] = {"sgd": _sgd, "adamw": _adamw, "schedulef
 _FUSED_DEVICES = ("cpu", "cuda")
 _FUSED_STATE: dict[OptimizerName, tuple[str, ...]] = {"sgd": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
 _AVERAGING_NUMBERS = ("k", "weight_sum", "lr_max")
-"""What schedule-free AdamW keeps in its parameter group."""
+"""Scalar state of schedule-free AdamW in its parameter group."""
 _LIVE = "y"
-"""Name of the weights that schedule-free AdamW trains, in a state whose weights are the averaged ones."""
+"""Name of the trained weights of schedule-free AdamW, in a state whose weights are the averaged ones."""
 
 
 class ParameterOptimizers:
@@ -106,7 +107,7 @@ class ParameterOptimizers:
         self._handles = []
 
     def step(self) -> None:
-        """Apply and free every gradient there is, one parameter after the other."""
+        """Apply and free every gradient, one parameter after the other."""
         for name in self.parameters:
             self._apply(name)
 
@@ -116,31 +117,31 @@ class ParameterOptimizers:
             parameter.grad = None
 
     def set_lr_factor(self, factor: float) -> None:
-        """Set the learning rate to ``settings.lr * factor``, times a parameter's own scale where it has one."""
+        """Set the learning rate to ``settings.lr * factor``, times a parameter's own scale if it has one."""
         for name, optimizer in self._optimizers.items():
             optimizer.param_groups[0]["lr"] = self.settings.lr * self._lr_scales.get(name, 1.0) * factor
 
     def scale_lr(self, scales: Mapping[str, float]) -> None:
-        """Give parameters learning rates of their own: multiples of ``settings.lr``, by name."""
+        """Set learning rates of single parameters: multiples of ``settings.lr``, by name."""
         self._lr_scales = dict(scales)
         self.set_lr_factor(1.0)
 
     def train(self) -> None:
-        """Put the weights that are trained in place; needed before a step after :meth:`average`."""
+        """Put the trained weights in place; required before a step after :meth:`average`."""
         self._switch(to_average=False)
 
     def average(self) -> None:
-        """Put the averaged weights in place, in optimizers that average; they change no others."""
+        """Put the averaged weights in place if the optimizer averages; otherwise do nothing."""
         self._switch(to_average=True)
 
     def _switch(self, *, to_average: bool) -> None:
         if self.settings.averages and self._averaged != to_average:
             for optimizer in self._optimizers.values():
-                optimizer.eval() if to_average else optimizer.train()  # type: ignore[attr-defined]
+                methodcaller("eval" if to_average else "train")(optimizer)  # torch's base class has neither
         self._averaged = to_average
 
     def averaged(self) -> dict[str, Deferred]:
-        """The averaged weights by parameter name, each made when it is saved; none where those in place are to be."""
+        """The averaged weights by parameter name, computed when saved; empty if those in place are saved."""
         if not self.settings.averages or self._averaged:
             return {}
         return {name: Deferred(p.detach(), partial(self._average_of, name)) for name, p in self.parameters.items()}
@@ -152,7 +153,10 @@ class ParameterOptimizers:
         return torch.lerp(parameter, z, 1 - 1 / optimizer.param_groups[0]["betas"][0])
 
     def state(self) -> dict[str, Tensor]:
-        """Optimizer state by flat names (``features.0.weight/momentum_buffer``): the live tensors, not copies."""
+        """Optimizer state by flat names (``features.0.weight/momentum_buffer``).
+
+        The live tensors, of any shape, not copies.
+        """
         found: dict[str, Tensor] = {}
         for name, optimizer in self._optimizers.items():
             parameter = self.parameters[name]
@@ -165,7 +169,7 @@ class ParameterOptimizers:
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a state from :meth:`state`; the tensors themselves where their layout fits, else copies.
+        """Restore a state from :meth:`state`: the tensors themselves if their shape and layout fit, else copies.
 
         Raises:
             CheckpointError: a name or a shape does not belong to these parameters.
@@ -191,7 +195,7 @@ class ParameterOptimizers:
 
     @torch.no_grad()
     def _restore_average(self, name: str, restored: dict[str, Any]) -> None:
-        """Move what is not the optimizer's state of a parameter to its place."""
+        """Move entries that are not per-parameter optimizer state to their place; shapes are unchanged."""
         parameter, group = self.parameters[name], self._optimizers[name].param_groups[0]
         for key in _AVERAGING_NUMBERS:
             if key in restored:
@@ -203,9 +207,9 @@ class ParameterOptimizers:
         group["train_mode"] = not self._averaged
 
     def release(self) -> None:
-        """Drop hooks, gradients and all optimizer state; the object is spent.
+        """Drop hooks, gradients and all optimizer state; the object cannot be used afterwards.
 
-        torch's optimizers are parts of reference cycles: what they hold would stay until the garbage collector comes.
+        torch's optimizers are parts of reference cycles, so their tensors would stay until the garbage collector runs.
         """
         self.detach_hooks()
         self.zero_grad()
@@ -226,7 +230,10 @@ class ParameterOptimizers:
         parameter.grad = None
 
     def _take_state(self, state: dict[str, Tensor], parameter: nn.Parameter) -> None:
-        """What a fused kernel keeps: on the meta device there is none, and torch's loops would take temporaries."""
+        """Initial state of a fused kernel in the parameter's shape.
+
+        On the meta device torch's loops would use temporaries.
+        """
         for key in _FUSED_STATE[self.settings.name] if self.settings.state_per_parameter else ():
             if key not in state:
                 state[key] = torch.empty_like(parameter, requires_grad=False)
@@ -239,9 +246,9 @@ def _apply_through(reference: weakref.ref[ParameterOptimizers], name: str) -> No
 
 
 def _fit(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
-    """Return ``tensor`` on the device and in the memory layout of ``parameter``: fused kernels walk raw memory.
+    """Return ``tensor`` on the device and in the shape and layout of ``parameter``: fused kernels read raw memory.
 
-    On the meta device, convolutions give gradients of other layouts than where they are computed.
+    On the meta device, gradients of convolutions have other layouts than on real devices.
     """
     if tensor.is_meta and parameter.is_meta:
         return tensor

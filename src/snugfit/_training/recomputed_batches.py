@@ -1,4 +1,4 @@
-"""Activations recomputed for every batch, where a cache of them would not fit the storage budget."""
+"""Activations recomputed for every batch, if a cache of them would not fit the storage budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RecomputedBatches:
     Args:
         source: the images.
         forward: images (B, C, H, W) to activations, in evaluation mode.
-        chunk: images in one forward pass; no more than fit beside the block that trains on the result.
+        chunk: images in one forward pass, limited by the memory next to the block in training.
         device: where to compute.
     """
 
@@ -33,12 +33,12 @@ class RecomputedBatches:
         return self.source.steps(batch_size)
 
     def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled batches of one epoch, freshly augmented."""
+        """Shuffled batches (B, ...) of one epoch, with new augmentation."""
         for images, labels in self.source.epoch(epoch, batch_size, start_step):
             yield self._activations(images), labels
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every sample once, in order."""
+        """Every sample once, in order, as batches (B, ...)."""
         for images, labels in self.source.in_order(batch_size, view):
             yield self._activations(images), labels
 

@@ -1,4 +1,4 @@
-"""One run: its folder, budget, meter, subscribers, and where it stands."""
+"""One run: its folder, budget, meter, subscribers, and position."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ TRIM_SECONDS = 0.5
 
 @dataclass
 class Position:
-    """Where a run stands; what a checkpoint says beside its tensors.
+    """The position of a run, which a checkpoint stores with its tensors.
 
     Attributes:
         phase, epoch, step: the next step to run.
-        loss_sum, correct, samples: what the present epoch has added up so far.
-        seconds: time spent in training before this position; ``phase_seconds`` of it in the present phase.
-        energy_joules: energy of the machine's processors before this position; 0 where nothing counts it.
-        phase_peak_bytes, phase_tensor_bytes: measured so far in the present phase.
+        loss_sum, correct, samples: sums of the current epoch so far.
+        seconds: time spent in training before this position; ``phase_seconds`` of it in the current phase.
+        energy_joules: energy of the machine's processors before this position; 0 without a counter.
+        phase_peak_bytes, phase_tensor_bytes: measured so far in the current phase.
         peak_bytes: measured so far in the run.
         storage_bytes: most bytes of cache on disk so far.
-        phases, exits: records of what is finished.
+        phases, exits: records of finished phases and exits.
         overheads: seconds by kind.
-        notes: the strategy's own small facts.
+        notes: small values of the strategy.
     """
 
     phase: int = 0
@@ -153,12 +153,12 @@ class Run:
         self._clock = self._saved_at = self._trimmed_at = time.perf_counter()
 
     def emit(self, event: Event) -> None:
-        """Tell every subscriber."""
+        """Send an event to every subscriber."""
         for subscriber in self._subscribers:
             subscriber(event)
 
     def resume(self) -> bool:
-        """Take up the newest checkpoint; False when there is none."""
+        """Continue from the newest checkpoint; False if there is none."""
         self._resumed = self.checkpoints.latest()
         self._clock = time.perf_counter()
         self.energy.spent()
@@ -173,7 +173,7 @@ class Run:
         return True
 
     def _sound_metrics(self) -> int:
-        """Bytes of ``metrics.csv`` to go on from: none, and a notice, where it is not as it was written."""
+        """Bytes of ``metrics.csv`` to continue from; none, with a notice, if the file was changed."""
         wanted, listed = self.position.metrics_offset, self.manifest.listed(METRICS_FILE)
         flaw = listed.flaw(self.metrics.path) if listed else None
         if not flaw and (listed is None or listed.bytes >= wanted):
@@ -183,11 +183,11 @@ class Run:
 
     @property
     def resumed(self) -> bool:
-        """Whether the present phase was taken up from a checkpoint in its middle."""
+        """Whether the current phase was resumed from a checkpoint in its middle."""
         return self._resumed is not None and self.position.epoch + self.position.step > 0
 
     def resumed_tensors(self, group: str) -> dict[str, torch.Tensor]:
-        """Tensors of one group of the checkpoint that this run was resumed from.
+        """Tensors, in their shapes, of one group of the checkpoint that this run was resumed from.
 
         Raises:
             CheckpointError: the run was not resumed, or its checkpoint lacks the group.
@@ -197,7 +197,7 @@ class Run:
         return self._resumed.load(group)
 
     def save(self, tensors: Mapping[str, Mapping[str, torch.Tensor | Deferred]]) -> None:
-        """Write a checkpoint of these tensors and the present position."""
+        """Write a checkpoint of these tensors, of any shapes, and the current position."""
         self.tick()
         self.position.metrics_offset = self.metrics.offset()
         self.checkpoints.save(tensors, to_data(self.position), self.metrics.written())
@@ -205,13 +205,13 @@ class Run:
 
     @property
     def save_due(self) -> bool:
-        """Whether the last checkpoint is old enough for another within the epoch."""
+        """Whether the last checkpoint is old enough for another one within the epoch."""
         return time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS
 
     def tick(self) -> None:
-        """Add the time since the last tick to the run and its phase; take in the memory peak, and refresh the limit.
+        """Add the time since the last tick to the run and its phase, read the memory peak, and refresh the limit.
 
-        Every so often the heap is trimmed: reading images leaves holes in it, which grew a run by 4 MB in 500 steps.
+        The heap is trimmed at intervals: reading images fragments it, which grew a run by 4 MB in 500 steps.
         """
         now = time.perf_counter()
         self.position.seconds += now - self._clock
@@ -227,7 +227,7 @@ class Run:
         self.position.peak_bytes = max(self.position.peak_bytes, peak)
 
     def start_phase(self, phase: Phase, index: int, count: int, epochs: int, steps: int, first_epoch: int = 0) -> None:
-        """Begin (or take up) a phase, whose weights are in memory; its first step has the headroom that is left now."""
+        """Begin or resume a phase whose weights are in memory; its first step may use all remaining headroom."""
         self.tick()
         release_memory()  # what loading the weights has left in the heap
         self.meter.restart()
@@ -263,14 +263,14 @@ class Run:
         self.meter.restart()
 
     def add_overhead(self, kind: str, seconds: float) -> None:
-        """Account seconds that are not training steps: profiling, caching, exit selection."""
+        """Record seconds outside training steps: profiling, caching, exit selection."""
         self.position.overheads[kind] = self.position.overheads.get(kind, 0.0) + seconds
 
     def require_finite(self, loss: float, where: str) -> None:
         """Stop at the first loss that is NaN or infinite.
 
         Raises:
-            DivergedError: it is.
+            DivergedError: the loss is NaN or infinite.
         """
         if not math.isfinite(loss):
             position = self.position

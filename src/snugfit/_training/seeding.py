@@ -1,4 +1,4 @@
-"""Seeds for everything random, derived by name so that no two uses share a stream."""
+"""Seeds for everything random, derived by name so that no two uses share a random stream."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def seed_all(seed: int) -> None:
 
 
 def rng_state() -> Tensor:
-    """State of torch's global CPU generator, a uint8 vector."""
+    """State of torch's global CPU generator, uint8 (n,)."""
     return torch.get_rng_state()
 
 
 def set_rng_state(state: Tensor) -> None:
-    """Restore a state taken by :func:`rng_state`."""
+    """Restore a state (n,) from :func:`rng_state`."""
     torch.set_rng_state(state)
 
 
 def epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
     """Row order of one epoch: a permutation of ``range(rows)`` (int64) that depends on ``seed`` and ``epoch`` alone.
 
-    It is the order in which ``snugfit._data.Batches`` draws images: cached and recomputed activations train alike.
+    ``snugfit._data.Batches`` uses the same order, so that cached and recomputed activations train identically.
     """
     return np.random.default_rng((seed & 0xFFFFFFFF, 0, epoch)).permutation(rows)

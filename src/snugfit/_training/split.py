@@ -1,4 +1,4 @@
-"""The data of a run as training sees it."""
+"""The data of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from snugfit._training.trainable import BatchSource
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Three disjoint splits as batches; the test split chooses nothing.
+    """Three disjoint splits as batches; no decision uses the test split.
 
     Attributes:
-        train, val, test: batches; ``test`` is None where the data set has no such split.
+        train, val, test: batches; ``test`` is None if the data set has no such split.
         class_names: names of the classes, by label.
         others: training images of other data sets that options of strategies name, by option.
     """

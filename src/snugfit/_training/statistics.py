@@ -1,7 +1,7 @@
-"""BatchNorm's running statistics taken anew: exactly those of all inputs together, not an average over batches.
+"""Recomputed running statistics of BatchNorm: exactly those of all inputs together, not an average over batches.
 
 Every batch's mean and sum of squared differences are combined pairwise in float64 (Chan, Golub and LeVeque 1979). An
-average of the batches' variances would leave out how much their means differ, which matters in small batches.
+average of the batches' variances would ignore the differences of their means, which matters for small batches.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @torch.no_grad()
-def retake(
+def recompute_statistics(
     norms: Sequence[nn.Module],
     forward: Callable[[Tensor], object],
     batches: Iterable[tuple[Tensor, Tensor]],
     device: torch.device,
     pixels: Mapping[nn.Module, int] | None = None,
 ) -> None:
-    """Replace running means and variances by those of what norms read while batches pass; read none without norms.
+    """Replace running means and variances by those of the norms' inputs over batches; without norms nothing is read.
 
-    Norms normalise by each batch meanwhile, and all other layers stay in the mode that they are in. Variances are
-    unbiased, as torch's are. A norm that no batch reaches keeps its statistics, and all keep their count of batches.
+    Meanwhile norms normalise by each batch, and all other layers keep their mode. Variances are unbiased, as in torch.
+    A norm that no batch reaches keeps its statistics, and all keep their count of batches.
 
     Args:
-        norms: with running statistics; afterwards they are in evaluation mode.
+        norms: with running statistics; they end in evaluation mode.
         forward: runs a batch (B, ...) through them.
-        batches: pairs of inputs and labels, as training sees them.
+        batches: pairs of inputs (B, ...) and labels, as in training.
         device: where to compute.
-        pixels: of norms that are not called as modules, values per channel that they read of each input.
+        pixels: for norms that are not called as modules, values per channel and input that they read.
     """
     if not norms:
         return
@@ -50,7 +50,7 @@ def retake(
 
 
 class _Pool:
-    """What a norm has read so far: values per channel, their mean and their sum of squared differences, (C,)."""
+    """The inputs of a norm so far: values per channel, their mean and their sum of squared differences, (C,)."""
 
     def __init__(self, norm: _BatchNorm) -> None:
         assert norm.running_mean is not None and norm.running_var is not None
@@ -60,14 +60,14 @@ class _Pool:
         self.squares = torch.zeros_like(self.centre)
 
     def add(self, count: int) -> None:
-        """Take in a batch, whose statistics the running ones now are, of so many values per channel."""
+        """Add a batch with this number of values per channel, whose statistics are now the running ones."""
         apart, total = self.mean.double() - self.centre, self.count + count
         self.squares += self.variance.double() * (count - 1) + apart.square() * (self.count * count / total)
         self.centre += apart * (count / total)
         self.count = total
 
     def keep(self) -> None:
-        """Make the statistics of all batches the running ones."""
+        """Set the running statistics to those of all batches."""
         if self.count > 1:
             self.mean.copy_(self.centre)
             self.variance.copy_(self.squares / (self.count - 1))
@@ -75,7 +75,7 @@ class _Pool:
 
 @contextmanager
 def _watched(pools: Mapping[nn.Module, _Pool], by_hand: Mapping[nn.Module, int]) -> Iterator[None]:
-    """Let every norm's running statistics be those of its last batch alone, and pools take them in after each call."""
+    """Set every norm's running statistics to its last batch's alone, and add them to the pools after each call."""
 
     def called(norm: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
         pools[norm].add(output.numel() // pools[norm].norm.num_features)  # as many as it was given, by whatever name

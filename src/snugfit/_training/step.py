@@ -1,4 +1,4 @@
-"""Small parts of a training step that every trainable needs."""
+"""Parts of a training step that every trainable uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from snugfit.memory.autocast import autocast
 
 @dataclass(frozen=True)
 class StepResult:
-    """Mean loss over the batch, and how many of its samples were right; None where single samples do not tell."""
+    """Mean loss over the batch, and its number of correct samples; None if single samples do not determine it."""
 
     loss: float
     correct: int | None
@@ -34,7 +34,7 @@ class StepResult:
 
 
 def precision_context(inputs: Tensor, *, bfloat16: bool) -> AbstractContextManager[object]:
-    """Autocast to bfloat16 on the inputs' device, where it is asked for."""
+    """Autocast to bfloat16 on the device of inputs (B, ...), if requested."""
     return autocast(inputs.device.type) if bfloat16 else nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""Stop a run between two steps when the user or the system asks for it."""
+"""Stop a run between two steps at the request of the user or the system."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class StopFlag:
 
     @property
     def requested(self) -> bool:
-        """Whether the run is to stop."""
+        """Whether a stop was requested."""
         return self._requested.is_set()
 
     def request(self) -> None:
-        """Ask the run to stop after the present step."""
+        """Request a stop after the current step."""
         self._requested.set()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

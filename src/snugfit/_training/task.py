@@ -1,7 +1,7 @@
-"""What is learned of images: the class of each, or boxes around objects; its loss and what validation measures.
+"""The task: the class of each image, or boxes around objects; with its loss and validation measure.
 
-A strategy whose step is one loss of the whole network asks :func:`task_of` for all that depends on it. Outputs are what
-the network gives; targets are labels (B,) int64, or boxes (B, M, 5) as :mod:`snugfit.detection` has them.
+A strategy with one loss of the whole network gets everything that depends on the task from :func:`task_of`. Outputs are
+those of the network; targets are labels (B,) int64, or boxes (B, M, 5) as in :mod:`snugfit.detection`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from snugfit.detection.precision import THRESHOLD
 
 @dataclass(frozen=True)
 class Score:
-    """How well a network did on a split.
+    """The result of a network on a split.
 
     Attributes:
         value: accuracy or mAP50, in [0, 1].
         samples: images.
-        top5: share of images whose class is among the five likeliest; None where that means nothing.
-        confusion: rows are true classes; empty where that means nothing.
-        per_class: accuracy or average precision of each class; None for a class that has no samples, in detection.
+        top5: share of images whose class is among the five likeliest; None if not applicable.
+        confusion: rows are true classes; empty if not applicable.
+        per_class: accuracy or average precision of each class; in detection None for a class without samples.
     """
 
     value: float
@@ -38,36 +38,36 @@ class Score:
     per_class: list[float | None] = field(default_factory=list)
 
 
-class Tally(Protocol):
-    """Gathers what a network says of a split, batch by batch."""
+class Evaluator(Protocol):
+    """Collects a network's results on a split, batch by batch."""
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take in a batch, on the CPU."""
+        """Add outputs (B, ...) and targets (B, ...) of a batch, on the CPU."""
 
     def score(self) -> Score:
-        """What it comes to."""
+        """The score of all batches."""
 
 
 class Task(Protocol):
-    """What is learned."""
+    """A task."""
 
     metric: ClassVar[str]
-    """Name of what validation measures."""
+    """Name of the validation measure."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean over the batch (scalar), whose gradient trains the network."""
+        """The mean loss of a batch (scalar), which trains the network."""
 
     def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
-        """Samples of a training batch that are right; None where only a whole split tells."""
+        """Number of correct samples of a training batch (B, ...); None if only a whole split determines it."""
 
-    def made_up_targets(self, batch: int, device: str) -> Tensor:
-        """Targets of a made-up batch that take as much memory as any; on the meta device without values."""
+    def synthetic_targets(self, batch: int, device: str) -> Tensor:
+        """Targets (B, ...) of a synthetic batch that take as much memory as any; without values on the meta device."""
 
-    def tally(self) -> Tally:
-        """An empty tally."""
+    def evaluator(self) -> Evaluator:
+        """A new evaluator."""
 
 
-class ClassTally:
+class ClassEvaluator:
     """Confusion matrix (classes, classes), int64, rows are true classes; and labels among the five largest logits."""
 
     def __init__(self, classes: int) -> None:
@@ -75,7 +75,7 @@ class ClassTally:
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64)
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take in logits (B, classes) and labels (B,)."""
+        """Add logits (B, classes) and labels (B,)."""
         count = self.classes
         places = torch.bincount(targets * count + outputs.argmax(1), minlength=count * count)
         self.confusion += places.view_as(self.confusion)
@@ -89,14 +89,14 @@ class ClassTally:
         return Score(int(right.sum()) / least, samples, self.among_five / least, self.confusion.tolist(), shares)
 
 
-class BoxTally:
-    """Average precision of the boxes that a network finds."""
+class BoxEvaluator:
+    """Average precision of a network's boxes."""
 
     def __init__(self, classes: int, anchors: tuple[tuple[float, float], ...]) -> None:
         self._precision, self._anchors, self._samples = MeanAveragePrecision(classes), anchors, 0
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take in raw predictions (B, A (5 + C), H, W) and boxes (B, M, 5)."""
+        """Add raw predictions (B, A (5 + C), H, W) and boxes (B, M, 5)."""
         self._samples += len(targets)
         for found, truths in zip(detections(outputs, self._anchors, THRESHOLD), targets, strict=True):
             self._precision.add(found, truths)
@@ -118,17 +118,17 @@ class Classification:
         return F.cross_entropy(outputs, targets)
 
     def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
-        """Samples whose largest logit is that of their class."""
+        """Number of samples whose largest logit, (B, classes), is their class."""
         return int((outputs.detach().argmax(1) == targets).sum())
 
-    def made_up_targets(self, batch: int, device: str) -> Tensor:
+    def synthetic_targets(self, batch: int, device: str) -> Tensor:
         """Random labels (B,)."""
         labels = torch.zeros(batch, dtype=torch.int64, device=device)
         return labels if device == "meta" else labels.random_(0, self.classes)
 
-    def tally(self) -> Tally:
-        """Counts classes."""
-        return ClassTally(self.classes)
+    def evaluator(self) -> Evaluator:
+        """An evaluator of classes."""
+        return ClassEvaluator(self.classes)
 
 
 @dataclass(frozen=True)
@@ -141,34 +141,34 @@ class Detection:
     most_boxes: int
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """YOLOv2's loss of raw predictions (B, A (5 + C), H, W)."""
+        """YOLOv2's loss (scalar) of raw predictions (B, A (5 + C), H, W)."""
         return yolov2_loss(outputs, targets, self.anchors)
 
     def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
-        """Nothing: precision is that of a whole split."""
+        """None, because precision needs a whole split; outputs are (B, ...)."""
         return None
 
-    def made_up_targets(self, batch: int, device: str) -> Tensor:
-        """As many boxes in every image as any image has, (B, M, 5)."""
+    def synthetic_targets(self, batch: int, device: str) -> Tensor:
+        """Boxes (B, M, 5) with as many in every image as any image has."""
         targets = torch.zeros(batch, self.most_boxes, 5, device=device)
         if device != "meta":
             targets.uniform_(0.1, 0.9)[..., 0].random_(0, self.classes)
         return targets
 
-    def tally(self) -> Tally:
-        """Measures precision."""
-        return BoxTally(self.classes, self.anchors)
+    def evaluator(self) -> Evaluator:
+        """An evaluator of precision."""
+        return BoxEvaluator(self.classes, self.anchors)
 
 
 def task_of(workload: Workload) -> Task:
-    """What a workload learns."""
+    """The task of a workload."""
     if workload.task == "detect":
         return Detection(workload.classes, workload.anchors, workload.most_boxes)
     return Classification(workload.classes)
 
 
 def needs_classes(workload: Workload) -> list[str]:
-    """Why a strategy that needs one class for each image cannot serve a workload; empty where it can."""
+    """Why a strategy that needs one class per image cannot serve a workload; empty if it can."""
     if workload.task == "classify":
         return []
     return ["its losses need one class for each image; boxes train with backprop, checkpoint or tiled"]
@@ -177,16 +177,16 @@ def needs_classes(workload: Workload) -> list[str]:
 @torch.no_grad()
 def measure(
     task: Task, forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]], device: torch.device
-) -> Tally:
-    """Run a network on a split and gather what it says.
+) -> Evaluator:
+    """Run a network on a split and score it.
 
     Args:
-        task: what it has learned.
+        task: of the network.
         forward: images or activations (B, ...) to outputs, in evaluation mode.
         batches: pairs of inputs and targets.
         device: where to compute.
     """
-    tally = task.tally()
+    evaluator = task.evaluator()
     for inputs, targets in batches:
-        tally.add(forward(inputs.to(device)).float().cpu(), targets)
-    return tally
+        evaluator.add(forward(inputs.to(device)).float().cpu(), targets)
+    return evaluator

@@ -1,4 +1,4 @@
-"""What the training loop works on: something with a training step, and its batches."""
+"""The inputs of the training loop: something with a training step, and its batches."""
 
 from __future__ import annotations
 
@@ -21,35 +21,38 @@ class BatchSource(Protocol):
         """Training batches per epoch."""
 
     def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled batches of one epoch, from ``start_step`` on; deterministic."""
+        """Shuffled batches (B, ...) of one epoch, from ``start_step`` on; deterministic."""
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every sample once, in order; of one augmented view, if asked for."""
+        """Every sample once, in order, as batches (B, ...); of one augmented view, if given."""
 
 
 class Trainable(Protocol):
     """Something with a training step: a network, or a block of units with local losses."""
 
     micro_batches: int
-    """Batches that make one step; more than one when gradients are accumulated."""
+    """Batches per step; more than one if gradients are accumulated."""
 
     modules: list[nn.Module]
-    """Everything that is in memory to be trained."""
+    """All modules in memory for training."""
 
     def step(self, inputs: Tensor, labels: Tensor, share: float, update: bool) -> StepResult:
-        """Forward and backward on one (micro-)batch whose loss counts ``share``; then update, if asked to.
+        """Run forward and backward on a (micro-)batch (B, ...) whose loss counts ``share``; then update if asked to.
 
-        The inputs may be empty afterwards: they are the step's, to be freed when they are read.
+        The step may empty its inputs, to free them once they are read.
         """
 
     def set_lr_factor(self, factor: float) -> None:
         """Scale the peak learning rate."""
 
     def state(self) -> Mapping[str, Mapping[str, Tensor | Deferred]]:
-        """Everything that training changes, by group; references, not copies. Averaged weights are made when saved."""
+        """All tensors that training changes, in their shapes, by group.
+
+        Not copies. Averages are computed when saved.
+        """
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
-        """Take up a state, group by group."""
+        """Restore a state, in the shapes of :meth:`state`, group by group."""
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Put the weights to be evaluated in place, with BatchNorm statistics that belong to them."""
+        """Put the weights for evaluation in place, with their BatchNorm statistics; batches are (B, ...)."""

@@ -19,7 +19,7 @@ from snugfit._core.profile import Profile, UnitFacts
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._storage.weights_file import save_model
-from snugfit._training.dry_run import falling, rehearse
+from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import train_phase
 from snugfit._training.network import Forward, NetworkTrainer
@@ -200,7 +200,7 @@ def train_network(
     def parts(size: int) -> int:
         return batch_size // size if accumulates else 1
 
-    phase = rehearse(
+    phase = dry_run_phase(
         phase,
         _fallbacks(run.profile, phase.batch_size, batch_size, accumulates=accumulates),
         lambda size: load(parts(size)),
@@ -229,7 +229,7 @@ def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: boo
     """Batch sizes to try after ``size`` was refused: those that accumulate to the whole batch, where it may."""
     smallest = min((line.smallest_batch for line in profile.lines.values()), default=1)
     if not accumulates:
-        return falling(size, smallest)
+        return smaller_batch_sizes(size, smallest)
     return [part for part in reversed(divisors(batch_size)) if smallest <= part < size]
 
 

@@ -13,7 +13,7 @@ from snugfit._core.literals import CacheDtype
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
 from snugfit._storage.row_format import RowFormat
-from snugfit._training.judged_weights import images_for
+from snugfit._training.evaluation_weights import images_for
 from snugfit._training.task import Classification, Task
 from snugfit._training.trainable import Trainable
 from snugfit._upstream import to_channels_last
@@ -136,7 +136,7 @@ def made_up_batch(task: Task, shape: tuple[int, ...], batch: int, device: str) -
         few = torch.randn((min(batch, MADE_UP_SAMPLES), *shape), device=device)
         for start in range(0, batch, len(few)):
             inputs[start : start + len(few)] = few[: batch - start]
-    return inputs, task.made_up_targets(batch, device)
+    return inputs, task.synthetic_targets(batch, device)
 
 
 def stored_batches(shape: tuple[int, ...], batch: int, dtype: CacheDtype) -> Tensor:

@@ -13,7 +13,7 @@ from snugfit._engine.builder import assemble
 from snugfit._models.resnet50 import BottleneckResNet
 from snugfit._models.vgg import ImageNetVGG
 from snugfit._models.vit import VisionTransformer
-from snugfit._training.initial_weights import take_weights
+from snugfit._training.initial_weights import load_initial_weights
 from snugfit.errors import CheckpointError
 
 TINY = {
@@ -59,7 +59,7 @@ def take(tmp_path, name, state, channels=3):
     torch.save(state, tmp_path / "w.pth")
     with torch.device("meta"):
         chain = Chain.from_module(TINY[name](3, 32, channels), (channels, 32, 32), name)
-    take_weights(tmp_path / "w.pth", chain, UnitStore(tmp_path / "store"))
+    load_initial_weights(tmp_path / "w.pth", chain, UnitStore(tmp_path / "store"))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_nothing_is_replaced_by_weights_that_do_not_fit(tmp_path):
     state = {key: tensor for key, tensor in weights_of("resnet50").items() if key != "layer4.0.bn3.bias"}
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(CheckpointError):
-        take_weights(tmp_path / "w.pth", chain, store)
+        load_initial_weights(tmp_path / "w.pth", chain, store)
     assert [file.read_bytes() for file in sorted(store.folder.iterdir())] == before
 
 

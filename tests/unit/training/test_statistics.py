@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from snugfit._chain import tracking_norms
-from snugfit._training.statistics import retake
+from snugfit._training.statistics import recompute_statistics
 from snugfit.lean import use_lean
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def stats(layer):
 
 def taken(module, seen, **options):
     norms = tracking_norms(module.train())
-    retake(norms, module.eval(), iter(seen), CPU, **options)
+    recompute_statistics(norms, module.eval(), iter(seen), CPU, **options)
     return module
 
 
@@ -111,7 +111,7 @@ def test_frozen_norms_and_those_without_statistics_stay_as_they_are():
     before = module[1].running_mean.clone()
     norms = [norm for norm in tracking_norms(module.train()) if norm is not module[1]]
     assert [type(norm) for norm in norms] == [nn.BatchNorm1d]
-    retake(norms, module.eval(), iter(seen), CPU)
+    recompute_statistics(norms, module.eval(), iter(seen), CPU)
     assert torch.equal(module[1].running_mean, before) and module[4].running_mean is None
 
 
@@ -168,5 +168,5 @@ def test_an_interrupted_pass_leaves_momentum_and_counts():
 
 def test_a_norm_that_is_called_with_a_keyword_is_taken_too():
     norm, inputs = nn.BatchNorm2d(3), torch.randn(6, 3, 2, 2)
-    retake([norm], lambda x: norm(input=x), [(inputs, None)], CPU)
+    recompute_statistics([norm], lambda x: norm(input=x), [(inputs, None)], CPU)
     torch.testing.assert_close(norm.running_mean, inputs.mean((0, 2, 3)))

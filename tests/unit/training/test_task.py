@@ -111,9 +111,9 @@ def test_perfect_outputs_have_next_to_no_loss():
 def test_made_up_targets_are_like_real_ones(work):
     task = task_of(work)
     outputs = torch.randn(5, 2) if work.task == "classify" else torch.randn(5, 14, 4, 4)
-    targets = task.made_up_targets(5, "cpu")
+    targets = task.synthetic_targets(5, "cpu")
     assert task.loss(outputs, targets).isfinite()
-    assert task.made_up_targets(5, "meta").shape == targets.shape
+    assert task.synthetic_targets(5, "meta").shape == targets.shape
     if work.task == "detect":
         assert targets.shape == (5, 3, 5) and set(targets[..., 0].flatten().tolist()) <= {0.0, 1.0}
         assert targets[..., 1:].min() >= 0.1 and targets[..., 1:].max() <= 0.9

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -42,10 +42,15 @@ class Agent(LocalElasticAgent):
         self._remaining_restarts = spec.max_restarts - here.round
         self._done = None
         return [
-            Worker(local_rank=each, global_rank=here.first_rank + each, role_rank=here.first_rank + each,
-                   world_size=here.ranks, role_world_size=here.ranks)
+            Worker(
+                local_rank=each,
+                global_rank=here.first_rank + each,
+                role_rank=here.first_rank + each,
+                world_size=here.ranks,
+                role_world_size=here.ranks,
+            )
             for each in range(spec.local_world_size)
-        ]  # fmt: skip
+        ]
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         found: dict[int, Any] = super()._start_workers(worker_group)
@@ -104,7 +109,7 @@ def run_agent(arguments: Sequence[str], serve: str | None = None) -> int:
     control.start()
     os.environ[SECRET_VARIABLE] = control.secret
     rendezvous_handler_registry.register(BACKEND, lambda given: Rendezvous(control, reach, given.run_id))
-    launcher.LocalElasticAgent = Agent  # type: ignore[attr-defined]
+    vars(launcher)["LocalElasticAgent"] = Agent
     store = _serve(serve) if serve else None
     control.tell("ready", pid=os.getpid(), store=store and f"{store.host}:{store.port}")
     try:
@@ -125,6 +130,9 @@ def _serve(endpoint: str) -> TCPStore:
     address, _, port = endpoint.rpartition(":")
     listener = listen(address.strip("[]"), int(port))
     return TCPStore(
-        address.strip("[]"), listener.getsockname()[1], is_master=True, wait_for_workers=False,
+        address.strip("[]"),
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
         master_listen_fd=listener.detach(),
-    )  # fmt: skip
+    )

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from snugfit._core.cluster import Cluster, Link, Rank
 from snugfit._core.hardware import cores
-from snugfit._training.launch.network import own_host, told_apart
+from snugfit._training.launch.network import own_host, unique_names
 from snugfit._training.launch.world import GATEWAY, World
 from snugfit._version import __version__
 
@@ -52,7 +52,7 @@ def examine(here: World) -> Cluster | None:
     told = gather_json(here, mine)
     if not here.is_gateway:
         return None
-    named = told_apart([(str(name), str(address)) for name, address in (each["host"] for each in told)])
+    named = unique_names([(str(name), str(address)) for name, address in (each["host"] for each in told)])
     ranks = tuple(Rank(**each["rank"] | {"host": name}) for each, name in zip(told, named, strict=True))
     ordered = sorted(
         (Link(**link) for each in told for link in each["links"]), key=lambda link: (link.source, link.target)

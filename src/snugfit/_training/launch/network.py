@@ -62,7 +62,7 @@ def own_host(gateway: str) -> tuple[str, str]:
     return socket.gethostname(), "" if address is None or local else address
 
 
-def told_apart(hosts: Sequence[tuple[str, str]]) -> list[str]:
+def unique_names(hosts: Sequence[tuple[str, str]]) -> list[str]:
     """One name for each host: its own, with its address where another host has the same name."""
     return [
         f"{name} ({address})" if address and any(n == name and a != address for n, a in hosts) else name

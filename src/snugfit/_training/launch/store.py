@@ -7,9 +7,9 @@ import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from snugfit._training.launch.seal import seal, unseal
 from snugfit._training.launch.world import World
@@ -110,7 +110,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     Raises:
         TimeoutError: it was not done by then; its thread is left behind.
     """
-    found: list[Any] = []
+    found: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -126,4 +126,4 @@ def within(seconds: float, work: Callable[[], T]) -> T:
         raise failed[0]
     if not found:
         raise TimeoutError(f"not done within {seconds:g} s")
-    return found[0]  # type: ignore[no-any-return]
+    return found[0]

@@ -17,10 +17,10 @@ from snugfit._core.record import ExitRecord, Record
 from snugfit._storage.activation_cache import CacheWriter
 from snugfit._storage.weights_file import save_model
 from snugfit._training.cached_batches import THREAD_BYTES, CachedBatches
-from snugfit._training.dry_run import falling, rehearse
+from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
 from snugfit._training.events import CacheProgress, ExitMeasured, Notice
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
-from snugfit._training.loop import stop_if_asked, train_phase
+from snugfit._training.loop import stop_if_requested, train_phase
 from snugfit._training.recomputed_batches import RecomputedBatches
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed
@@ -89,15 +89,15 @@ class Controller:
         run.end_phase(phase, run.workload.epochs, steps, written)
         run.save({})
         self.caches.keep_only(index)
-        stop_if_asked(run)
+        stop_if_requested(run)
 
     def _rehearse(self, index: int) -> tuple[Block, Phase]:
         """The block and its phase at the batch size that the budget holds in fact."""
         run, block, phase = self.run, self.blocks[index], self.run.predicted.phases[index]
         shape = self.layout.chain.units[block.first].input_shape
-        phase = rehearse(
+        phase = dry_run_phase(
             phase,
-            falling(block.batch_size, self._smallest_batch(block)),
+            smaller_batch_sizes(block.batch_size, self._smallest_batch(block)),
             lambda size: self._rehearsed(block),
             lambda size: self._made_up_batch(tuple(shape), size),
             run,
@@ -273,7 +273,7 @@ class Controller:
             run.tick()
             phase = run.predicted.phases[index].name
             run.emit(CacheProgress(phase, writer.written, writer.rows, row_bytes))
-            stop_if_asked(run)
+            stop_if_requested(run)
 
     def _training_inputs(self, train: BatchSource, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Every training input once per view; with a single view the first block's inputs are not augmented."""

@@ -13,7 +13,7 @@ from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.network import foreign_state
 from snugfit._training.optimizers import ParameterOptimizers
-from snugfit._training.statistics import retake
+from snugfit._training.statistics import recompute_statistics
 from snugfit._training.step import StepResult, precision_context
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
@@ -131,7 +131,7 @@ class BlockTrainer:
         block, weight = _BlockPass(self.units), next(self.units[0].unit.parameters())
         norms = tracking_norms(block.train())
         with precision_context(weight, bfloat16=self.units[0].bfloat16):
-            retake(norms, block.eval(), batches, weight.device)
+            recompute_statistics(norms, block.eval(), batches, weight.device)
 
     def release_optimizers(self) -> None:
         """Drop the optimizer state: the block is trained."""

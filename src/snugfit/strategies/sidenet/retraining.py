@@ -17,7 +17,7 @@ from snugfit._core.profile import ProbeLine
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import read_tensors, write_tensors
 from snugfit._training.events import Notice
-from snugfit._training.loop import stop_if_asked
+from snugfit._training.loop import stop_if_requested
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
 from snugfit._training.trainable import BatchSource
@@ -215,14 +215,14 @@ def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, 
             notes.setdefault(_SOLVED, []).append([found.block, found.before, found.after])
             run.emit(Notice(f"block {found.block}: its error fell from {found.before:.3f} to {found.after:.3f}"))
             run.save({"pruned": pair.state})
-            stop_if_asked(run)
+            stop_if_requested(run)
 
         retraining.solve(pair, first, phase.batch_size, len(notes.get(_SOLVED, [])), keep)
         _retrain(retraining, pair, source, phase.batch_size, run)
     write_tensors(run.folder / PRUNED_FILE, pair.state, run.manifest)
     run.end_phase(phase, 1, 1)
     run.save({})
-    stop_if_asked(run)
+    stop_if_requested(run)
 
 
 def _retrain(retraining: Retraining, pair: PrunedPair, source: BatchSource, micro_batch: int, run: Run) -> None:
@@ -240,7 +240,7 @@ def _retrain(retraining: Retraining, pair: PrunedPair, source: BatchSource, micr
         run.position.step += 1
         run.emit(Notice(f"retraining, pass {epoch + 1} of {retraining.epochs}: error {done[-1]:.3f}"))
         run.save({"pruned": pair.state, "joint": joint.state()})
-        stop_if_asked(run)
+        stop_if_requested(run)
 
 
 def _images(source: BatchSource, run: Run, epoch: int, most: int) -> Iterator[Tensor]:

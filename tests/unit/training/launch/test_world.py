@@ -8,7 +8,7 @@ import pytest
 
 from snugfit._core.hardware import cores
 from snugfit._training.launch import World, join, share_of_threads, world
-from snugfit._training.launch.network import interface_towards, own_address, told_apart
+from snugfit._training.launch.network import interface_towards, own_address, unique_names
 from snugfit._training.launch.store import listen, within
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 
@@ -75,8 +75,8 @@ def test_the_time_to_join_is_an_option():
 
 def test_hosts_of_one_name_are_told_apart():
     hosts = [("pi", "10.0.0.1"), ("pi", "10.0.0.2"), ("pi", "10.0.0.2"), ("nano", "10.0.0.3")]
-    assert told_apart(hosts) == ["pi (10.0.0.1)", "pi (10.0.0.2)", "pi (10.0.0.2)", "nano"]
-    assert told_apart([("pi", ""), ("pi", "")]) == ["pi", "pi"], "processes of one machine"
+    assert unique_names(hosts) == ["pi (10.0.0.1)", "pi (10.0.0.2)", "pi (10.0.0.2)", "nano"]
+    assert unique_names([("pi", ""), ("pi", "")]) == ["pi", "pi"], "processes of one machine"
 
 
 def test_a_secret_is_not_shown():

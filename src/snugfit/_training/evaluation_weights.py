@@ -1,8 +1,8 @@
-"""Weights to be judged: averaged ones put in place, and BatchNorm statistics that belong to them.
+"""Weights for evaluation: averaged weights, and the BatchNorm statistics that belong to them.
 
-Training normalises by its batches and tracks a running average besides, which lags behind the weights: after 14 steps a
-quarter of it is still what it began with. So some training images are run through the weights as they are, whenever
-these are validated, handed on or kept.
+Training normalises by its batches and also tracks a running average, which lags behind the weights: after 14 steps a
+quarter of it is still the initial value. So some training images are run through the current weights whenever these are
+validated, passed on or stored.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.trainable import BatchSource, Trainable
 
 SHARE = 0.06
-"""Of the training images, those that statistics are taken over; without a backward pass, 2 to 3 % of an epoch."""
+"""Share of training images for statistics; without a backward pass they take 2 to 3 % of an epoch."""
 FEWEST = 64
-"""Images, at least: VGG-11 had 28 % of test images with these, 30 % with 1,000, and 27 % with 8."""
+"""Smallest number of images: VGG-11 had 28 % of test images with these, 30 % with 1,000, and 27 % with 8."""
 MOST = 4096
-"""Images, at most: more change nothing."""
+"""Largest number of images; more change nothing."""
 
 
 def images_for(count: int) -> int:
-    """How many of ``count`` training images statistics are taken over."""
+    """Number of images for statistics, of ``count`` training images."""
     return min(max(int(SHARE * count), FEWEST), MOST, count)
 
 
 def settle(trainable: Trainable, source: BatchSource, batch_size: int, phase: str, run: Run) -> None:
-    """Put the weights to be judged in place where the run stands, with statistics of their own.
+    """Put the weights for evaluation in place at the run's position, with their own statistics.
 
-    What is random in it, such as augmentation, depends on the run's seed and position alone.
+    Randomness, such as augmentation, depends only on the run's seed and position.
 
     Args:
-        trainable: what is trained.
+        trainable: the network or block.
         source: its training batches.
-        batch_size: how many images to run at once, at most.
+        batch_size: most images to run at once.
         phase: name of the phase.
         run: the run.
     """
@@ -51,7 +51,7 @@ def settle(trainable: Trainable, source: BatchSource, batch_size: int, phase: st
 
 
 def _ticking(batches: Iterable[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches; the seconds until the last one is used are noted."""
+    """The batches (B, ...); records the seconds until the last one is used."""
     started = time.perf_counter()
     for batch in batches:
         run.tick()

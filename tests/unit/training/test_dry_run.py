@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from training_samples import PHASE, make_run
 
-from snugfit._training.dry_run import SPARE_BYTES, rehearse
+from snugfit._training.dry_run import SPARE_BYTES, dry_run_phase
 from snugfit._training.events import Notice
 from snugfit._training.network import NetworkTrainer
 from snugfit.errors import BudgetExceededError
@@ -52,7 +52,7 @@ def rehearsed(run, most, smaller=(6, 4, 2, 1), made=None, **options):
             made.append((size, trainable))
         return trainable
 
-    return rehearse(EIGHT, smaller, make, batch, run)
+    return dry_run_phase(EIGHT, smaller, make, batch, run)
 
 
 def again(folder):
@@ -75,7 +75,7 @@ def test_a_refused_step_leaves_no_gradients_to_the_next_batch(tmp_path):
         trainable.modules = [shared]
         return trainable
 
-    assert rehearse(EIGHT, (6, 4), make, batch, make_run(tmp_path)).batch_size == 4
+    assert dry_run_phase(EIGHT, (6, 4), make, batch, make_run(tmp_path)).batch_size == 4
     assert seen[:3] == [None, None, None]
 
 
@@ -144,7 +144,7 @@ def trainer(run):
 
 def test_tensor_bytes_are_those_of_a_step_with_optimizer_state(tmp_path):
     run = make_run(tmp_path)
-    rehearse(EIGHT, (), lambda size: trainer(run), images, run)
+    dry_run_phase(EIGHT, (), lambda size: trainer(run), images, run)
     made, given = trainer(run), images(8)
     made.step(*given)
     momentum = made.state()["optimizer"].values()
@@ -162,7 +162,7 @@ def test_what_was_rehearsed_is_dropped(tmp_path):
         references.extend(weakref.ref(parameter) for parameter in made.module.parameters())
         return made
 
-    rehearse(EIGHT, (), make, images, run)
+    dry_run_phase(EIGHT, (), make, images, run)
     gc.collect()
     assert [reference() for reference in references] == [None] * 4
 
