@@ -81,7 +81,8 @@ def test_a_package_lists_what_it_imports(package):
         found = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     else:
         own = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "__future__")
-        found = {alias.asname or alias.name for node in own for alias in node.names} - used - {"import_module"}
+        names = {alias.name for node in own for alias in node.names} - used - {"import_module"}
+        found = {each for each in names if not each.startswith("__")}
     assert found == set(module.__all__)
     assert module.__all__ == sorted(module.__all__, key=lambda each: (not each.isupper(), each[0].islower(), each))
 

@@ -28,7 +28,7 @@ from snugfit._report.plan_table import plan_text
 from snugfit._storage.outputs import require_places
 from snugfit._training.events import Subscriber
 from snugfit._training.stopping import StopFlag
-from snugfit.errors import UnknownNameError, UsageError
+from snugfit.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,7 @@ class RunnablePlan(Planned):
 def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> RunnablePlan:
     """Check that the run folder of a request can be made, and plan.
 
-    >>> from snugfit._core.request import BudgetOptions, ModelOptions, StrategyOptions
-    >>> request = Request(
-    ...     model=ModelOptions("smallconv", image_size=8),
-    ...     budget=BudgetOptions("100MB"),
-    ...     strategy=StrategyOptions("backprop"),
-    ... )
+    >>> request = Request.of(model="smallconv", image_size=8, memory="100MB", strategy="backprop")
     >>> plan_request(request).plan.choice.feasible
     True
     """
@@ -163,7 +158,7 @@ def plan(
         UsageError: an option that does not exist, or that contradicts another.
         DataError, ModelError: data or model cannot be used.
     """
-    request = _request(options)
+    request = Request.of(**options)
     require_places(request.machine.out, request.machine.cache_dir)
     splits, module = own_splits(data, request), None
     if not isinstance(model, str):
@@ -192,8 +187,7 @@ def profile_request(
 
     If only the activation memory is wanted, no unit is timed, and its seconds are None.
 
-    >>> from snugfit._core.request import ModelOptions
-    >>> found = profile_request(Request(model=ModelOptions("smallconv", image_size=8)), activation_memory=True)
+    >>> found = profile_request(Request.of(model="smallconv", image_size=8), activation_memory=True)
     >>> found["units"][0]["macs"] > 0, found["activation_memory"]["peak_bytes"] > 0
     (True, True)
 
@@ -211,19 +205,6 @@ def profile_request(
     """
     asked = Extras(learning_signal, tensors, activation_memory, checked("trained", Trained | None, trained))
     return profile_units(request, subscribers, asked)
-
-
-def _request(options: dict[str, Any]) -> Request:
-    """Sort keywords into the groups of options that have them."""
-    request = Request()
-    groups = {group.name: getattr(request, group.name) for group in fields(request)}
-    known = {item.name: group for group, value in groups.items() for item in fields(value)}
-    for key, value in options.items():
-        if key not in known:
-            raise UnknownNameError("option", key, known)
-        group = known[key]
-        groups[group] = replace(groups[group], **{key: value})
-    return Request(**groups)
 
 
 def _budget_options(budget: Budget) -> BudgetOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields, make_dataclass
+from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from snugfit._core.budget import Aim
@@ -12,6 +12,7 @@ from snugfit._core.option_help import help_of, with_help
 from snugfit._core.options import Names
 from snugfit._core.registry import strategies
 from snugfit._core.serial import from_data, to_data
+from snugfit.errors import UnknownNameError
 
 
 def _strategy_options() -> type[MethodOptions]:
@@ -81,13 +82,31 @@ else:
 class Request(BaseRequest):
     """All options of one run; JSON-able, and kept in the run folder so that a run can be resumed.
 
-    >>> from snugfit._core.option_groups import BudgetOptions, ModelOptions
-    >>> request = Request(model=ModelOptions("resnet18", image_size=32), budget=BudgetOptions(memory="100MB"))
+    >>> request = Request.of(model="resnet18", image_size=32, memory="100MB")
+    >>> request.model.image_size, request.budget.memory
+    (32, '100MB')
     >>> Request.from_json(request.to_json()) == request
     True
     """
 
     strategy: StrategyOptions = field(default_factory=StrategyOptions)
+
+    @classmethod
+    def of(cls, **options: Any) -> Request:
+        """A request by options of the command line, with underscores; each goes into the group that declares it.
+
+        Raises:
+            UnknownNameError: no group has such an option.
+        """
+        request = cls()
+        groups = {group.name: getattr(request, group.name) for group in fields(request)}
+        known = {option.name: group for group, value in groups.items() for option in fields(value)}
+        for key, value in options.items():
+            if key not in known:
+                raise UnknownNameError("option", key, known)
+            group = known[key]
+            groups[group] = replace(groups[group], **{key: value})
+        return cls(**groups)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""

@@ -2,7 +2,7 @@
 
 >>> from torch import fx, nn
 >>> network = fx.symbolic_trace(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)))
->>> memory = true_activation_memory(network, (1, 8, 8), {"3.weight", "3.bias"}, batch=4)
+>>> memory = true_activation_memory(network, (1, 8, 8), {"3.weight", "3.bias"}, StepOptions(batch=4))
 >>> memory.peak_bytes  # of activations, in the block that needs most
 17512
 
@@ -12,6 +12,7 @@
 from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
 from snugfit.profiling.description import describe
 from snugfit.profiling.floors import LOOKING_BYTES, smallest_floor
+from snugfit.profiling.liveness import StepOptions
 from snugfit.profiling.measurement_cache import Measurements
 from snugfit.profiling.measuring import measure_probes
 from snugfit.profiling.own_loop import time_tensors
@@ -23,6 +24,7 @@ __all__ = [
     "LOOKING_BYTES",
     "Measurements",
     "Probe",
+    "StepOptions",
     "TensorProbe",
     "WholeStep",
     "describe",

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from snugfit._api.planning import _request
 from snugfit._chain import Chain, UnitStore
+from snugfit._core.request import Request
 from snugfit._data import from_dataset
 from snugfit._engine.builder import assemble
 from snugfit._engine.loading import on_meta
@@ -120,7 +120,7 @@ def splits(classes=2):
 
 def first_weights(tmp_path, module, weights=None):
     """What training starts from: the stored weights of all units."""
-    made = assemble(_request({"weights": weights, "model": "python"}), splits(), module)
+    made = assemble(Request.of(weights=weights, model="python"), splits(), module)
     store = UnitStore(tmp_path / "store")
     made.store_initial_weights(store)
     return {k: v for index in range(len(made.chain.all_units)) for k, v in store.load(index).items()}
@@ -166,13 +166,13 @@ def test_weights_of_another_model_are_refused(tmp_path, other):
 
 def test_a_head_of_the_wrong_size_is_a_model_error():
     with pytest.raises(ModelError, match=r"outputs of shape \(3,\).*2 classes.*2 logits"):
-        assemble(_request({"model": "python"}), splits(), network(classes=3))
+        assemble(Request.of(model="python"), splits(), network(classes=3))
 
 
 def test_assembling_leaves_the_callers_module_alone():
     module = network().eval()
     before, kinds = copy.deepcopy(module.state_dict()), [type(layer) for layer in module]
-    made = assemble(_request({"model": "python"}), splits(), module)
+    made = assemble(Request.of(model="python"), splits(), module)
     assert all(p.is_meta for unit in made.chain.all_units for p in unit.module.parameters())
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
     assert not module.training and [type(layer) for layer in module] == kinds
@@ -180,15 +180,15 @@ def test_assembling_leaves_the_callers_module_alone():
 
 
 def test_a_function_makes_the_module():
-    made = assemble(_request({"model": "python"}), splits(3), lambda: network(3))
+    made = assemble(Request.of(model="python"), splits(3), lambda: network(3))
     assert isinstance(made.module, nn.Sequential) and made.workload.classes == 3
     assert made.workload.input_shape == (1, 8, 8) and made.workload.optimizer.lr == 0.01
 
 
 def test_the_default_learning_rate_is_the_optimizers():
-    made = assemble(_request({"model": "python", "optimizer": "adamw"}), splits(), network())
+    made = assemble(Request.of(model="python", optimizer="adamw"), splits(), network())
     assert made.workload.optimizer.lr == 0.001
-    made = assemble(_request({"model": "python", "lr": 0.3, "batch_size": 4}), splits(), network())
+    made = assemble(Request.of(model="python", lr=0.3, batch_size=4), splits(), network())
     assert (made.workload.optimizer.lr, made.workload.batch_limit) == (0.3, 4)
 
 

@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from snugfit import _models as models
-from snugfit._api.planning import _request
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release
+from snugfit._core.request import Request
 from snugfit._data import from_dataset
 from snugfit._engine.builder import assemble
 from snugfit._models.resnet50 import BottleneckResNet
@@ -47,7 +47,7 @@ def first_weights(tmp_path, name, state, suffix="pth"):
     data = from_dataset(TensorDataset(torch.rand(24, 3, 32, 32), torch.arange(24) % 3))
     found = []
     for file in (None, str(path)):
-        made = assemble(_request({"weights": file, "model": name}), data)
+        made = assemble(Request.of(weights=file, model=name), data)
         store = UnitStore(tmp_path / f"store {file is None}")
         made.store_initial_weights(store)
         found.append({k: v for index in range(len(made.chain.all_units)) for k, v in store.load(index).items()})
