@@ -88,8 +88,11 @@ def test_a_package_lists_what_it_imports(package):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_name_is_described(package):
+def test_every_public_name_is_described_by_public_names(package):
     module = import_module(package)
     for public in module.__all__:
         thing = getattr(module, public)
         assert get_origin(thing) or not callable(thing) or inspect.getdoc(thing), public
+        parts = [thing, *vars(thing).values()] if isinstance(thing, type) else [thing]
+        text = "\n".join(str(getattr(part, "__doc__", "")) for part in parts)
+        assert [each for each in sorted(mentioned(text)) if not is_public(each)] == [], public

@@ -147,7 +147,7 @@ def plan(
     Args:
         model: a name, a module, or a function that makes a module. A module is emptied when the plan runs: its weights
             move to disk, or they would count to the budget during the whole run. The record's ``model`` is trained.
-        data: a name, ``folder:PATH``, :class:`snugfit._data.Splits`, a ``Dataset`` of (image, label), or a pair or
+        data: a name, ``folder:PATH``, :class:`snugfit.Splits`, a ``Dataset`` of (image, label), or a pair or
             triple of them: training, validation and test.
         budget: what may be used; unlimited by default. The options ``memory``, ``storage``, ``time_ratio`` and
             ``devices`` say the same.

@@ -114,7 +114,11 @@ class Chain:
         return sum(unit.parameters for unit in self.all_units)
 
     def bypassed_hooks(self, *, recomputed: bool = False) -> list[str]:
-        """Reasons against a strategy that bypasses hooks of layers; see :func:`snugfit._chain.hooks.bypassed_hooks`."""
+        """Reasons against a strategy that does not call every layer once in a step, one per kind of hook.
+
+        Args:
+            recomputed: whether layers are called unchanged, but twice; parametrizations without state are then allowed.
+        """
         return bypassed_hooks((unit.module for unit in self.all_units), recomputed=recomputed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ class NetworkTrainer:
             self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
-        """Run one forward and backward pass on a batch (B, ...); see :class:`snugfit._training.loop.Trainable`."""
+        """Run one forward and backward pass on a batch (B, ...), weighted by ``share``, and ``update`` the weights."""
         self.train_mode()
         self.optimizers.train()
         loss, outputs = loss_of(self.task, self.forward, inputs, labels, bfloat16=self._bfloat16)

@@ -46,7 +46,7 @@ class ZeroScaledBatchNorm2d(nn.BatchNorm2d):
 
 
 def side_positions(module: fx.GraphModule, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Indices, into :func:`snugfit._chain.find_blocks`, of the blocks that get a side module.
+    """Indices of the blocks, in order of execution, that get a side module.
 
     They are the first blocks of each run of blocks with equal output shapes whose output side is at most a quarter of
     the image's (rounded up) and which have a spatial convolution; the stem is none. For MobileNetV2 at 224x224 these
