@@ -30,7 +30,7 @@ from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic.probes import ElasticProbes, trial_updates
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
-from snugfit.strategies.memory_estimates import fill_made_up, random_batch
+from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch
 
 IMAGE_SIZE = 224
 CLASSES = 200
@@ -96,7 +96,7 @@ def bench(settings: Settings) -> Bench:
     if profile is None:
         raise MemoryError(f"{name} cannot be measured here")
     module = chain.to_module()
-    fill_made_up(module.to_empty(device=device))
+    fill_synthetic_weights(module.to_empty(device=device))
     trainer = TensorTrainer(module, chain.forward, workload)
     return Bench(profile, StepTimes(Network(profile, batch)), trainer, batch, device)
 

@@ -22,7 +22,7 @@ from snugfit._training.trainable import Trainable
 from snugfit._upstream import to_channels_last
 from snugfit.local.assignment import Layout
 from snugfit.memory import make_meter, release_memory
-from snugfit.strategies.blockwise.units import initialise_loss, own_loss
+from snugfit.strategies.blockwise.units import initialise_loss, loss_without_head
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import random_batch
 
@@ -104,7 +104,7 @@ def make_trainer(method: str, workload: Workload, device: torch.device) -> Train
 
 def _unit(layout: Layout, index: int, workload: Workload, device: torch.device) -> LocalUnit:
     loss = layout.make_loss(index)
-    if (own := own_loss(loss)) is not None:
+    if (own := loss_without_head(loss)) is not None:
         initialise_loss(own, index)
     loss.to(device)
     return LocalUnit(layout.chain.units[index].module, loss, workload)

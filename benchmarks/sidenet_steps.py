@@ -17,7 +17,7 @@ from snugfit.lean import enable_inplace, use_lean
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
 from snugfit.profiling.liveness import StepOptions
-from snugfit.strategies.memory_estimates import fill_made_up, random_batch
+from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch
 from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.network import make_trainer, trained_names, with_side_network
@@ -88,7 +88,7 @@ class Subject:
     def _measured(self, way: Configuration, resident: int) -> dict[str, int]:
         clone = copy.deepcopy(self.chain)
         module = clone.to_module()
-        fill_made_up(module.to_empty(device="cpu"))
+        fill_synthetic_weights(module.to_empty(device="cpu"))
         trainer = make_trainer(way, self.frozen, None)(clone, module, self.workload, 1)
 
         def step() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.netns import _bits
 from benchmarks.tiled_rank import network
-from snugfit._core.cluster import Link, Rank, made_up
+from snugfit._core.cluster import Link, Rank, uniform_cluster
 from snugfit.tiling.candidates import candidates_on_one_device, group_boundaries, subsample
 from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.distributed import schedule_of
@@ -44,7 +44,7 @@ def ways_over_a_link(size: int, batch: int, rate: str) -> dict[str, LinkWay]:
     prefix = find_tileable_prefix(network(size, frozen=True), (3, size, size))
     layers, last = prefix.layers, prefix.layers.maps[-1]
     tiling = Tiling.of(layers, balanced(last.height, 1), balanced(last.width, 2))
-    cluster = made_up(2, Rank(0, "host", 1, MACS_PER_SECOND, 0), Link(0, 1, _bits(rate) / 8, SYNC_SECONDS))
+    cluster = uniform_cluster(2, Rank(0, "host", 1, MACS_PER_SECOND, 0), Link(0, 1, _bits(rate) / 8, SYNC_SECONDS))
     model, cuts = CostModel(tiling, prices_of(cluster, (0, 1)), batch, owners=(0, 1)), group_boundaries(layers)
     profiles = {
         "one group": (one_group(cuts), one_group(cuts)),

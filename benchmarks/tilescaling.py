@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.common import DEFAULTS, Cell, Options, program
 from benchmarks.store import ResultFile, finish, markdown
 from benchmarks.yolo_tiles import layers, schedule
-from snugfit._core.cluster import Cluster, Link, Rank, made_up
+from snugfit._core.cluster import Cluster, Link, Rank, uniform_cluster
 from snugfit._core.literals import WeightUpdate
 from snugfit.tiling.candidates import most_square_grid
 from snugfit.tiling.cost_counter import Placement, count_step_cost
@@ -55,7 +55,7 @@ class Device:
     def cluster(self, count: int) -> Cluster:
         """So many of them."""
         rank = Rank(0, self.name, self.cores, self.cores * self.macs_per_second, 0)
-        return made_up(count, rank, Link(0, 1, self.bytes_per_second, self.latency_seconds))
+        return uniform_cluster(count, rank, Link(0, 1, self.bytes_per_second, self.latency_seconds))
 
 
 PI = Device(

@@ -9,7 +9,7 @@ from snugfit.local import NetworkFacts, UnitShape, build_local_loss
 IMAGE, CLASSES = (1, 16, 16), 10
 
 
-def made_up_images(count: int) -> tuple[Tensor, Tensor]:
+def synthetic_images(count: int) -> tuple[Tensor, Tensor]:
     """Noisy patterns (B, 1, 16, 16), one for each class, and their labels (B,)."""
     patterns = torch.randn(CLASSES, *IMAGE, generator=torch.Generator().manual_seed(1))
     labels = torch.randint(CLASSES, (count,))
@@ -38,7 +38,7 @@ def main() -> None:
     ]
 
     for _ in range(60):
-        features, labels = made_up_images(32)
+        features, labels = synthetic_images(32)
         for unit, local_loss, optimizer in zip(units, losses, optimizers, strict=True):
             features = unit(features.detach())  # here the gradient ends
             loss, _ = local_loss(features, labels)
@@ -46,7 +46,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    features, labels = made_up_images(500)
+    features, labels = synthetic_images(500)
     for place, local_loss in zip(chain.units, losses, strict=True):
         with torch.no_grad():
             features = place.module.eval()(features)

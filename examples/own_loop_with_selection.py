@@ -14,7 +14,7 @@ IMAGE, CLASSES, BATCH, RATIO = (1, 24, 24), 10, 16, 0.8
 PATTERNS = torch.randn(CLASSES, 1, 4, 4, generator=torch.Generator().manual_seed(1)).repeat_interleave(6, 2)
 
 
-def made_up_images(count: int) -> tuple[Tensor, Tensor]:
+def synthetic_images(count: int) -> tuple[Tensor, Tensor]:
     """Noisy patterns (B, 1, 24, 24), one for each class, and their labels (B,)."""
     labels = torch.randint(CLASSES, (count,))
     return PATTERNS[labels].repeat_interleave(6, 3) + torch.randn(count, *IMAGE), labels
@@ -43,7 +43,7 @@ def main() -> None:
 
     seconds = []
     for _ in range(90):
-        images, labels = made_up_images(BATCH)
+        images, labels = synthetic_images(BATCH)
         if selection.step(images, labels):
             print(f"trains for {selection.predicted_ratio:.0%} of a full step: {' '.join(selection.selected)}")
         started = time.perf_counter()
@@ -53,7 +53,7 @@ def main() -> None:
         seconds.append(time.perf_counter() - started)
 
     typical = sorted(seconds)[len(seconds) // 2]
-    images, labels = made_up_images(300)
+    images, labels = synthetic_images(300)
     with torch.no_grad():
         right = (network(images).argmax(1) == labels).float().mean().item()
     print(f"a step took {typical / full:.0%} of a full one; accuracy {right:.0%} on images never seen")

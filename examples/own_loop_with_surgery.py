@@ -8,7 +8,7 @@ from snugfit.surgery import attach_side_network, find_groups, prune, width
 IMAGE, CLASSES = (3, 32, 32), 10
 
 
-def made_up_images(count: int) -> tuple[Tensor, Tensor]:
+def synthetic_images(count: int) -> tuple[Tensor, Tensor]:
     """Noisy patterns (B, 3, 32, 32), one for each class, and their labels (B,)."""
     patterns = torch.randn(CLASSES, *IMAGE, generator=torch.Generator().manual_seed(1))
     labels = torch.randint(CLASSES, (count,))
@@ -28,7 +28,7 @@ def train(network: nn.Module, steps: int, lr: float) -> list[float]:
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer, losses = torch.optim.Adam(trained, lr=lr), []
     for _ in range(steps):
-        images, labels = made_up_images(32)
+        images, labels = synthetic_images(32)
         loss = nn.functional.cross_entropy(network(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -53,7 +53,7 @@ def main() -> None:
         for group in groups:  # every second channel is made to add nothing; group lasso would find out which
             for slot in group.producers:
                 network.get_parameter(slot.tensor)[::2] = 0
-    images, _ = made_up_images(4)
+    images, _ = synthetic_images(4)
     expected = network.eval()(images)
     prune(network, groups)  # parameters, buffers and layer sizes shrink; the outputs stay
     widths = [width(network, group) for group in groups]

@@ -179,7 +179,7 @@ def test_an_interval_that_drift_cut_short_stays_short_on_resume(
 ) -> None:
     """Stopped right at the end of the epoch whose steps had drifted."""
     options = {"epochs": 3, "interval": 3, "time_ratio": 0.8}
-    monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    monkeypatch.setattr(runner, "looks_drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
     monkeypatch.setattr(runner, "drifted", lambda *_: True)
     weights, record = train(tmp_path / "whole", with_dropout, **options)
     assert [(interval.epochs, interval.profiled) for interval in record.intervals] == [(1, False), (2, True)]
@@ -209,16 +209,16 @@ def test_a_run_taken_up_on_a_busy_machine_ends_with_the_same_weights(
         return None, judged[-1]
 
     predicted = 1.0
-    ratio = drift.dry_ratio
+    ratio = drift.ratio_without_updates
 
     def noted(*arguments: Any) -> float:
         nonlocal predicted
         predicted = ratio(*arguments)
         return predicted
 
-    monkeypatch.setattr(drift, "dry_ratio", noted)
+    monkeypatch.setattr(drift, "ratio_without_updates", noted)
     monkeypatch.setattr(drift, "timed", timed)
-    monkeypatch.setattr(runner, "suspicious", lambda interval: True)
+    monkeypatch.setattr(runner, "looks_drifted", lambda interval: True)
     resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())
     assert judged, "it was judged"
     assert not any(interval.drifted or interval.profiled for interval in resumed.intervals)
@@ -231,15 +231,15 @@ def test_operators_measured_anew_are_not_measured_again_after_an_interruption(
 ) -> None:
     """Stopped between the measurement and the selection that follows from it."""
     options = {"epochs": 2, "interval": 1, "time_ratio": 0.8}
-    monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0)
+    monkeypatch.setattr(runner, "looks_drifted", lambda interval: interval.first_epoch == 0)
     monkeypatch.setattr(runner, "drifted", lambda *_: True)
-    measure, measured = drift.profile_anew, list[int]()
+    measure, measured = drift.profile_again, list[int]()
 
     def counted(*arguments: Any) -> Any:
         measured.append(1)
         return measure(*arguments)
 
-    monkeypatch.setattr(runner, "profile_anew", counted)
+    monkeypatch.setattr(runner, "profile_again", counted)
     plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
     rank = runner.rank_tensors
 
@@ -259,15 +259,15 @@ def test_operators_measured_anew_are_not_measured_again_after_an_interruption(
 def test_operators_measured_anew_are_kept_for_the_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They steer selections: the third is made from them, by a process that does not measure."""
     options = {"epochs": 3, "interval": 1, "time_ratio": 0.8}
-    monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+    monkeypatch.setattr(runner, "looks_drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
     monkeypatch.setattr(runner, "drifted", lambda *_: True)
     plan = snugfit.plan(with_dropout(), "digits", **{**OPTIONS, **options})
-    slower = drift.profile_anew
+    slower = drift.profile_again
 
     def tripled(*arguments: Any) -> Any:
         return slow(slower(*arguments))
 
-    monkeypatch.setattr(runner, "profile_anew", tripled)
+    monkeypatch.setattr(runner, "profile_again", tripled)
     with pytest.raises(InterruptedRunError):
         plan.run((at(StepDone, 4),), out=tmp_path / "stopped")
     resumed = snugfit.resume(tmp_path / "stopped", (), model=with_dropout())

@@ -148,7 +148,7 @@ def _check(cluster: Cluster, path: str, again: str) -> None:
         cluster.link(source, target)
 
 
-def made_up(processes: int, rank: Rank, link: Link) -> Cluster:
+def uniform_cluster(processes: int, rank: Rank, link: Link) -> Cluster:
     """A cluster of equal processes, each on a host of its own, with equal links: for devices that are not at hand.
 
     Args:

@@ -21,8 +21,8 @@ from snugfit.profiling.tensors import TensorProbe, WholeStep
 def time_tensors(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> TensorProfile:
     """Measure what training each tensor takes on this machine (ElasticTrainer, sections 3.2 and 5).
 
-    Operators and whole steps run on copies, with made-up images and in the mode that each layer is in; the network, its
-    statistics and the optimizer stay as they are. It takes some seconds, and memory for two copies of the weights.
+    Operators and whole steps run on copies, with synthetic images and in the mode that each layer is in; the network,
+    its statistics and the optimizer stay as they are. It takes some seconds, and memory for two copies of the weights.
 
     >>> import torch
     >>> from torch import nn

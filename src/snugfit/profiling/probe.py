@@ -39,7 +39,7 @@ class Probe:
     Attributes:
         name: key of the line in the profile.
         build: makes everything that the step needs, weights and optimizer included, and returns the step: a function
-            of the batch size that runs one complete training step on made-up data.
+            of the batch size that runs one complete training step on synthetic data.
         floor: tensor bytes of a step at a batch size, known without allocating it (meta device).
         batch_limit: largest batch size of interest.
         kept_bytes: bytes that it holds between two steps: weights, buffers and optimizer state.
@@ -128,8 +128,8 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: b
         return line
     expected = line.bytes_at(most) + (int(BEYOND_MEASURED * line.sample_bytes * beyond) if cut_short else 0)
     if line.bytes_at(most) < (most_bytes := max(floors.at(most), expected)):
-        made_up = ProbePoint(most, most_bytes, line.seconds_at(most))
-        line = replace(fit_line(probe.name, [*points, made_up], smallest_batch), points=line.points)
+        synthetic = ProbePoint(most, most_bytes, line.seconds_at(most))
+        line = replace(fit_line(probe.name, [*points, synthetic], smallest_batch), points=line.points)
     return line
 
 

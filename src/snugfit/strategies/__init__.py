@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from snugfit._training.run import Run
     from snugfit._training.split import TrainingData
     from snugfit.profiling import Probe
-    from snugfit.strategies.full_network import MakeTrainer, WholeNetwork, by_own_loss
+    from snugfit.strategies.full_network import FullNetwork, MakeTrainer, by_own_loss
 
 _WITH_TORCH = {
     "Chain": "snugfit._chain",
     "Forward": "snugfit._training.network",
+    "FullNetwork": "snugfit.strategies.full_network",
     "MakeTrainer": "snugfit.strategies.full_network",
     "NetworkTrainer": "snugfit._training.network",
     "Probe": "snugfit.profiling",
     "Run": "snugfit._training.run",
     "TrainingData": "snugfit._training.split",
-    "WholeNetwork": "snugfit.strategies.full_network",
     "by_own_loss": "snugfit.strategies.full_network",
 }
 
@@ -51,6 +51,7 @@ __all__ = [
     "Cost",
     "Count",
     "Forward",
+    "FullNetwork",
     "Hardware",
     "MakeTrainer",
     "NetworkTrainer",
@@ -69,7 +70,6 @@ __all__ = [
     "Text",
     "TrainingData",
     "UnitFacts",
-    "WholeNetwork",
     "Workload",
     "by_own_loss",
 ]

@@ -30,21 +30,21 @@ from snugfit._upstream import to_channels_last
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_facts
 from snugfit.strategies.memory_estimates import (
-    images_passed,
-    made_up_batch,
-    place_made_up,
+    forward_images,
+    place_synthetic_weights,
     require_images,
     smallest_budget,
     step_headroom,
+    synthetic_batch,
     with_safety,
 )
-from snugfit.strategies.micro_batch import MicroBatching, choose_batch, divisors, holds, line_name, plain_name
+from snugfit.strategies.micro_batch import MicroBatching, choose_batch, divisors, hold_modes, line_name, probe_of_line
 
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
 """Makes a trainer of a chain, its units as one module, the workload, and the micro-batches that make a step."""
 
-PLAIN = "network"
+PLAIN_PROBE = "network"
 """Name of the probe of the whole network's step without recomputation, which several strategies may have measured."""
 
 
@@ -57,7 +57,7 @@ def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
     return make
 
 
-def whole_probes(
+def network_probes(
     name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, accumulate: bool
 ) -> list[Probe]:
     """Probes of one training step of the whole network: gradients applied in the backward pass, and gradients held.
@@ -70,33 +70,33 @@ def whole_probes(
         make_trainer: makes what trains it.
         accumulate: whether the strategy may accumulate.
     """
-    return [whole_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in holds(accumulate)]
+    return [network_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in hold_modes(accumulate)]
 
 
-def whole_probe(
+def network_probe(
     name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool
 ) -> Probe:
     """The probe of one training step of the whole network.
 
     Args:
         name: key of the line; with gradients held, :func:`line_name` of it.
-        chain, workload, device, make_trainer: as in :func:`whole_probes`.
+        chain, workload, device, make_trainer: as in :func:`network_probes`.
         hold: whether gradients are held, and applied after a second micro-batch.
     """
 
-    def made_up(batch: int, where: str) -> tuple[Tensor, Tensor]:
-        return made_up_batch(task_of(workload), chain.input_shape, batch, where)
+    def batch_of(batch: int, where: str) -> tuple[Tensor, Tensor]:
+        return synthetic_batch(task_of(workload), chain.input_shape, batch, where)
 
     def make(where: str) -> NetworkTrainer:
         clone = copy.deepcopy(chain)
         module = clone.to_module()
-        place_made_up(module, where)
+        place_synthetic_weights(module, where)
         return make_trainer(clone, module, workload, 2 if hold else 1)
 
     def step(trainer: NetworkTrainer, batch: int, where: str) -> None:
-        trainer.step(*made_up(batch, where), share=0.5 if hold else 1.0, update=not hold)
+        trainer.step(*batch_of(batch, where), share=0.5 if hold else 1.0, update=not hold)
         if hold:
-            trainer.step(*made_up(batch, where), share=0.5, update=True)
+            trainer.step(*batch_of(batch, where), share=0.5, update=True)
 
     def build() -> Callable[[int], object]:
         trainer = make(device)
@@ -125,10 +125,10 @@ def batch_settings(
     return choose_batch(profile.lines, probe, headroom, workload.effective_batch, accumulate=accumulate)
 
 
-def whole_cost(profile: Profile, probe: str, workload: Workload, micro: MicroBatching) -> Cost:
+def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroBatching) -> Cost:
     """Cost of training the whole network at a (micro-)batch."""
     line = profile.lines[micro.line(probe)]
-    passed = images_passed(workload, tracks=any(unit.tracks for unit in profile.units))
+    passed = forward_images(workload, tracks=any(unit.tracks for unit in profile.units))
     epoch = micro.epoch_seconds(line, workload.train_count, passed)
     peak = with_safety(profile.base_bytes, line.bytes_at(micro.micro_batch))
     units = tuple(unit.name for unit in profile.units)
@@ -136,13 +136,15 @@ def whole_cost(profile: Profile, probe: str, workload: Workload, micro: MicroBat
     return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
 
 
-def whole_reasons(profile: Profile, probe: str, budget: Budget) -> Shortfall:
+def network_shortfall(profile: Profile, probe: str, budget: Budget) -> Shortfall:
     """Why a whole network does not fit at one sample, and the smallest budget that would do."""
     smallest = max(smallest_budget(profile, profile.floors[probe]), (budget.memory_bytes or 0) + 1_000_000)
     return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
 
 
-def fit_whole(strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, make_trainer: MakeTrainer) -> Record:
+def fit_network(
+    strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, make_trainer: MakeTrainer
+) -> Record:
     """Train the whole network with a strategy's settings, evaluate it, save it, and return the record."""
 
     def load(parts: int) -> NetworkTrainer:
@@ -204,7 +206,7 @@ def train_network(
         phase,
         _fallbacks(run.profile, phase.batch_size, batch_size, accumulates=accumulates),
         lambda size: load(parts(size)),
-        lambda size: made_up_batch(task_of(workload), workload.input_shape, size, str(run.device)),
+        lambda size: synthetic_batch(task_of(workload), workload.input_shape, size, str(run.device)),
         run,
     )
     micro_batches = parts(phase.batch_size)
@@ -222,7 +224,7 @@ def train_network(
 
 def _may_accumulate(run: Run, batch: int) -> bool:
     """Whether a whole effective batch may be cut into micro-batches: that was measured, since the user allows it."""
-    return batch == run.workload.effective_batch and any(name != plain_name(name) for name in run.profile.lines)
+    return batch == run.workload.effective_batch and any(name != probe_of_line(name) for name in run.profile.lines)
 
 
 def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: bool) -> list[int]:
@@ -250,7 +252,7 @@ def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phas
 
 
 @dataclass(frozen=True)
-class WholeNetwork(MicroBatching, ABC):
+class FullNetwork(MicroBatching, ABC):
     """A strategy that keeps the whole network in memory; what trains it tells one from another."""
 
     name: ClassVar[str]
@@ -269,11 +271,11 @@ class WholeNetwork(MicroBatching, ABC):
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """The whole network's step, with gradients applied at once and with gradients held."""
         make_trainer = self.make_trainer(unit_facts(chain))
-        return whole_probes(self.probe, chain, workload, hardware.device, make_trainer, accumulate=self.accumulate)
+        return network_probes(self.probe, chain, workload, hardware.device, make_trainer, accumulate=self.accumulate)
 
     def propose(
         self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
-    ) -> Iterator[WholeNetwork]:
+    ) -> Iterator[FullNetwork]:
         """The whole batch, else accumulation to it, else the largest batch that fits without accumulation."""
         micro = batch_settings(workload, profile, budget, self.probe, accumulate=self.accumulate)
         if micro is not None:
@@ -281,12 +283,12 @@ class WholeNetwork(MicroBatching, ABC):
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines."""
-        return whole_cost(profile, self.probe, workload, self)
+        return network_cost(profile, self.probe, workload, self)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
-        return whole_reasons(profile, self.probe, budget)
+        return network_shortfall(profile, self.probe, budget)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
-        return fit_whole(self, chain, data, run, self.make_trainer(run.profile.units))
+        return fit_network(self, chain, data, run, self.make_trainer(run.profile.units))

@@ -26,7 +26,7 @@ SAFETY_BYTES = 5_500_000
 """Added beside it: kernels of new shapes, the heap's fragments, and a real run's reading, augmenting and saving, which
 probes do not have; real phases were up to 6 MB above their probes."""
 
-HELD_BYTES = 1_000_000
+RESERVED_BYTES = 1_000_000
 """What a budget must have beyond the predicted peak, since a dry run reserves space for kernels (4.2 MB) and for
 what only the real phase holds (1 MB), and new shapes leave up to 1 MB of kernels behind; the safety covers 5.5 MB."""
 
@@ -39,10 +39,10 @@ TENSOR_TO_PROCESS = 1.12
 MOST_PARTIALS = 3
 """Further partial weight gradients that oneDNN adds up, at most: 1 with 2 or 4 threads, 3 with 8 or 16."""
 
-MADE_UP_SAMPLES = 8
+SYNTHETIC_SAMPLES = 8
 """Different samples in a made-up batch, which repeats them: drawing them takes longer than copying."""
 
-DRAWN_WEIGHTS = 4099
+DISTINCT_WEIGHTS = 4099
 """Different values in made-up weights; a prime number, so that no two rows of a matrix are the same."""
 
 MB = 10**6
@@ -54,13 +54,13 @@ def with_safety(resident_bytes: float, step_bytes: float) -> int:
 
 
 def step_headroom(budget: Budget, resident_bytes: float) -> float:
-    """Bytes that a step may take, so that its predicted peak leaves ``HELD_BYTES``; infinite without a budget."""
-    return headroom_in(float("inf") if budget.memory_bytes is None else budget.memory_bytes) - resident_bytes
+    """Bytes that a step may take, so that its predicted peak leaves ``RESERVED_BYTES``; infinite without a budget."""
+    return available_headroom(float("inf") if budget.memory_bytes is None else budget.memory_bytes) - resident_bytes
 
 
-def headroom_in(available_bytes: float) -> float:
-    """Bytes that what is resident and a step may take together, so that their peak leaves ``HELD_BYTES``."""
-    return (available_bytes - HELD_BYTES - SAFETY_BYTES) / (1 + SAFETY)
+def available_headroom(available_bytes: float) -> float:
+    """Bytes that what is resident and a step may take together, so that their peak leaves ``RESERVED_BYTES``."""
+    return (available_bytes - RESERVED_BYTES - SAFETY_BYTES) / (1 + SAFETY)
 
 
 def partial_gradient_bytes(workload: Workload, device: str, *modules: nn.Module) -> int:
@@ -83,7 +83,7 @@ def partial_gradient_bytes(workload: Workload, device: str, *modules: nn.Module)
     return min(torch.get_num_threads() // 2, MOST_PARTIALS) * largest * torch.float32.itemsize
 
 
-def images_passed(workload: Workload, *, tracks: bool) -> int:
+def forward_images(workload: Workload, *, tracks: bool) -> int:
     """Images of an epoch that pass without training: validation's, and those that statistics are taken over anew.
 
     Args:
@@ -95,7 +95,7 @@ def images_passed(workload: Workload, *, tracks: bool) -> int:
 
 def smallest_budget(profile: Profile, floor_bytes: int) -> int:
     """Smallest memory budget that holds a step of ``floor_bytes`` of tensors, rounded up to the next MB."""
-    needed = with_safety(profile.base_bytes, int(floor_bytes * TENSOR_TO_PROCESS)) + HELD_BYTES + DRIFT_BYTES
+    needed = with_safety(profile.base_bytes, int(floor_bytes * TENSOR_TO_PROCESS)) + RESERVED_BYTES + DRIFT_BYTES
     return -(-needed // MB) * MB
 
 
@@ -125,15 +125,15 @@ def require_images(batch: int, most: int, *modules: nn.Module) -> None:
 
 def random_batch(shape: tuple[int, ...], classes: int, batch: int, device: str) -> tuple[Tensor, Tensor]:
     """Made-up inputs (batch, *shape) in channels_last and labels (batch,) below ``classes``."""
-    return made_up_batch(Classification(classes), shape, batch, device)
+    return synthetic_batch(Classification(classes), shape, batch, device)
 
 
-def made_up_batch(task: Task, shape: tuple[int, ...], batch: int, device: str) -> tuple[Tensor, Tensor]:
+def synthetic_batch(task: Task, shape: tuple[int, ...], batch: int, device: str) -> tuple[Tensor, Tensor]:
     """Made-up inputs (batch, *shape) in channels_last and targets of a task."""
     memory_format = torch.channels_last if len(shape) == 3 else torch.contiguous_format
     inputs = torch.empty((batch, *shape), device=device, memory_format=memory_format)
     if device != "meta":
-        few = torch.randn((min(batch, MADE_UP_SAMPLES), *shape), device=device)
+        few = torch.randn((min(batch, SYNTHETIC_SAMPLES), *shape), device=device)
         for start in range(0, batch, len(few)):
             inputs[start : start + len(few)] = few[: batch - start]
     return inputs, task.synthetic_targets(batch, device)
@@ -144,7 +144,7 @@ def stored_batches(shape: tuple[int, ...], batch: int, dtype: CacheDtype) -> Ten
     return torch.ones((2, batch, RowFormat(shape, dtype).row_bytes), dtype=torch.uint8)
 
 
-def place_made_up(module: nn.Module, device: str) -> None:
+def place_synthetic_weights(module: nn.Module, device: str) -> None:
     """Put a module on a device with made-up weights, as they lie in a real run.
 
     On the meta device that is the layout alone. Autograd copies a gradient whose layout is not its weight's, so that
@@ -153,10 +153,10 @@ def place_made_up(module: nn.Module, device: str) -> None:
     if device == "meta":
         to_channels_last(module)
     else:
-        fill_made_up(module.to_empty(device=device))
+        fill_synthetic_weights(module.to_empty(device=device))
 
 
-def fill_made_up(module: nn.Module) -> None:
+def fill_synthetic_weights(module: nn.Module) -> None:
     """Give made-up weights to a module, in channels_last, so that steps on it neither diverge nor hit denormals.
 
     They are given before the layout is changed, as real ones are, which takes a copy of the largest for a moment.
@@ -174,9 +174,9 @@ def fill_made_up(module: nn.Module) -> None:
 def _fill_normal(weight: Tensor) -> None:
     """Repeat a few draws of a normal distribution: drawing all would take a fifth of the time of a plan."""
     is_dense = weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
-    if not is_dense or weight.numel() < DRAWN_WEIGHTS:
+    if not is_dense or weight.numel() < DISTINCT_WEIGHTS:
         weight.normal_(std=0.02)
         return
-    drawn = torch.randn(DRAWN_WEIGHTS, device=weight.device) * 0.02
-    for part in weight.as_strided((weight.numel(),), (1,), weight.storage_offset()).split(DRAWN_WEIGHTS):
+    drawn = torch.randn(DISTINCT_WEIGHTS, device=weight.device) * 0.02
+    for part in weight.as_strided((weight.numel(),), (1,), weight.storage_offset()).split(DISTINCT_WEIGHTS):
         part.copy_(drawn[: len(part)])

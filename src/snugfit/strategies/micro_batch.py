@@ -72,12 +72,12 @@ def line_name(probe: str, *, hold: bool) -> str:
     return f"{probe}:accumulate" if hold else probe
 
 
-def plain_name(line: str) -> str:
+def probe_of_line(line: str) -> str:
     """Name of the probe of a line, with gradients held or not."""
     return line.removesuffix(line_name("", hold=True))
 
 
-def holds(accumulate: bool) -> tuple[bool, ...]:
+def hold_modes(accumulate: bool) -> tuple[bool, ...]:
     """Whether gradients are held, in each of the steps that are worth measuring."""
     return (False, True) if accumulate else (False,)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snugfit._core.cluster import Cluster, Link, Rank, made_up, read_cluster
+from snugfit._core.cluster import Cluster, Link, Rank, read_cluster, uniform_cluster
 from snugfit.errors import UsageError
 
 RANKS = (
@@ -40,13 +40,13 @@ def written(path, data):
 
 
 def test_files_are_read_back(tmp_path):
-    cluster = made_up(2, Rank(0, "pi", 4, 1e9, 10**9), Link(0, 1, 1e7, 1e-3))
+    cluster = uniform_cluster(2, Rank(0, "pi", 4, 1e9, 10**9), Link(0, 1, 1e7, 1e-3))
     path = written(tmp_path / "cluster.json", cluster.to_json())
     assert read_cluster(path) == read_cluster(path, 2) == cluster
 
 
 def changed(**values):
-    data = made_up(2, Rank(0, "pi", 4, 1e9, 10**9), Link(0, 1, 1e7, 1e-3)).to_json()
+    data = uniform_cluster(2, Rank(0, "pi", 4, 1e9, 10**9), Link(0, 1, 1e7, 1e-3)).to_json()
     for name, value in values.items():
         group, key = name.split("_", 1)
         data[group][0][key] = value

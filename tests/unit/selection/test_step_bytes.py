@@ -14,7 +14,7 @@ from snugfit.profiling import operator
 from snugfit.selection.memory import step_bytes
 from snugfit.selection.network import Network
 from snugfit.strategies.elastic.trainer import TensorTrainer
-from snugfit.strategies.memory_estimates import fill_made_up, random_batch
+from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch
 
 TOLERANCE = 0.10
 """How far a prediction may lie from what is measured."""
@@ -33,7 +33,7 @@ def trained(name, lean, micro_batches):
     torch.manual_seed(0)
     chain = Chain.from_module(NETWORKS[name](), SHAPE)
     module = chain.to_module()
-    fill_made_up(module)
+    fill_synthetic_weights(module)
     return TensorTrainer(module, chain.forward, workload(), micro_batches, lean=lean)
 
 

@@ -13,8 +13,8 @@ from snugfit.strategies.checkpoint.candidates import Way
 from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.checkpoint.search import MARGIN_BYTES, Wanted
 from snugfit.strategies.checkpoint.strategy import Checkpoint
-from snugfit.strategies.full_network import whole_cost
-from snugfit.strategies.memory_estimates import HELD_BYTES, SAFETY_BYTES
+from snugfit.strategies.full_network import network_cost
+from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY_BYTES
 from snugfit.strategies.micro_batch import MicroBatching, line_name
 
 PLAIN, SOME, LEAST = "network", "checkpoint:(0) 1", "checkpoint:(0-1) 2-3"
@@ -33,7 +33,7 @@ WANTED = Wanted(WAYS, workload(), True)
 
 def available(headroom):
     """Bytes that leave ``headroom`` for a step, and nothing more."""
-    return int(headroom * 1.02) + SAFETY_BYTES + HELD_BYTES
+    return int(headroom * 1.02) + SAFETY_BYTES + RESERVED_BYTES
 
 
 def wanted(lines, free, judge=WANTED):
@@ -117,7 +117,7 @@ LINES = {
 def test_with_room_enough_nothing_is_recomputed():
     strategy, cost = propose(LINES, Budget())
     assert strategy == Checkpoint(64, 1, False, "0-3")
-    assert cost == whole_cost(profile(LINES, units="abcd"), PLAIN, workload(), MicroBatching(64))
+    assert cost == network_cost(profile(LINES, units="abcd"), PLAIN, workload(), MicroBatching(64))
 
 
 def test_the_faster_of_recomputation_and_accumulation_is_taken():

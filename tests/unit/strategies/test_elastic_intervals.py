@@ -23,7 +23,7 @@ from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic import drift, runner
 from snugfit.strategies.elastic.budgets import Sizes
-from snugfit.strategies.elastic.drift import drifted, dry_ratio, suspicious
+from snugfit.strategies.elastic.drift import drifted, looks_drifted, ratio_without_updates
 from snugfit.strategies.elastic.schemes import scheme_mask
 from snugfit.strategies.elastic.strategy import Elastic
 from snugfit.strategies.micro_batch import MicroBatching
@@ -95,11 +95,11 @@ class TestRuns:
     def test_refused_selections_become_smaller(self, tmp_path, monkeypatch):
         tried = []
 
-        def rehearsed(fit):
+        def fits(fit):
             tried.append(fit.trainer.selected)
             return len(tried) > 3
 
-        monkeypatch.setattr(runner._Fit, "_rehearsed", rehearsed)
+        monkeypatch.setattr(runner._Fit, "_dry_run_fits", fits)
         events = []
         found = plan(memory="200MB", epochs=1, time_ratio=1.0, importance="weight")
         record = found.run((events.append,), out=tmp_path / "run")
@@ -111,19 +111,21 @@ class TestRuns:
         """Instead of trying the same one for ever."""
         ranks(monkeypatch, 1.0, -1.0)
         answers = iter([True, *[False] * 50])
-        monkeypatch.setattr(runner._Fit, "_rehearsed", lambda fit: next(answers))
+        monkeypatch.setattr(runner._Fit, "_dry_run_fits", lambda fit: next(answers))
         with pytest.raises(BudgetExceededError, match="--memory"):
             plan(memory="200MB").run((), out=tmp_path / "run")
         assert len(list(answers)) == 49
 
     @pytest.mark.parametrize("scheme", ["elastic", "head"])
     def test_a_refusal_without_a_budget_is_an_error(self, tmp_path, monkeypatch, scheme):
-        monkeypatch.setattr(runner._Fit, "_rehearsed", lambda fit: False)
+        monkeypatch.setattr(runner._Fit, "_dry_run_fits", lambda fit: False)
         with pytest.raises(BudgetExceededError, match=f"--scheme {scheme}"):
             plan(scheme=scheme, time_ratio=0.8 if scheme == "elastic" else None).run((), out=tmp_path / "run")
 
     def test_drift_selects_anew_among_all_tensors(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+        monkeypatch.setattr(
+            runner, "looks_drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1
+        )
         monkeypatch.setattr(runner, "drifted", lambda *_: True)
         found = plan(interval=3, epochs=4, time_ratio=0.5)
         events = []
@@ -136,13 +138,15 @@ class TestRuns:
 
     def test_steps_that_keep_drifting_are_not_measured_again_at_once(self, tmp_path, monkeypatch):
         """What was just measured would come out the same: each epoch would cost a profile."""
-        monkeypatch.setattr(runner, "suspicious", lambda interval: interval.epochs > 0)
+        monkeypatch.setattr(runner, "looks_drifted", lambda interval: interval.epochs > 0)
         monkeypatch.setattr(runner, "drifted", lambda *_: True)
         record = plan(interval=2, epochs=6).run((), out=tmp_path / "run")
         assert [(i.epochs, i.profiled) for i in record.intervals] == [(1, False), (2, True), (1, False), (2, True)]
 
     def test_drift_without_memory_to_measure_goes_on(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(runner, "suspicious", lambda interval: interval.first_epoch == 0 and interval.epochs == 1)
+        monkeypatch.setattr(
+            runner, "looks_drifted", lambda interval: interval.first_epoch == 0 and interval.epochs == 1
+        )
         monkeypatch.setattr(runner, "drifted", lambda *_: True)
         found, events = plan(interval=3, epochs=2), []
         monkeypatch.setattr(drift.ElasticProbes, "tensors", lambda *_, **__: NoRoom)
@@ -229,7 +233,7 @@ def interval(predicted, measured):
      (0.01, 0.04, False), (0.01, 0.06, True)],
 )  # fmt: skip
 def test_a_quarter_of_a_step_that_is_long_enough_is_suspicious(predicted, measured, found):
-    assert suspicious(interval(predicted, measured)) is found
+    assert looks_drifted(interval(predicted, measured)) is found
 
 
 class FakeRun:
@@ -252,7 +256,7 @@ def test_a_busy_machine_does_not_look_like_a_wrong_model(monkeypatch, busy, slow
     profile = elastic_profile(tensor_profile(whole_steps(head=5e-3, full=12e-3, stock=14e-3)))
     sizes = Sizes(profile, FakeRun.workload, MicroBatching(8))
     everything = np.ones(len(sizes.memory.names), dtype=bool)
-    predicted, rng = dry_ratio(sizes.times, everything), np.random.default_rng(0)
+    predicted, rng = ratio_without_updates(sizes.times, everything), np.random.default_rng(0)
     assert 1.5 < predicted < 4
     steps = SimpleNamespace(selected=sizes.memory.selected(everything), dry_step=lambda inputs, labels, only=None: only)
 
@@ -272,8 +276,8 @@ def test_the_ratio_of_dry_steps_leaves_updates_out():
     times, updates = StepTimes(network), sum(part.update_seconds for part in network.tensors)
     head = sum(part.update_seconds for part, on in zip(network.tensors, network.head, strict=True) if on)
     assert updates > head > 0
-    assert dry_ratio(times, times.everything) == pytest.approx((12e-3 - updates) / (5e-3 - head))
-    assert dry_ratio(times, network.head) == 1
+    assert ratio_without_updates(times, times.everything) == pytest.approx((12e-3 - updates) / (5e-3 - head))
+    assert ratio_without_updates(times, network.head) == 1
 
 
 def test_a_profile_made_anew_scales_whole_steps_as_its_operators():

@@ -204,7 +204,7 @@ def test_a_dry_step_of_some_tensors_passes_no_gradient_to_the_others(micro_batch
 
 
 def test_a_dry_step_of_accumulation_holds_gradients_beside_the_second_forward_pass():
-    """As every micro-batch after the first one does: what is rehearsed must be the most that a step takes."""
+    """As every micro-batch after the first one does: what the dry run takes must be the most that a step takes."""
     held = []
 
     def look(module, _):

@@ -10,7 +10,7 @@ from snugfit._core.request import StrategyOptions
 from snugfit.profiling import Probe
 from snugfit.profiling.probe import PROBE_GROWTH
 from snugfit.strategies.blockwise.strategy import Blockwise
-from snugfit.strategies.memory_estimates import HELD_BYTES, SAFETY_BYTES, TENSOR_TO_PROCESS
+from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY_BYTES, TENSOR_TO_PROCESS
 from snugfit.strategies.micro_batch import line_name
 from snugfit.strategies.sidenet.configurations import (
     FEW_IMAGES,
@@ -26,7 +26,7 @@ from snugfit.strategies.sidenet.strategy import LEFT_BY_RETRAINING, Sidenet
 
 
 def budget_for(step_bytes):
-    return Budget(int(step_bytes * 1.02) + SAFETY_BYTES + HELD_BYTES + 10)
+    return Budget(int(step_bytes * 1.02) + SAFETY_BYTES + RESERVED_BYTES + 10)
 
 
 def lines_of(sizes):
@@ -140,7 +140,7 @@ def looks(floors, retraining=10 * MB, serves=lambda _: True):
 def test_a_way_is_measured_only_where_it_may_lose_less():
     strategy, work = Sidenet(), workload(batch_size=8)
     lines = lines_of({PLAIN: (20, 5)})
-    infinite, tight = float("inf"), 52 * MB + SAFETY_BYTES + HELD_BYTES
+    infinite, tight = float("inf"), 52 * MB + SAFETY_BYTES + RESERVED_BYTES
     floors = dict.fromkeys((PLAIN, SAMPLES, CODED, CUT), (20, 30))
 
     def needed(configuration, known, available, serves=lambda _: True, hold=False):
@@ -161,7 +161,7 @@ def test_what_fits_is_not_lost_to_measuring_another():
     lines, floors = lines_of({PLAIN: (20, 5)}), dict.fromkeys((PLAIN, SAMPLES), (20, 30))
     found, _ = looks(floors)
     for headroom, wanted in ((41 + 1.1, False), (41 + 2.1, True)):
-        available = headroom * MB * 1.02 + SAFETY_BYTES + HELD_BYTES
+        available = headroom * MB * 1.02 + SAFETY_BYTES + RESERVED_BYTES
         assert Sidenet()._needed(workload(batch_size=8), found, (SAMPLES, False), lines, available) == wanted
 
 

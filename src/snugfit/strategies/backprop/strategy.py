@@ -9,7 +9,7 @@ from typing import ClassVar
 from snugfit._chain import Chain
 from snugfit._core.profile import UnitFacts
 from snugfit._training.network import Forward
-from snugfit.strategies.full_network import PLAIN, MakeTrainer, WholeNetwork, by_own_loss
+from snugfit.strategies.full_network import PLAIN_PROBE, FullNetwork, MakeTrainer, by_own_loss
 
 
 def _forward(chain: Chain) -> Forward:
@@ -17,7 +17,7 @@ def _forward(chain: Chain) -> Forward:
 
 
 @dataclass(frozen=True)
-class Backprop(WholeNetwork):
+class Backprop(FullNetwork):
     """Backpropagation through the whole network.
 
     Where the effective batch fits, every gradient is applied and freed in the backward pass. Otherwise micro-batches
@@ -26,7 +26,7 @@ class Backprop(WholeNetwork):
     """
 
     name: ClassVar[str] = "backprop"
-    probe: ClassVar[str] = PLAIN
+    probe: ClassVar[str] = PLAIN_PROBE
 
     def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
         """The network's own loss through the chain's own forward pass."""

@@ -9,7 +9,7 @@ from snugfit._core.cost import Cost, Phase
 from snugfit._core.workload import Workload
 from snugfit._storage.activation_cache import LABEL_BYTES
 from snugfit.local.partition import Block, cut, partition, repair, shrunk
-from snugfit.strategies.memory_estimates import images_passed, with_safety
+from snugfit.strategies.memory_estimates import forward_images, with_safety
 
 EVALUATION_SHARE = 0.35
 """Seconds of a unit's forward pass, exit included, over those of its training step."""
@@ -208,7 +208,7 @@ def estimate_blocks(
         step = sum(seconds)
         train = (step + (EVALUATION_SHARE * trunk if residency.recompute else 0)) * workload.train_count
         trunk += step
-        passed = images_passed(workload, tracks=True) + (0 if last else workload.train_count * views)
+        passed = forward_images(workload, tracks=True) + (0 if last else workload.train_count * views)
         evaluate = EVALUATION_SHARE * step * passed
         peak = with_safety(residency.base_bytes, residency.bytes_of(block))
         phases.append(

@@ -34,7 +34,7 @@ from snugfit.local.partition import Block
 from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
 from snugfit.strategies.blockwise.caches import BlockCaches
 from snugfit.strategies.blockwise.probes import unit_probe_name
-from snugfit.strategies.blockwise.units import initialise_loss, own_loss
+from snugfit.strategies.blockwise.units import initialise_loss, loss_without_head
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import random_batch, stored_batches
 
@@ -72,7 +72,7 @@ class Controller:
     def _run_block(self, index: int) -> None:
         run = self.run
         self.caches.keep_only(index - 1)
-        block, phase = self._rehearse(index)
+        block, phase = self._dry_run(index)
         trainer = BlockTrainer(self._load_units(block))
         if run.resumed:
             trainer.load_state(run.resumed_tensors)
@@ -80,7 +80,7 @@ class Controller:
             train, val = self._sources(index, opened)
             steps = train.steps(block.batch_size)
             run.start_phase(phase, index, len(self.blocks), run.workload.epochs, steps)
-            train_phase(trainer, train, phase, run, passing_batch=self._passing_batch(block))
+            train_phase(trainer, train, phase, run, passing_batch=self._forward_batch(block))
             trainer.release_optimizers()
             trainer.evaluate()
             self._store_units(block, trainer)
@@ -91,14 +91,14 @@ class Controller:
         self.caches.keep_only(index)
         stop_if_requested(run)
 
-    def _rehearse(self, index: int) -> tuple[Block, Phase]:
+    def _dry_run(self, index: int) -> tuple[Block, Phase]:
         """The block and its phase at the batch size that the budget holds in fact."""
         run, block, phase = self.run, self.blocks[index], self.run.predicted.phases[index]
         shape = self.layout.chain.units[block.first].input_shape
         phase = dry_run_phase(
             phase,
             smaller_batch_sizes(block.batch_size, self._smallest_batch(block)),
-            lambda size: self._rehearsed(block),
+            lambda size: self._dry_run_trainer(block),
             lambda size: self._made_up_batch(tuple(shape), size),
             run,
         )
@@ -113,7 +113,7 @@ class Controller:
         return max((lines[name].smallest_batch for name in names if name in lines), default=1)
 
     @staticmethod
-    def _passing_batch(block: Block) -> int:
+    def _forward_batch(block: Block) -> int:
         """Inputs at once in a pass that trains nothing.
 
         Such a pass holds a unit's map up to three times, behind its convolution, its norm and its activation; a
@@ -121,7 +121,7 @@ class Controller:
         """
         return max(min(2, block.batch_size), block.batch_size // 4)
 
-    def _rehearsed(self, block: Block) -> BlockTrainer:
+    def _dry_run_trainer(self, block: Block) -> BlockTrainer:
         """The block, with the units before it where they recompute its input."""
         if self.strategy.cache == "never" and block.first > 0:
             self._load_trunk(block.first)
@@ -145,7 +145,7 @@ class Controller:
         loss = self.layout.make_loss(index)
         if isinstance(loss, HeadLoss):
             load_into(self.layout.chain.head, run.weights.load(len(self.layout)))
-        if (own := own_loss(loss)) is not None:
+        if (own := loss_without_head(loss)) is not None:
             initialise_loss(own, derive_seed(run.workload.seed, "exit", index))
         for module in (unit.module, loss):
             to_channels_last(module, run.device)
@@ -156,7 +156,7 @@ class Controller:
             self.run.weights.save(index, local.unit.state_dict())
             if isinstance(local.loss, HeadLoss):
                 self.run.weights.save(len(self.layout), local.loss.head.state_dict())
-            if (own := own_loss(local.loss)) is not None:
+            if (own := loss_without_head(local.loss)) is not None:
                 self.run.exits.save(index, own.state_dict())
 
     def _release_units(self) -> None:
@@ -240,7 +240,7 @@ class Controller:
     @torch.no_grad()
     def _measure_exits(self, block: Block, trainer: BlockTrainer, val: BatchSource, writer: CacheWriter | None) -> None:
         correct = [0] * len(trainer.units)
-        for inputs, labels in val.in_order(self._passing_batch(block)):
+        for inputs, labels in val.in_order(self._forward_batch(block)):
             features = inputs.to(self.run.device)
             with self.run.limit.allow_kernels():
                 for offset, local in enumerate(trainer.units):
@@ -263,7 +263,7 @@ class Controller:
         self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource, writer: CacheWriter
     ) -> None:
         run, row_bytes = self.run, 0
-        for inputs, labels in self._training_inputs(train, self._passing_batch(block)):
+        for inputs, labels in self._training_inputs(train, self._forward_batch(block)):
             features = inputs.to(run.device)
             with run.limit.allow_kernels():
                 for local in trainer.units:

@@ -15,7 +15,7 @@ from snugfit.strategies.blockwise.units import clone_unit, kept_bytes
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import (
     partial_gradient_bytes,
-    place_made_up,
+    place_synthetic_weights,
     random_batch,
     require_images,
     step_floor,
@@ -39,7 +39,7 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
     def make(where: str) -> BlockTrainer:
         modules: list[nn.Module] = list(clone_unit(layout, index))
         for module in modules:
-            place_made_up(module, where)
+            place_synthetic_weights(module, where)
         return BlockTrainer([LocalUnit(modules[0], modules[1], workload)])  # type: ignore[arg-type]
 
     def build() -> Callable[[int], object]:

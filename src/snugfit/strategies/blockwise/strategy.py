@@ -36,7 +36,7 @@ from snugfit.strategies.blockwise.controller import Controller
 from snugfit.strategies.blockwise.probes import unit_probe_name, unit_probes
 from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
 
-LEFT_BY_BLOCKS = 2_000_000
+TRAINED_BLOCKS_BYTES = 2_000_000
 """What trained blocks leave behind for the final test, at least: kernels of their shapes, file buffers."""
 
 
@@ -206,7 +206,7 @@ class Blockwise:
         hungriest = max(floors, key=lambda name: floors[name])
         smallest = max(smallest_budget(profile, floors[hungriest]), (budget.memory_bytes or 0) + 1_000_000)
         reason = f"unit {hungriest} needs {smallest / 1e6:.0f} MB for one sample"
-        tested = smallest_budget(profile, LEFT_BY_BLOCKS + _tested_weights(profile, hardware))
+        tested = smallest_budget(profile, TRAINED_BLOCKS_BYTES + _tested_weights(profile, hardware))
         return Shortfall((reason,), max(smallest, tested))
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
@@ -216,7 +216,7 @@ class Blockwise:
 
 def _left(residency: Residency) -> float:
     """Bytes that trained blocks leave in memory for the final test."""
-    return max(LEFT_BY_BLOCKS, residency.left_bytes(len(residency.needs)))
+    return max(TRAINED_BLOCKS_BYTES, residency.left_bytes(len(residency.needs)))
 
 
 def _test_batch(profile: Profile, headroom_bytes: float, limit: int, hardware: Hardware) -> int:

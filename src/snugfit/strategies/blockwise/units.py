@@ -25,7 +25,7 @@ def kept_bytes(layout: Layout, index: int, workload: Workload) -> int:
     return weights * copies + sum(buffer.nbytes for module in (unit, loss) for buffer in module.buffers())
 
 
-def own_loss(loss: LocalLoss) -> LocalLoss | None:
+def loss_without_head(loss: LocalLoss) -> LocalLoss | None:
     """The part of a unit's local loss that is not the network's head; None where there is none."""
     if isinstance(loss, DetachedHeadLoss):
         return loss.local

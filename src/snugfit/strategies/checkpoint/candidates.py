@@ -11,8 +11,8 @@ from snugfit._core.workload import Workload
 from snugfit.strategies.checkpoint.dynamic_program import SLOTS, Programme, Stage, price
 from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.checkpoint.unit_costs import stages_of
-from snugfit.strategies.full_network import PLAIN
-from snugfit.strategies.micro_batch import plain_name
+from snugfit.strategies.full_network import PLAIN_PROBE
+from snugfit.strategies.micro_batch import probe_of_line
 
 PREFIX = "checkpoint:"
 BETWEEN = 5
@@ -64,18 +64,18 @@ class Way:
 
 def key_of(schedule: Schedule) -> str:
     """Name of the probe of a schedule; without recomputation, that of the plain network."""
-    return f"{PREFIX}{schedule}" if schedule.recomputes else PLAIN
+    return f"{PREFIX}{schedule}" if schedule.recomputes else PLAIN_PROBE
 
 
 def schedule_of(key: str, count: int) -> Schedule:
     """The schedule, of ``count`` units, that a probe was measured with."""
-    return Schedule.keeping(count) if key == PLAIN else Schedule.parse(key.removeprefix(PREFIX))
+    return Schedule.keeping(count) if key == PLAIN_PROBE else Schedule.parse(key.removeprefix(PREFIX))
 
 
 def keys_in(names: Iterable[str]) -> list[str]:
     """Those of the names that are probes of schedules with gradients applied at once, or would be."""
-    keys = dict.fromkeys(map(plain_name, names))
-    return [key for key in keys if key == PLAIN or key.startswith(PREFIX)]
+    keys = dict.fromkeys(map(probe_of_line, names))
+    return [key for key in keys if key == PLAIN_PROBE or key.startswith(PREFIX)]
 
 
 def ways_of(chain: Chain, facts: Sequence[UnitFacts], workload: Workload) -> list[Way]:

@@ -9,9 +9,9 @@ from snugfit._core.budget import Budget
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.workload import Workload
 from snugfit.strategies.checkpoint.candidates import Way
-from snugfit.strategies.full_network import batch_settings, whole_cost
-from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, headroom_in
-from snugfit.strategies.micro_batch import MicroBatching, divisors, holds, line_name
+from snugfit.strategies.full_network import batch_settings, network_cost
+from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, available_headroom
+from snugfit.strategies.micro_batch import MicroBatching, divisors, hold_modes, line_name
 
 MARGIN_BYTES = 3_000_000
 """By how much a step's headroom may shrink once everything is measured: what fits without it is measured on."""
@@ -54,7 +54,7 @@ def fastest(
     for key in keys:
         micro = batch_settings(workload, profile, budget, key, accumulate=accumulate)
         if micro is not None:
-            cost = whole_cost(profile, key, workload, micro)
+            cost = network_cost(profile, key, workload, micro)
             sample_seconds = micro.seconds(profile.lines[micro.line(key)]) / micro.micro_batch
             found.append(Found(key, micro, cost.seconds_per_epoch, sample_seconds))
     return min(found, key=lambda each: (-each.micro.effective_batch, each.seconds), default=None)
@@ -85,7 +85,7 @@ class Wanted:
         """
         if _name(way, hold) in tried:
             return False
-        headroom = headroom_in(available)
+        headroom = available_headroom(available)
         lines = {name: line for name, line in tried.items() if line is not None}
         budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 1))
         keys = [each.key for each in self.ways]
@@ -101,7 +101,7 @@ class Wanted:
         untried = {
             (each.key, held_on): known.sample_seconds(each, held_on, self._sizes(held_on), headroom - self.left_bytes)
             for each in self.ways
-            for held_on in holds(self.accumulate)
+            for held_on in hold_modes(self.accumulate)
             if _name(each, held_on) not in tried
         }
         expected = untried[way.key, hold]

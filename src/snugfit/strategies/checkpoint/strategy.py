@@ -25,12 +25,12 @@ from snugfit.strategies.checkpoint.search import Wanted, fastest
 from snugfit.strategies.full_network import (
     MakeTrainer,
     by_own_loss,
-    fit_whole,
-    whole_cost,
-    whole_probe,
-    whole_reasons,
+    fit_network,
+    network_cost,
+    network_probe,
+    network_shortfall,
 )
-from snugfit.strategies.micro_batch import MicroBatching, holds
+from snugfit.strategies.micro_batch import MicroBatching, hold_modes
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Checkpoint(MicroBatching):
         """
         ways = ways_of(chain, unit_facts(chain), workload)
         probes = {
-            (way, hold): whole_probe(
+            (way, hold): network_probe(
                 way.key, chain, workload, hardware.device, trainer_by(way.schedule), hold=hold
             )
             for way in ways
-            for hold in holds(self.accumulate)
+            for hold in hold_modes(self.accumulate)
         }  # fmt: skip
         left = FIRST_GROWTH + 2 * probes[ways[0], False].growth_bytes  # at two batch sizes
         wanted = Wanted(ways, workload, self.accumulate, left)
@@ -77,16 +77,16 @@ class Checkpoint(MicroBatching):
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured line of its schedule."""
         key = key_of(Schedule.parse(self.recomputation))
-        return whole_cost(profile, key, workload, self)
+        return network_cost(profile, key, workload, self)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
         floors = {name: profile.floors[name] for name in profile.floors if keys_in([name])}
-        return whole_reasons(profile, min(floors, key=lambda name: floors[name]), budget)
+        return network_shortfall(profile, min(floors, key=lambda name: floors[name]), budget)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
-        return fit_whole(self, chain, data, run, trainer_by(Schedule.parse(self.recomputation)))
+        return fit_network(self, chain, data, run, trainer_by(Schedule.parse(self.recomputation)))
 
 
 def trainer_by(schedule: Schedule) -> MakeTrainer:

@@ -18,8 +18,8 @@ from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
 from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,
-    HELD_BYTES,
     MB,
+    RESERVED_BYTES,
     TENSOR_TO_PROCESS,
     step_headroom,
     with_safety,
@@ -113,7 +113,7 @@ class Sizes:
         hungriest = choose(self.times, network, alone, Headroom(ratio))
         passed = int(network.pass_bytes[: int(np.argmax(hungriest))].sum())
         most = with_safety(self.profile.base_bytes, self.peak(hungriest) + passed)
-        return most if budget.memory_bytes is None else min(most, budget.memory_bytes - HELD_BYTES)
+        return most if budget.memory_bytes is None else min(most, budget.memory_bytes - RESERVED_BYTES)
 
     def least(self, ratio: float, wanted: np.ndarray) -> int | None:
         """Smallest predicted peak with one of the tensors above 0, (N,), beside the classifier; None: too slow."""
@@ -131,7 +131,7 @@ def importance_peak(profile: Profile, chunk: int) -> int:
 
 def budget_for(peak_bytes: int, refused: int | None) -> int:
     """Memory budget that holds a predicted peak, also in the next process, rounded up; above one that was refused."""
-    return max(-(-(peak_bytes + HELD_BYTES + DRIFT_BYTES) // MB) * MB, (refused or 0) + MB)
+    return max(-(-(peak_bytes + RESERVED_BYTES + DRIFT_BYTES) // MB) * MB, (refused or 0) + MB)
 
 
 def nothing_selected(sizes: Sizes, budget: Budget, importance: np.ndarray) -> SnugfitError:

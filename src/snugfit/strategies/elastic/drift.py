@@ -37,7 +37,7 @@ LEAST_SECONDS = 0.05
 """Steps shorter than this differ by more than that from one epoch to the next anyway."""
 
 
-def suspicious(interval: IntervalRecord) -> bool:
+def looks_drifted(interval: IntervalRecord) -> bool:
     """Whether the steps of an interval took another time than predicted; perhaps the machine was busy."""
     measured, predicted = interval.measured_seconds, interval.predicted_seconds
     return measured > LEAST_SECONDS and abs(measured / predicted - 1) > DRIFT
@@ -57,7 +57,7 @@ def drifted(trainer: TensorTrainer, sizes: Sizes, run: Run, input_shape: tuple[i
         input_shape: of one image.
     """
     network = sizes.memory
-    predicted = dry_ratio(sizes.times, network.mask(trainer.selected))
+    predicted = ratio_without_updates(sizes.times, network.mask(trainer.selected))
     head = set(network.selected(network.head))
     batch = random_batch(input_shape, run.workload.classes, sizes.micro.micro_batch, str(run.device))
     alone, selected = float("inf"), float("inf")
@@ -73,14 +73,14 @@ def drifted(trainer: TensorTrainer, sizes: Sizes, run: Run, input_shape: tuple[i
     return True
 
 
-def dry_ratio(times: StepTimes, mask: Mask) -> float:
+def ratio_without_updates(times: StepTimes, mask: Mask) -> float:
     """Predicted seconds of a step with a selection over those of the classifier alone, both without their updates."""
     updates = np.array([tensor.update_seconds for tensor in times.network.tensors])
     head = times.network.head
     return float((times.step_seconds(mask) - updates[mask].sum()) / (times.least - updates[head].sum()))
 
 
-def profile_anew(
+def profile_again(
     strategy: Elastic, chain: Chain, sizes: Sizes, run: Run, parameters: Iterable[nn.Parameter]
 ) -> TensorProfile | None:
     """Measure every operator of the network in memory again, at the largest batch that the run's predicted peak holds.

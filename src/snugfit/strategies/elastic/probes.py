@@ -24,7 +24,12 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, TensorProbe, WholeStep
 from snugfit.selection.importance import Update, importance, scratch_bytes
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
-from snugfit.strategies.memory_estimates import fill_made_up, place_made_up, random_batch, step_floor
+from snugfit.strategies.memory_estimates import (
+    fill_synthetic_weights,
+    place_synthetic_weights,
+    random_batch,
+    step_floor,
+)
 
 HEAD, FULL, IMPORTANCE, TENSORS = "elastic:head", "elastic:full", "elastic:importance", "elastic:tensors"
 """Names of the probes."""
@@ -64,7 +69,7 @@ class ElasticProbes:
         """The network with made-up weights, and what trains it."""
         clone = copy.deepcopy(self.chain)
         module = clone.to_module()
-        place_made_up(module, where)
+        place_synthetic_weights(module, where)
         trainer = TensorTrainer(module, clone.forward, self.workload, lean=self.lean)
         trainer.select(self._names(trainer, which))
         return trainer
@@ -186,7 +191,7 @@ def trial_updates(
 
 def _filled(module: nn.Module, *, lean: bool) -> nn.Module:
     """Give a module made-up weights, and the lean operators if they are used."""
-    fill_made_up(module)
+    fill_synthetic_weights(module)
     if lean:
         use_lean(module)
     return module

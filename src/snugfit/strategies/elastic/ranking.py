@@ -51,6 +51,6 @@ def rank_tensors(
             scratch=scratch, update=trial_updates(workload.optimizer, factor, spilled, trainer.parameters.keys()),
         )  # fmt: skip
         release_memory()
-        trainer.take_state(selected, {name: stored.read() for name, stored in spilled.items()})
+        trainer.restore_state(selected, {name: stored.read() for name, stored in spilled.items()})
     run.tick()
     return {name: value for name, value in found.items() if name in trainer.parameters}

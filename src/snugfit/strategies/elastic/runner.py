@@ -32,7 +32,7 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.selection.choice import choose, needed_bytes
 from snugfit.selection.network import Mask
 from snugfit.strategies.elastic.budgets import importance_peak, nothing_selected
-from snugfit.strategies.elastic.drift import drifted, profile_anew, profiling_peak, suspicious
+from snugfit.strategies.elastic.drift import drifted, looks_drifted, profile_again, profiling_peak
 from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.ranking import rank_tensors
 from snugfit.strategies.elastic.trainer import TensorTrainer
@@ -154,7 +154,7 @@ class _Fit:
         """Make the next interval's selection, and note it, so that it is never made anew."""
         started = time.perf_counter()
         self.trainer.step_seconds.clear()
-        profiled = bool(self.intervals) and self._drifted() and self._profile_anew()
+        profiled = bool(self.intervals) and self._drifted() and self._profile_again()
         pruned = self._prune() if self.intervals else 1.0
         scores = self._importance() if self.strategy.selects else {}
         mask = self._choose(scores)
@@ -220,7 +220,7 @@ class _Fit:
         if not strategy.selects:
             mask = strategy.fixed(network)
             self._take(mask)
-            if self._rehearsed():
+            if self._dry_run_fits():
                 return mask
             raise self._refused()
         values = np.array([scores[name] for name in network.names])
@@ -229,7 +229,7 @@ class _Fit:
             found = choose(self.sizes.times, network, values, headroom)
             mask = self._unless_empty(found, values)
             self._take(mask)
-            if self._rehearsed():
+            if self._dry_run_fits():
                 return mask
             if headroom.bytes is None or mask is not found:
                 raise self._refused()
@@ -260,7 +260,7 @@ class _Fit:
             self.trainer.select(names)
             release_memory()
 
-    def _rehearsed(self) -> bool:
+    def _dry_run_fits(self) -> bool:
         """Run a step on made-up data that changes nothing; whether it fits beside the optimizer state to come."""
         run, sizes = self.run, self.sizes
         state = self.trainer.optimizers.state()
@@ -316,7 +316,7 @@ class _Fit:
 
     def _has_drifted(self, present: IntervalRecord) -> bool:
         """Whether steps have drifted; where operators were just measured, measuring them again would not help."""
-        if not self.strategy.selects or present.profiled or not suspicious(present):
+        if not self.strategy.selects or present.profiled or not looks_drifted(present):
             return False
         return drifted(self.trainer, self.sizes, self.run, self.chain.input_shape)
 
@@ -324,13 +324,13 @@ class _Fit:
         """Whether steps were found to have drifted, by this process or by the one before it."""
         return self.intervals[-1].drifted
 
-    def _profile_anew(self) -> bool:
+    def _profile_again(self) -> bool:
         """Measure the operators again (ElasticTrainer section 5.4), once: a checkpoint keeps what was measured."""
         notes = self.run.position.notes
         if notes.get(_MEASURED) == len(self.intervals):
             return True
         parameters = self.trainer.parameters.values()
-        tensors = profile_anew(self.strategy, self.chain, self.sizes, self.run, parameters)
+        tensors = profile_again(self.strategy, self.chain, self.sizes, self.run, parameters)
         if tensors is None:
             return False
         self.profile = replace(self.profile, tensors=tensors)

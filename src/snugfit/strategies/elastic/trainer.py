@@ -63,11 +63,11 @@ class TensorTrainer:
     def select(self, names: Iterable[str]) -> None:
         """Train these tensors from now on; those that go lose their optimizer state, those that stay keep it."""
         wanted, state = set(names), self.optimizers.state()
-        self.take_state(wanted, {key: t for key, t in state.items() if key.rpartition("/")[0] in wanted})
+        self.restore_state(wanted, {key: t for key, t in state.items() if key.rpartition("/")[0] in wanted})
         self.step_seconds.clear()
 
     def drop_state(self) -> None:
-        """Let go of the optimizers and all that they hold, until :meth:`take_state`."""
+        """Let go of the optimizers and all that they hold, until :meth:`restore_state`."""
         self.optimizers.release()
 
     def release(self) -> None:
@@ -76,7 +76,7 @@ class TensorTrainer:
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
 
-    def take_state(self, names: Iterable[str], state: Mapping[str, Tensor]) -> None:
+    def restore_state(self, names: Iterable[str], state: Mapping[str, Tensor]) -> None:
         """Train these tensors from this optimizer state, as :meth:`ParameterOptimizers.state` gives it."""
         wanted = set(names)
         self.optimizers.release()

@@ -15,11 +15,11 @@ from snugfit.errors import ModelError
 from snugfit.local.single_layer import SingleLayer
 from snugfit.strategies.feedback.config import FeedbackRule
 from snugfit.strategies.feedback.trainers import TRAINERS
-from snugfit.strategies.full_network import MakeTrainer, WholeNetwork
+from snugfit.strategies.full_network import FullNetwork, MakeTrainer
 
 
 @dataclass(frozen=True)
-class Feedback(WholeNetwork):
+class Feedback(FullNetwork):
     """The rules that LLS is compared with (its Table 2): DFA, DRTP and PEPITA.
 
     Attributes:

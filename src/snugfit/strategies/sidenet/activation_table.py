@@ -27,7 +27,7 @@ from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
 from snugfit.profiling.liveness import StepOptions
-from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_made_up, random_batch
+from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_synthetic_weights, random_batch
 from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.network import trained_names
 from snugfit.surgery.sidenet import attach_side_network
@@ -150,7 +150,7 @@ def step_peak(module: nn.Module, workload: Workload, device: torch.device) -> in
         device: where.
     """
     if any(parameter.is_meta for parameter in module.parameters()):
-        fill_made_up(module.to_empty(device=device))
+        fill_synthetic_weights(module.to_empty(device=device))
     with _optimizers(module, workload):
 
         def step() -> None:

@@ -26,7 +26,7 @@ from snugfit.errors import CheckpointError
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe
 from snugfit.strategies.full_network import load_network
-from snugfit.strategies.memory_estimates import fill_made_up, random_batch, with_safety
+from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch, with_safety
 from snugfit.strategies.micro_batch import divisors
 from snugfit.strategies.sidenet.config import PruneImportance
 from snugfit.strategies.sidenet.configurations import PREFIX
@@ -147,7 +147,7 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
 
     def build() -> Callable[[int], object]:
         module = cast(fx.GraphModule, copy.deepcopy(chain).to_module())
-        fill_made_up(module.to_empty(device=device))
+        fill_synthetic_weights(module.to_empty(device=device))
 
         def step(micro_batch: int) -> None:
             batch = images(STEP_IMAGES, device)

@@ -23,9 +23,15 @@ from snugfit._training.split import TrainingData
 from snugfit._training.task import needs_classes
 from snugfit.errors import UsageError
 from snugfit.profiling import Probe
-from snugfit.strategies.full_network import whole_probe
-from snugfit.strategies.memory_estimates import headroom_in, images_passed, smallest_budget, step_headroom, with_safety
-from snugfit.strategies.micro_batch import MicroBatching, divisors, holds, line_name
+from snugfit.strategies.full_network import network_probe
+from snugfit.strategies.memory_estimates import (
+    available_headroom,
+    forward_images,
+    smallest_budget,
+    step_headroom,
+    with_safety,
+)
+from snugfit.strategies.micro_batch import MicroBatching, divisors, hold_modes, line_name
 from snugfit.strategies.sidenet.config import PruneImportance, WeightStorage
 from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, configurations, leanest
@@ -139,7 +145,7 @@ class Sidenet(MicroBatching):
         ways: dict[Way, Probe] = {}
         for each, hold in sorted(self._ways(workload), key=lambda way: _least_loss(workload, *way)):
             make = make_trainer(each, known[each.side_width], self.side_lr)
-            probe = whole_probe(each.probe, chain, workload, hardware.device, make, hold=hold)
+            probe = network_probe(each.probe, chain, workload, hardware.device, make, hold=hold)
             sizes = (probe.batch_limit,) if self.accumulate and not hold else probe.sizes
             ways[each, hold] = replace(probe, sizes=sizes, floor=cache(probe.floor), network=PREFIX)
         first = next((each for each, _ in ways if each.pruned), None)
@@ -159,7 +165,7 @@ class Sidenet(MicroBatching):
     def _ways(self, workload: Workload) -> list[Way]:
         """Every configuration, with gradients applied at once and, where a batch has parts, with gradients held."""
         parts = self.accumulate and workload.effective_batch > 1
-        return [(each, hold) for each in self.tried for hold in holds(parts)]
+        return [(each, hold) for each in self.tried for hold in hold_modes(parts)]
 
     def _needed(
         self, workload: Workload, looks: Looks, way: Way, lines: Mapping[str, ProbeLine], available: float
@@ -168,7 +174,7 @@ class Sidenet(MicroBatching):
 
         What measuring leaves behind must not be what that lacks in the end.
         """
-        headroom = headroom_in(available)
+        headroom = available_headroom(available)
         found = best(self._options(workload, lines, headroom - MARGIN_BYTES))
         if found is not None:
             after = best(self._options(workload, lines, headroom - MARGIN_BYTES - looks.probes[way].growth_bytes))
@@ -223,7 +229,7 @@ class Sidenet(MicroBatching):
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured line of its configuration."""
         line = profile.lines[self.line(self.configuration.probe)]
-        passed = images_passed(workload, tracks=self.scheme == "rep-net")  # the side network's norms
+        passed = forward_images(workload, tracks=self.scheme == "rep-net")  # the side network's norms
         epoch = self.epoch_seconds(line, workload.train_count, passed)
         resident = profile.base_bytes + LEFT_BY_RETRAINING * self.configuration.pruned
         peak = with_safety(resident, line.bytes_at(self.micro_batch))

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from torch import fx
 
 from snugfit._chain import Chain
-from snugfit._core.cluster import Cluster, Link, Rank, made_up
+from snugfit._core.cluster import Cluster, Link, Rank, uniform_cluster
 from snugfit._core.literals import Rest, TileSizes, WeightUpdate
 from snugfit._core.options import Choice
 from snugfit.errors import UsageError
@@ -41,7 +41,7 @@ PREFIX = "tiled"
 
 def typical_cluster(processes: int) -> Cluster:
     """So many of them, where nothing was measured."""
-    return made_up(processes, Rank(0, "typical", 1, TYPICAL_SPEED, 0), TYPICAL_LINK)
+    return uniform_cluster(processes, Rank(0, "typical", 1, TYPICAL_SPEED, 0), TYPICAL_LINK)
 
 
 class Wishes(Protocol):

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from snugfit._core.cluster import Cluster
 from snugfit._core.cost import Cost
 from snugfit._core.workload import Workload
-from snugfit.strategies.memory_estimates import images_passed
+from snugfit.strategies.memory_estimates import forward_images
 from snugfit.strategies.micro_batch import VALIDATION_SHARE, MicroBatching
 from snugfit.tiling.cost_counter import Placement, count_step_cost
 from snugfit.tiling.distributed import schedule_of
@@ -61,7 +61,7 @@ class Network:
             tracks: whether norms that train have running statistics.
         """
         steps = max(workload.train_count // micro.effective_batch, 1)
-        images = steps * micro.effective_batch + VALIDATION_SHARE * images_passed(workload, tracks=tracks)
+        images = steps * micro.effective_batch + VALIDATION_SHARE * forward_images(workload, tracks=tracks)
         epoch = steps * (micro.micro_batches * self.step_seconds + self.update_seconds) + images * self.image_seconds
         sent = steps * (micro.micro_batches * self.step_bytes + self.update_bytes) + images * self.image_bytes
         phases = tuple(replace(phase, seconds=phase.seconds + epoch * workload.epochs) for phase in cost.phases)

@@ -20,7 +20,7 @@ from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
 from snugfit._upstream import to_channels_last
 from snugfit.errors import UsageError
-from snugfit.strategies.full_network import fit_whole
+from snugfit.strategies.full_network import fit_network
 from snugfit.strategies.micro_batch import MicroBatching
 from snugfit.strategies.tiled.trainer import over_processes
 from snugfit.tiling.coordinator import Command, OverTiles, Worker, replicated_step, serve, worker_step
@@ -36,7 +36,7 @@ def fit_over_processes(strategy: MicroBatching, chain: Chain, data: TrainingData
         raise UsageError("several processes take `snugfit cluster launch`; without it, start one.")
     said = {"workload": to_data(run.workload), "plan": asdict(plan), "memory_bytes": run.budget.memory_bytes}
     channel.send(json.dumps(said))
-    record = fit_whole(strategy, chain, data, run, over_processes(plan, transport, channel))
+    record = fit_network(strategy, chain, data, run, over_processes(plan, transport, channel))
     channel.send(str(Command("stop")))
     peaks = peaks_of_all(float(record.measured["peak_bytes"]), transport)
     return replace(record, measured={**record.measured, "process_peak_bytes": [int(peak) for peak in peaks]})

@@ -27,13 +27,13 @@ from snugfit.profiling import Probe
 from snugfit.strategies.full_network import (
     MakeTrainer,
     batch_settings,
-    fit_whole,
-    whole_cost,
-    whole_probe,
-    whole_reasons,
+    fit_network,
+    network_cost,
+    network_probe,
+    network_shortfall,
 )
-from snugfit.strategies.memory_estimates import headroom_in
-from snugfit.strategies.micro_batch import MicroBatching, holds, plain_name
+from snugfit.strategies.memory_estimates import available_headroom
+from snugfit.strategies.micro_batch import MicroBatching, hold_modes, probe_of_line
 from snugfit.strategies.tiled.candidates import (
     PREFIX,
     chosen,
@@ -144,9 +144,9 @@ class Tiled(MicroBatching):
             if plan.scratch and hardware.device != "cpu":
                 continue
             needed = _unless_fitting(tuple(faster), limit)
-            for hold in holds(self.accumulate):
+            for hold in hold_modes(self.accumulate):
                 make = self.make_trainer(plan)
-                probe = whole_probe(key, chain, workload, hardware.device, make, hold=hold)
+                probe = network_probe(key, chain, workload, hardware.device, make, hold=hold)
                 found.append(
                     replace(probe, needed=needed, warm_up=plan.scratch > 0)
                 )  # mapped pages grow in the first step
@@ -162,7 +162,7 @@ class Tiled(MicroBatching):
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines, and where the cluster was measured, of the network between processes."""
-        cost = whole_cost(profile, key_of(chosen(self), self.network), workload, self)
+        cost = network_cost(profile, key_of(chosen(self), self.network), workload, self)
         cost = _with_storage(cost, self.scratch_bytes * self.micro_batch)
         if not self.network:
             return cost
@@ -172,7 +172,7 @@ class Tiled(MicroBatching):
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
         floors = {key: bytes_ for key, bytes_ in profile.floors.items() if key.startswith(PREFIX)}
-        return whole_reasons(profile, min(floors, key=lambda key: floors[key]), budget)
+        return network_shortfall(profile, min(floors, key=lambda key: floors[key]), budget)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train; over several processes, the others have to be serving."""
@@ -181,7 +181,7 @@ class Tiled(MicroBatching):
         plan = chosen(self)
         if self.processes > 1:
             return fit_over_processes(self, chain, data, run, plan)
-        return fit_whole(self, chain, data, run, on_one_device(plan, _scratch_of(run)))
+        return fit_network(self, chain, data, run, on_one_device(plan, _scratch_of(run)))
 
     def _for_fewer(self, chain: Chain, run: Run) -> Tiled:
         """The same for as many processes as there are now: a run that is taken up may have lost some."""
@@ -218,7 +218,7 @@ def _with_storage(cost: Cost, size: int) -> Cost:
 
 def _keys(profile: Profile) -> list[str]:
     """The names of the probes of plans, without those that hold gradients."""
-    keys = {plain_name(key) for key in profile.lines if key.startswith(PREFIX)}
+    keys = {probe_of_line(key) for key in profile.lines if key.startswith(PREFIX)}
     return sorted(keys, key=lambda key: list(profile.floors).index(key))
 
 
@@ -226,7 +226,7 @@ def _unless_fitting(names: tuple[str, ...], limit: int) -> Callable[[Mapping[str
     """Whether none of these probes was found to fit the whole batch."""
 
     def needed(tried: Mapping[str, ProbeLine | None], available: float) -> bool:
-        lines, headroom = map(tried.get, names), headroom_in(available)
+        lines, headroom = map(tried.get, names), available_headroom(available)
         return not any(line is not None and line.largest_batch(headroom, limit) >= limit for line in lines)
 
     return needed

@@ -11,10 +11,10 @@ from strategy_samples import HARDWARE, MB, line, profile, workload
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Shortfall
 from snugfit.strategies.backprop.strategy import Backprop
-from snugfit.strategies.full_network import batch_settings, whole_cost, whole_reasons
+from snugfit.strategies.full_network import batch_settings, network_cost, network_shortfall
 from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,
-    HELD_BYTES,
+    RESERVED_BYTES,
     SAFETY_BYTES,
     smallest_budget,
     step_headroom,
@@ -33,18 +33,18 @@ def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True
     return found and astuple(found)
 
 
-ONE_SAMPLE = math.ceil(112 * 1.02 + (SAFETY_BYTES + HELD_BYTES + DRIFT_BYTES) / MB) * MB
+ONE_SAMPLE = math.ceil(112 * 1.02 + (SAFETY_BYTES + RESERVED_BYTES + DRIFT_BYTES) / MB) * MB
 """Budget of a step with 100 MB of tensors: 12 % more for the process, safety, held back, drift, up to the next MB."""
 
 
 def budget_for(step_bytes):
     """A budget whose room for a step is just above ``step_bytes``."""
-    return int(step_bytes * 1.02) + SAFETY_BYTES + HELD_BYTES + 10
+    return int(step_bytes * 1.02) + SAFETY_BYTES + RESERVED_BYTES + 10
 
 
 def test_safety_and_its_inverse():
     assert with_safety(10 * MB, 90 * MB) == 102 * MB + SAFETY_BYTES
-    assert step_headroom(Budget(102 * MB + SAFETY_BYTES + HELD_BYTES), 10 * MB) == pytest.approx(90 * MB)
+    assert step_headroom(Budget(102 * MB + SAFETY_BYTES + RESERVED_BYTES), 10 * MB) == pytest.approx(90 * MB)
     assert step_headroom(Budget(), 10 * MB) == float("inf")
     assert smallest_budget(profile({}), 100 * MB) == ONE_SAMPLE
 
@@ -52,8 +52,8 @@ def test_safety_and_its_inverse():
 @given(st.integers(3 * MB, 10**10), st.integers(0, 10**9))
 def test_what_uses_the_whole_room_is_predicted_to_fit(budget, resident):
     headroom = step_headroom(Budget(budget), resident)
-    assert with_safety(resident, headroom) <= budget - HELD_BYTES + 1
-    assert with_safety(resident, headroom) >= budget - HELD_BYTES - 2
+    assert with_safety(resident, headroom) <= budget - RESERVED_BYTES + 1
+    assert with_safety(resident, headroom) >= budget - RESERVED_BYTES - 2
 
 
 @given(st.integers(1, 600))
@@ -119,14 +119,14 @@ def test_what_is_chosen_fits(budget, batch_size, train_count, smallest, fixed, s
     micro, count = found.micro_batch, found.micro_batches
     assert smallest <= micro <= min(batch_size, train_count) and found.accumulate == (count > 1)
     assert count == 1 or micro * count == min(batch_size, train_count)
-    cost = whole_cost(profile(lines), "network", work, found)
+    cost = network_cost(profile(lines), "network", work, found)
     assert cost.peak_bytes <= budget
 
 
 def test_cost_by_hand():
     """1000 images in 15 steps of 64, at 0.01 s an image, and 200 validation images at 0.3 of that."""
     found = profile({"network": line(10 * MB, MB)}, base=5 * MB)
-    cost = whole_cost(found, "network", workload(), MicroBatching(64))
+    cost = network_cost(found, "network", workload(), MicroBatching(64))
     epoch = 15 * 0.64 + 0.3 * 200 * 0.01
     assert cost.peak_bytes == int((5 * MB + 74 * MB + 1) * 1.02) + SAFETY_BYTES
     assert cost.seconds_per_epoch == pytest.approx(epoch) and cost.seconds == pytest.approx(3 * epoch)
@@ -137,9 +137,9 @@ def test_cost_by_hand():
 
 def test_norms_that_track_cost_a_pass_over_some_training_images():
     found = profile({"network": line(10 * MB, MB)})
-    without = whole_cost(found, "network", workload(), MicroBatching(64))
+    without = network_cost(found, "network", workload(), MicroBatching(64))
     tracking = replace(found, units=(found.units[0], replace(found.units[1], tracks=True)))
-    cost = whole_cost(tracking, "network", workload(), MicroBatching(64))
+    cost = network_cost(tracking, "network", workload(), MicroBatching(64))
     assert cost.seconds_per_epoch - without.seconds_per_epoch == pytest.approx(0.3 * 64 * 0.01)
     assert cost.peak_bytes == without.peak_bytes
 
@@ -147,16 +147,16 @@ def test_norms_that_track_cost_a_pass_over_some_training_images():
 def test_cost_of_accumulation_by_hand():
     """A probe that holds gradients runs two micro-batches: half its seconds are one's."""
     found = profile({"network": line(10 * MB, MB), "network:accumulate": line(20 * MB, MB, seconds=0.024)})
-    cost = whole_cost(found, "network", workload(), MicroBatching(32, 2))
+    cost = network_cost(found, "network", workload(), MicroBatching(32, 2))
     assert cost.seconds_per_epoch == pytest.approx(15 * 2 * 32 * 0.012 + 0.3 * 200 * 0.012)
     assert cost.peak_bytes == int((52 * MB + 1) * 1.02) + SAFETY_BYTES
 
 
 def test_reasons_name_the_smallest_budget():
     found = profile({}, floors={"network": 100 * MB})
-    lack = whole_reasons(found, "network", Budget("50MB"))
+    lack = network_shortfall(found, "network", Budget("50MB"))
     assert lack == Shortfall((f"one sample needs {ONE_SAMPLE // MB} MB",), ONE_SAMPLE)
-    assert whole_reasons(found, "network", Budget("200MB")).smallest_bytes == 201 * MB, (
+    assert network_shortfall(found, "network", Budget("200MB")).smallest_bytes == 201 * MB, (
         "what was measured not to fit does not fit"
     )
 
@@ -170,7 +170,9 @@ def test_backprop_proposes_what_the_settings_say():
     (proposal,) = kind().propose(workload(), found, HARDWARE, budget)
     assert proposal == kind(32, 2, True)
     cost = proposal.estimate(workload(), found, HARDWARE)
-    assert cost == whole_cost(found, probe, workload(), MicroBatching(32, 2)) and cost.peak_bytes <= budget.memory_bytes
+    assert (
+        cost == network_cost(found, probe, workload(), MicroBatching(32, 2)) and cost.peak_bytes <= budget.memory_bytes
+    )
     assert list(kind().propose(workload(), found, HARDWARE, Budget(5 * MB))) == []
     assert kind().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 10 * MB, (
         "1.12 + 5.5 + 1 + 2 MB, rounded up"
