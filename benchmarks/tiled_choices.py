@@ -10,10 +10,10 @@ from benchmarks.tiled_rank import network
 from snugfit._core.cluster import Link, Rank, uniform_cluster
 from snugfit.tiling.candidates import candidates_on_one_device, group_boundaries, subsample
 from snugfit.tiling.cost_counter import count_step_cost
-from snugfit.tiling.distributed import schedule_of
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.grouping import CostModel
 from snugfit.tiling.layers import Tiling
+from snugfit.tiling.plan import schedule_of
 from snugfit.tiling.pricing import Prediction, prices_of
 from snugfit.tiling.profile import Profile, one_group
 from snugfit.tiling.routes import cells_of

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from snugfit import _models as models
 from snugfit._chain import Chain
-from snugfit.tiling.distributed import TiledNetwork, schedule_of
+from snugfit.tiling.distributed import TiledNetwork
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Tiling
+from snugfit.tiling.plan import schedule_of
 from snugfit.tiling.profile import Profile, every_cut
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import rest_of

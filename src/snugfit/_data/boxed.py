@@ -87,30 +87,26 @@ def load_boxed(
         names, parts, decoder, checks = _read(path, size, workers)
     if chosen.classes is not None and chosen.classes != len(names):
         raise DataError(f"'{name}' has {len(names)} classes, not {chosen.classes}. Ask for {len(names)}.")
+    limited = _chosen_parts(parts, chosen)
+    if not len(limited["train"].boxes.rows):
+        raise DataError(f"the training images of {path} have no boxes. Take more of them, or another --seed.")
+    notes = tuple(f"{path}: {note}" for note in checks.notes)
+    (mean, std), resources = IMAGENET, (decoder,)
+    train, val, test = limited["train"], limited["val"], limited.get("test")
+    shape = (len(mean), size, size)
+    return Splits(name, names, shape, train, val, test, mean, std, flip=True, resources=resources, notes=notes)
+
+
+def _chosen_parts(parts: dict[str, BoxedImages], chosen: SplitOptions) -> dict[str, BoxedImages]:
+    """The images of each part within their limits; validation images are split off if there are none."""
     rng = np.random.default_rng(chosen.seed & 0xFFFFFFFF)
     if "val" not in parts:
         parts["train"], parts["val"] = _divided(parts["train"], chosen.val_fraction, rng)
     most = max(part.most for part in parts.values())
-    limited = {
+    return {
         part: _limited(images, chosen.max_train if part == "train" else chosen.max_val, rng).padded_to(most)
         for part, images in parts.items()
     }
-    if not len(limited["train"].boxes.rows):
-        raise DataError(f"the training images of {path} have no boxes. Take more of them, or another --seed.")
-    mean, std = IMAGENET
-    return Splits(
-        name,
-        names,
-        (len(mean), size, size),
-        limited["train"],
-        limited["val"],
-        limited.get("test"),
-        mean,
-        std,
-        flip=True,
-        resources=(decoder,),
-        notes=tuple(f"{path}: {note}" for note in checks.notes),
-    )
 
 
 def boxed_path(name: str, data_dir: str | Path | None = None) -> Path:

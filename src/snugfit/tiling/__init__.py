@@ -14,10 +14,11 @@ True
 
 from snugfit._core.cluster import Cluster
 from snugfit.tiling.cost_counter import count_step_cost
-from snugfit.tiling.distributed import TiledNetwork, schedule_of
+from snugfit.tiling.distributed import TiledNetwork
 from snugfit.tiling.geometry import Interval, Window, balanced, weighted
 from snugfit.tiling.grouping import CostModel, Prices, Work, cheapest, group_work
 from snugfit.tiling.layers import Layer, Layers, MapSize, Region, Tiling
+from snugfit.tiling.plan import schedule_of
 from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.routes import Cell, cells_of

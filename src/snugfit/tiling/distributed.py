@@ -22,45 +22,14 @@ from torch import Tensor, nn
 from snugfit._core.literals import Rest
 from snugfit.tiling.adjoint import Adjoint, BackwardInput, BatchNormAdjoint, RegionTensor, zero_gradients
 from snugfit.tiling.exchange import Pending
-from snugfit.tiling.layers import Region, Tiling
+from snugfit.tiling.layers import Region
 from snugfit.tiling.operators import TileablePrefix
-from snugfit.tiling.profile import Profile
 from snugfit.tiling.reductions import OverlappedAllReduce, all_moments, all_reduce
 from snugfit.tiling.routes import Cell, Routes, Source, Wanted
-from snugfit.tiling.schedule import BackwardGroup, BackwardRules, Schedule
+from snugfit.tiling.schedule import BackwardGroup, Schedule
 from snugfit.tiling.splitting import Split, can_split
 from snugfit.tiling.statistics import update_running_statistics
 from snugfit.tiling.transport import GatherHandle, Transport
-
-
-def schedule_of(
-    prefix: TileablePrefix,
-    tiling: Tiling,
-    forward: Profile,
-    backward: Profile | None,
-    *,
-    recompute: bool = False,
-    image: bool = False,
-) -> Schedule:
-    """Schedule of the tiles in a step.
-
-    Args:
-        prefix: the layers, in the mode and with the frozen parameters of the step.
-        tiling: their tiles.
-        forward, backward: grouping profiles; without the latter there is no backward pass.
-        recompute: whether the backward pass recomputes the feature maps that it reads.
-        image: whether the gradient of the images is needed.
-    """
-    if backward is None:
-        return Schedule(tiling, forward, forward, None).merged()
-    adjoints = [each.adjoint for each in prefix.operators]
-    network = BackwardRules.of(
-        prefix.layers,
-        [each.has_trainable_weights() for each in adjoints],
-        [each.reads for each in adjoints],
-        image=image,
-    )
-    return Schedule(tiling, forward, backward, network, recompute).merged()
 
 
 @dataclass

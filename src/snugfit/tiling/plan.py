@@ -9,18 +9,49 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._core.literals import Rest, WeightUpdate
-from snugfit.tiling.distributed import TiledNetwork, schedule_of
+from snugfit.tiling.distributed import TiledNetwork
 from snugfit.tiling.geometry import weighted
 from snugfit.tiling.layers import Layers, Tiling, require_grid
 from snugfit.tiling.operators import TileablePrefix
-from snugfit.tiling.profile import named_profile
+from snugfit.tiling.profile import Profile, named_profile
 from snugfit.tiling.reductions import buckets, flattened
 from snugfit.tiling.routes import cells_of
+from snugfit.tiling.schedule import BackwardRules, Schedule
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import GATEWAY, Transport
 
 Shares = tuple[tuple[float, ...], tuple[float, ...]]
 """Weights of a grid's rows and of its columns."""
+
+
+def schedule_of(
+    prefix: TileablePrefix,
+    tiling: Tiling,
+    forward: Profile,
+    backward: Profile | None,
+    *,
+    recompute: bool = False,
+    image: bool = False,
+) -> Schedule:
+    """Schedule of the tiles in a step.
+
+    Args:
+        prefix: the layers, in the mode and with the frozen parameters of the step.
+        tiling: their tiles.
+        forward, backward: grouping profiles; without the latter there is no backward pass.
+        recompute: whether the backward pass recomputes the feature maps that it reads.
+        image: whether the gradient of the images is needed.
+    """
+    if backward is None:
+        return Schedule(tiling, forward, forward, None).merged()
+    adjoints = [each.adjoint for each in prefix.operators]
+    network = BackwardRules.of(
+        prefix.layers,
+        [each.has_trainable_weights() for each in adjoints],
+        [each.reads for each in adjoints],
+        image=image,
+    )
+    return Schedule(tiling, forward, backward, network, recompute).merged()
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from snugfit.errors import ModelError
 from snugfit.tiling.candidates import group_boundaries
 from snugfit.tiling.cost_counter import Placement, count_step_cost
-from snugfit.tiling.distributed import TiledNetwork, schedule_of
+from snugfit.tiling.distributed import TiledNetwork
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Layers, MapSize, Tiling
+from snugfit.tiling.plan import schedule_of
 from snugfit.tiling.profile import Profile, every_cut, one_group
 from snugfit.tiling.routes import Routes, Wanted, cells_of
 from snugfit.tiling.schedule import BackwardRules, Schedule
