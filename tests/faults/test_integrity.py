@@ -137,9 +137,9 @@ def reported(run: Path) -> Any:
 
 def looked_at(run: Path) -> Any:
     """A unit's weights and its exit, as pictures read them."""
-    from snugfit._engine.finished_run import Source
+    from snugfit._engine.finished_run import FinishedRun
 
-    return [Source(run).stored(kind, 0) for kind in ("weights", "exits")]
+    return [FinishedRun(run).stored(kind, 0) for kind in ("weights", "exits")]
 
 
 @pytest.fixture

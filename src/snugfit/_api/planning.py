@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -208,4 +208,4 @@ def profile_request(
 
 
 def _budget_options(budget: Budget) -> BudgetOptions:
-    return BudgetOptions(budget.memory, budget.storage, budget.time_ratio, budget.devices)  # type: ignore[arg-type]
+    return BudgetOptions(**asdict(budget))

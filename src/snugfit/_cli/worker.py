@@ -76,7 +76,7 @@ def _work(job: dict[str, Any], send: Send) -> Any:
 
     with ConsoleProgress(quiet=job["quiet"]) as progress:
         if job["command"] == "train" and "WORLD_SIZE" in os.environ:
-            return _train_together(api, job, (announce, progress))
+            return _train_in_launch(api, job, (announce, progress))
         api.prepare_process(job["threads"])
         return COMMANDS[job["command"]](api, job, (announce, progress), send)
 
@@ -103,16 +103,16 @@ def _refused(planned: Any) -> dict[str, Any]:
     return {"plan": planned.to_json(), "infeasible": error.to_json(), "apart": apart}
 
 
-def _train_together(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
+def _train_in_launch(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
     """Train with the other processes of a launch: its gateway trains, and the others serve it."""
-    from snugfit._engine.distributed import serve, together, with_others
+    from snugfit._engine.distributed import connected, dismissing_at_failure, serve
     from snugfit._training.launch import share_of_threads, world
 
-    with together(_device(job)) as others:
+    with connected(_device(job)) as member:
         api.prepare_process(share_of_threads(world(), job["threads"]))
-        if others is not None and not others.here.is_gateway:
-            return serve(others)
-        return with_others(others, lambda: _train_at_gateway(api, job, subscribers))
+        if member is not None and not member.here.is_gateway:
+            return serve(member)
+        return dismissing_at_failure(member, lambda: _train_at_gateway(api, job, subscribers))
 
 
 def _device(job: dict[str, Any]) -> str | None:

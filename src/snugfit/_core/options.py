@@ -135,13 +135,14 @@ def read(hint: Any, text: str) -> Any:
     return text
 
 
-def of_keywords(kind: type[T], given: Mapping[str, Any]) -> T:
+def of_keywords(kind: Callable[..., T], given: Mapping[str, Any]) -> T:
     """A dataclass of options from keywords.
 
     Raises:
         UnknownNameError: it has no field of that name.
     """
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    dataclass: Any = kind
+    known = [field.name for field in fields(dataclass)]
     for name in given:
         if name not in known:
             raise UnknownNameError("option", name, known)

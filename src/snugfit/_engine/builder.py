@@ -219,12 +219,12 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
 
 def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig | None) -> OptimizerSettings:
     """The optimizer, and its own defaults where the request says nothing else."""
-    asked = {"lr": training.lr, "weight_decay": training.weight_decay, "schedule": training.schedule}
-    given = {key: value for key, value in asked.items() if value is not None}
+    options = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule")}
+    given = {name: value for name, value in options.items() if value is not None}
     config = config or StrategyConfig()
     name = training.optimizer or config.default_optimizer or "sgd"
     own = {**_DEFAULTS, **config.optimizers}[name]
-    return replace(default_optimizer(own, task), **given)  # type: ignore[arg-type]
+    return replace(default_optimizer(own, task), **given)
 
 
 def make_strategies(request: Request) -> Considered:

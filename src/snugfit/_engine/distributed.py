@@ -20,7 +20,7 @@ from snugfit.memory import MemoryLimit, make_meter
 
 
 @dataclass(frozen=True)
-class Together:
+class LaunchMember:
     """This process among others.
 
     Attributes:
@@ -32,12 +32,12 @@ class Together:
     commands: Commands
 
 
-_joined: list[Together] = []
+_joined: list[LaunchMember] = []
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def together(device: str | None = None) -> Iterator[Together | None]:
+def connected(device: str | None = None) -> Iterator[LaunchMember | None]:
     """Connect with the other processes of the launch, until the context ends; None if this process is alone.
 
     Raises:
@@ -54,7 +54,7 @@ def together(device: str | None = None) -> Iterator[Together | None]:
         naming_lost(heartbeat),
         Commands(heartbeat) as commands,
     ):
-        _joined[:] = [Together(here, commands)]
+        _joined[:] = [LaunchMember(here, commands)]
         try:
             yield _joined[0]
         finally:
@@ -66,23 +66,23 @@ def commands_of_run() -> Commands | None:
     return _joined[0].commands if _joined else None
 
 
-def with_others(others: Together | None, work: Callable[[], T]) -> T:
+def dismissing_at_failure(member: LaunchMember | None, work: Callable[[], T]) -> T:
     """Do the gateway's work; if it fails, the others are dismissed."""
     from snugfit.strategies.tiled.runner import dismiss
 
     try:
         return work()
     except SnugfitError:
-        if others is not None:
-            dismiss(others.commands)
+        if member is not None:
+            dismiss(member.commands)
         raise
 
 
-def serve(others: Together, threads: int | None = None, model: nn.Module | None = None) -> dict[str, Any]:
+def serve(member: LaunchMember, threads: int | None = None, model: nn.Module | None = None) -> dict[str, Any]:
     """Compute tiles for the gateway until it ends; on every process but the gateway.
 
     Args:
-        others: the other processes.
+        member: this process.
         threads: of this process.
         model: the module, if the gateway trains one that was passed from Python.
 
@@ -93,9 +93,9 @@ def serve(others: Together, threads: int | None = None, model: nn.Module | None 
     from snugfit.tiling.transport import ProcessTransport
 
     resting, device = baseline(threads), choose_device(None)
-    said = told(others.commands)
+    said = told(member.commands)
     if said is None:
-        return {"rank": others.here.rank, "peak_bytes": 0}
+        return {"rank": member.here.rank, "peak_bytes": 0}
     workload, plan, memory_bytes = said
     meter = make_meter(resting, device)
     peaks = [0]
@@ -106,9 +106,9 @@ def serve(others: Together, threads: int | None = None, model: nn.Module | None 
             peaks[0] = max(peaks[0], meter.mark())
             limit.refresh()
 
-        follow(_chain(workload, model), workload, plan, ProcessTransport(), others.commands, device, tick)
+        follow(_chain(workload, model), workload, plan, ProcessTransport(), member.commands, device, tick)
     peaks_of_all(float(peaks[0]), ProcessTransport())
-    return {"rank": others.here.rank, "peak_bytes": peaks[0]}
+    return {"rank": member.here.rank, "peak_bytes": peaks[0]}
 
 
 def _chain(workload: Workload, model: nn.Module | None) -> Chain:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> No
     """Write the model; its metadata holds normalisation, class names and task, as JSON texts."""
     try:
         import onnx
-        import onnxscript  # noqa: F401
+
+        import_module("onnxscript")
     except ImportError as error:
         raise ModelError('ONNX export needs more packages: pip install "snugfit[export]".') from error
     example = torch.randn(2, *architecture.input_shape)

@@ -16,7 +16,7 @@ from snugfit import _data as datasets
 from snugfit._chain import load_into
 from snugfit._core.request import Request
 from snugfit._data import Batches, Subset
-from snugfit._engine.finished_run import Source
+from snugfit._engine.finished_run import FinishedRun
 from snugfit._engine.images import RunImages
 from snugfit._report import embedding
 from snugfit._report.gradcam import grad_cam
@@ -54,7 +54,7 @@ def make_pictures(
         CheckpointError: the folder holds no finished run.
         UsageError: there is no such unit, class or number of images.
     """
-    source = Source(folder, options.data, options.data_dir, model)
+    source = FinishedRun(folder, options.data, options.data_dir, model)
     _check(source, options)
     made: dict[str, Any] = {}
     missing = {}
@@ -70,7 +70,7 @@ def make_pictures(
     return Pictures(**made, missing=missing)
 
 
-def _check(source: Source, options: PictureOptions) -> None:
+def _check(source: FinishedRun, options: PictureOptions) -> None:
     """Refuse options that no run could serve."""
     known = len(source.architecture.class_names)
     if options.unit is not None and source.record.exits:
@@ -82,7 +82,7 @@ def _check(source: Source, options: PictureOptions) -> None:
 
 
 @torch.no_grad()
-def spectra(source: Source, unit: str | None, classes: tuple[int, ...]) -> Spectra:
+def spectra(source: FinishedRun, unit: str | None, classes: tuple[int, ...]) -> Spectra:
     """Spectra of the vectors of some classes and of their mean activations (LLS, Figure 2)."""
     source.check_local_loss(*WITH_BASIS)
     index = source.unit(unit, default=0.5)
@@ -104,7 +104,7 @@ def spectra(source: Source, unit: str | None, classes: tuple[int, ...]) -> Spect
     )
 
 
-def projection(source: Source, unit: str | None) -> Projection:
+def projection(source: FinishedRun, unit: str | None) -> Projection:
     """The learned M of a unit in two dimensions (LLS, Figure 3); it needs no images."""
     source.check_local_loss(*WITH_COMBINATIONS)
     index = source.unit(unit, default=1)
@@ -123,7 +123,7 @@ def projection(source: Source, unit: str | None) -> Projection:
     )
 
 
-def heat_maps(source: Source, count: int) -> HeatMaps:
+def heat_maps(source: FinishedRun, count: int) -> HeatMaps:
     """Grad-CAM of the class predicted, on the first images of each class in turn (LLS, Figure 4)."""
     if source.architecture.task != "classify":
         raise UsageError("it explains the class of an image, and this model detects boxes.")
@@ -165,7 +165,7 @@ def _latents(
             yield loss.read(body(batch)), labels
 
 
-def _load_unit(source: Source, index: int) -> tuple[nn.Module, LLS]:
+def _load_unit(source: FinishedRun, index: int) -> tuple[nn.Module, LLS]:
     """The trained network up to what a unit's local loss reads, and that loss."""
     chain, classes = source.chain, len(source.architecture.class_names)
     layout = Layout.of(chain, source.record.settings["local_loss"], classes)
@@ -178,7 +178,7 @@ def _load_unit(source: Source, index: int) -> tuple[nn.Module, LLS]:
     return trunk(chain, index, before_pool=True).eval(), loss
 
 
-def _super_classes(source: Source) -> tuple[tuple[str, ...], str]:
+def _super_classes(source: FinishedRun) -> tuple[tuple[str, ...], str]:
     """Super-classes by label, empty if the run's data has none; and why they are unknown if it has some."""
     options = read_data(Request, source.folder / "request.json").data
     try:

@@ -20,7 +20,7 @@ from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageE
 
 
 @dataclass(frozen=True)
-class Source:
+class FinishedRun:
     """A run, and the data and module to inspect it with; everything is read at its first use.
 
     Attributes:

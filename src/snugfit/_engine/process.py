@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib import import_module
 
-import kornia.augmentation  # noqa: F401  (imported before the baseline)
 import psutil
 import torch
 
@@ -15,7 +15,8 @@ from snugfit.errors import UsageError
 from snugfit.memory import Baseline, limit
 from snugfit.memory import prepare_process as take_baseline
 
-for _name in strategies():  # imported before the baseline
+import_module("kornia.augmentation")  # this and all strategies are imported before the baseline
+for _name in strategies():
     strategy_class(_name)
 
 _prepared: list[Baseline] = []

@@ -70,7 +70,7 @@ def test_activations_are_those_that_the_loss_reads(runs):
         if unit is not None:
             stored = next((runs / "mxm" / "weights").glob(f"unit_{unit:03d}*"))
             parameter.data = load_file(stored)[name]
-    splits = figure_data.Source(runs / "mxm").images
+    splits = figure_data.FinishedRun(runs / "mxm").images
     images, labels = (torch.cat(part) for part in zip(*splits.batches(), strict=True))
     with torch.no_grad():
         maps = network[:8](images[labels == 3])
