@@ -21,8 +21,8 @@ class UnitStore:
     """One file per unit in a folder, such as ``unit_003_features.10.safetensors``.
 
     Args:
-        folder: made if missing.
-        manifest: lists what is written, where the folder belongs to a run.
+        folder: created if missing.
+        manifest: lists the files, in a run folder.
     """
 
     def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:

@@ -40,7 +40,7 @@ class Checkpoint:
     groups: tuple[str, ...]
 
     def load(self, group: str) -> dict[str, Tensor]:
-        """Read one group's tensors onto the CPU, in private memory.
+        """Read one group's tensors, in their shapes, onto the CPU, in private memory.
 
         Raises:
             CheckpointError: there is no such group, or its file is truncated.
@@ -78,7 +78,7 @@ class CheckpointStore:
         """Save groups of tensors and a JSON-able position; returns the new checkpoint's folder.
 
         Args:
-            tensors: by group and name.
+            tensors: by group and name, of any shape.
             position: JSON-able.
             others: digests of other files at this moment, which the manifest lists with the checkpoint's.
 
@@ -133,7 +133,7 @@ class CheckpointStore:
 def _write(
     folder: Path, tensors: Mapping[str, Mapping[str, Tensor | Deferred]], position: dict[str, Any]
 ) -> dict[str, FileDigest]:
-    """Write a checkpoint's files; returns the digest of each by its name."""
+    """Write a checkpoint's files, with tensors of any shape; returns the digest of each file by its name."""
     folder.mkdir()
     groups = {
         group: write_tensors(folder / f"{group}.safetensors", members, along_memory=True)

@@ -83,7 +83,7 @@ class RowFormat:
         return stored.movedim(-1, 1)
 
     def _quantize(self, stored: Tensor, raw: Tensor) -> None:
-        """Fill ``raw`` a slice of rows at a time, so that temporaries stay near 1 MiB."""
+        """Fill ``raw`` (B, row_bytes) from (B, ..., C), some rows at a time, so that temporaries stay near 1 MiB."""
         rows = max(1, _SLICE_BYTES // (4 * self.elements))
         for first in range(0, len(raw), rows):
             smallest, step, levels = self._parts(raw[first : first + rows])

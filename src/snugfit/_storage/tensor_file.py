@@ -81,7 +81,7 @@ def write_tensors(
 
     Args:
         path: the file.
-        tensors: by name.
+        tensors: by name, of any shape.
         manifest: lists the file, in a run folder.
         along_memory: store dense tensors in the order of their memory, without a copy, and note the order of their axes
             in the header's metadata under ``axes``, which other readers ignore. Otherwise all are stored row-major.
@@ -105,7 +105,7 @@ def write_tensors(
 
 
 def read_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:
-    """Read a safetensors file into private memory, on the CPU, in the memory layout that :func:`write_tensors` noted.
+    """Read tensors into private memory on the CPU, in the shapes and memory layout that :func:`write_tensors` got.
 
     Args:
         path: a regular file.
@@ -119,7 +119,7 @@ def read_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:
 
 
 def map_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:
-    """Map a safetensors file read-only: the system may drop its pages, and no private memory is used.
+    """Map tensors read-only, in their shapes: the system may drop the pages, and no private memory is used.
 
     For reading only: writing to such a tensor ends the process.
 
@@ -152,7 +152,7 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 
 def _entries(tensors: Mapping[str, Tensor | Deferred], along_memory: bool) -> dict[str, _Entry]:
-    """Where each tensor goes: in the given order, or large elements first, so that all are aligned."""
+    """The entry of each tensor, of any shape: in the given order, or large elements first, so that all are aligned."""
     lengths = {name: _entry_of(item, along_memory) for name, item in tensors.items()}
     ordered = lengths if along_memory else sorted(lengths, key=lambda name: (-lengths[name].dtype.itemsize, name))
     entries, end = {}, 0
@@ -175,7 +175,7 @@ def _stored(item: Tensor | Deferred, entry: _Entry) -> memoryview:
 
 
 def _axes(tensor: Tensor) -> list[int] | None:
-    """The axes of a dense tensor in the order of its memory; None if it is row-major, or not dense."""
+    """The axes of a dense tensor of any shape in the order of its memory; None if it is row-major, or not dense."""
     if tensor.is_contiguous():
         return None
     strides = tensor.stride()
@@ -263,5 +263,5 @@ def _mapped(mapped: mmap.mmap, entry: _Entry) -> Tensor:
 
 
 def _restored(tensor: Tensor, axes: list[int] | None) -> Tensor:
-    """A tensor as it was given, from the order of axes in which it is stored."""
+    """A tensor in its original shape, from the order of axes in which it is stored."""
     return tensor if axes is None else tensor.permute([axes.index(axis) for axis in range(len(axes))])

@@ -18,7 +18,7 @@ _WRAPPERS = ("state_dict", "model")
 
 
 def save_model(folder: Path, state: Mapping[str, Tensor], manifest: Manifest) -> Path:
-    """Write a run's trained weights, a state dict, atomically and without a second copy of it in memory.
+    """Write a run's trained weights, a state dict, in their shapes, atomically and without a second copy in memory.
 
     Raises:
         OutOfStorageError: the disk is full.
@@ -58,7 +58,7 @@ def _read_pth(path: Path, device: str) -> object:
 
 
 def _state_in(path: Path, content: object) -> Mapping[str, Tensor]:
-    """The weights by name in what a ``.pth`` holds, with or without a wrapper."""
+    """The weights by name, in their shapes, of a ``.pth`` with or without a wrapper."""
     for key in _WRAPPERS:
         if isinstance(content, dict) and (key == "state_dict" or isinstance(content.get(key), dict)):
             content = content.get(key, content)

@@ -29,7 +29,7 @@ class BlockCaches:
         if cache is None:
             raise CheckpointError(
                 f"the activation cache of block {block + 1} ({split}) is missing from {self.folder}. "
-                "Start the run anew, and keep its cache folder."
+                "Start the run again, and keep its cache folder."
             )
         return cache
 
@@ -41,10 +41,8 @@ class BlockCaches:
         """
         budget = self.run.budget.storage_bytes
         left = None if budget is None else max(budget - self._used_bytes(), 0)
-        return CacheWriter(
-            self.folder, _name(block, split), rows, row_shape,
-            dtype=self.dtype, storage_left=left, manifest=self.run.manifest,
-        )  # fmt: skip
+        name, manifest = _name(block, split), self.run.manifest
+        return CacheWriter(self.folder, name, rows, row_shape, dtype=self.dtype, storage_left=left, manifest=manifest)
 
     def keep_only(self, block: int | None) -> None:
         """Remove every file but the caches of one block: what came before it, and what an interruption left behind."""
