@@ -1,4 +1,4 @@
-"""Which schedules are measured, which one is taken, and what that costs, from made-up lines."""
+"""Which schedules are measured, which one is taken, and what that costs, from synthetic lines."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from snugfit._core.budget import Budget
 from snugfit._core.profile import ProbePoint
 from snugfit._core.serial import from_data, to_data
 from snugfit.errors import UsageError
-from snugfit.strategies.checkpoint.candidates import Way
+from snugfit.strategies.checkpoint.candidates import Candidate
 from snugfit.strategies.checkpoint.schedule import Schedule
-from snugfit.strategies.checkpoint.search import MARGIN_BYTES, Wanted
+from snugfit.strategies.checkpoint.search import MARGIN_BYTES, MeasurementFilter
 from snugfit.strategies.checkpoint.strategy import Checkpoint
 from snugfit.strategies.full_network import network_cost
 from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY_BYTES
@@ -22,13 +22,17 @@ HELD = line_name(PLAIN, hold=True)
 INFINITE = float("inf")
 
 
-def way(text, seconds, batch_bytes):
+def make_candidate(text, seconds, batch_bytes):
     """64 images; gradients take 20 MB more, weights and optimizer state 10 MB."""
-    return Way(Schedule.parse(text), seconds, 10 * MB, 20 * MB, batch_bytes // 64, batch_bytes)
+    return Candidate(Schedule.parse(text), seconds, 10 * MB, 20 * MB, batch_bytes // 64, batch_bytes)
 
 
-WAYS = [way("0-3", 1.0, 64 * MB), way("(0) 1-3", 1.1, 32 * MB), way("(0-1) 2-3", 1.3, 16 * MB)]
-WANTED = Wanted(WAYS, workload(), True)
+CANDIDATES = [
+    make_candidate("0-3", 1.0, 64 * MB),
+    make_candidate("(0) 1-3", 1.1, 32 * MB),
+    make_candidate("(0-1) 2-3", 1.3, 16 * MB),
+]
+FILTER = MeasurementFilter(CANDIDATES, workload(), True)
 
 
 def available(headroom):
@@ -36,65 +40,69 @@ def available(headroom):
     return int(headroom * 1.02) + SAFETY_BYTES + RESERVED_BYTES
 
 
-def wanted(lines, free, judge=WANTED):
-    """What is worth measuring next, by number of the way and whether gradients are held."""
+def worth_measuring(lines, free, judge=FILTER):
+    """What is worth measuring next, by number of the candidate and whether gradients are held."""
     return [
         (index, hold)
-        for index, each in enumerate(judge.ways)
+        for index, each in enumerate(judge.candidates)
         for hold in (False, True)
-        if judge.needs(each, hold, lines, free)
+        if judge.is_worth_measuring(each, hold, lines, free)
     ]
 
 
 def test_without_a_budget_the_plain_step_alone_is_measured():
-    assert wanted({}, INFINITE)[0] == (0, False)
-    assert wanted({PLAIN: line(10 * MB, MB)}, INFINITE) == []
+    assert worth_measuring({}, INFINITE)[0] == (0, False)
+    assert worth_measuring({PLAIN: line(10 * MB, MB)}, INFINITE) == []
 
 
 def test_what_cannot_fit_is_not_measured_but_the_last_one():
-    assert wanted({}, available(50 * MB)) == [(0, True), (1, False), (1, True), (2, False), (2, True)]
-    assert wanted({}, available(27 * MB)) == [(2, False), (2, True)]
+    assert worth_measuring({}, available(50 * MB)) == [(0, True), (1, False), (1, True), (2, False), (2, True)]
+    assert worth_measuring({}, available(27 * MB)) == [(2, False), (2, True)]
     for free in (available(5 * MB), 0, -5 * MB):
-        assert wanted({}, free) == [(2, False), (2, True)], "whose floor tells the smallest budget"
+        assert worth_measuring({}, free) == [(2, False), (2, True)], "its floor gives the smallest budget"
 
 
 def test_what_measuring_leaves_behind_is_not_what_the_last_one_lacks():
     """The last one needs 10.25 MB for a single image, 11.5 with workspace."""
-    judge = replace(WANTED, left_bytes=15 * MB)
-    assert wanted({}, available(50 * MB), judge)[0] == (0, True)
-    assert wanted({}, available(41 * MB), judge) == [(2, False), (2, True)]
+    judge = replace(FILTER, left_bytes=15 * MB)
+    assert worth_measuring({}, available(50 * MB), judge)[0] == (0, True)
+    assert worth_measuring({}, available(41 * MB), judge) == [(2, False), (2, True)]
 
 
 def test_slower_schedules_are_not_measured_once_one_fits():
     lines = {HELD: line(30 * MB, MB)}
     free = available(50 * MB) + MARGIN_BYTES
-    assert wanted(lines, free) == []
+    assert worth_measuring(lines, free) == []
     points = (ProbePoint(2, 32 * MB, 10.0), ProbePoint(8, 38 * MB, 10.1))
     slow = {HELD: replace(lines[HELD], fixed_seconds=10.0, points=points)}
-    assert wanted(slow, free) == [(1, False)], "parts of 16 images cost ten seconds each, whatever their size"
-    assert wanted({**slow, WAYS[1].key: None}, free) == [(2, False)], "where that did not fit, the next best"
-    assert wanted({**slow, WAYS[1].key: line(10 * MB, 0.5 * MB, seconds=0.01)}, free) == [], "or none, if it is quick"
+    assert worth_measuring(slow, free) == [(1, False)], "parts of 16 images cost ten seconds each, whatever their size"
+    assert worth_measuring({**slow, CANDIDATES[1].probe: None}, free) == [(2, False)], (
+        "where that did not fit, the next best"
+    )
+    assert worth_measuring({**slow, CANDIDATES[1].probe: line(10 * MB, 0.5 * MB, seconds=0.01)}, free) == [], (
+        "or none, if it is quick"
+    )
 
 
 def test_where_steps_of_few_images_are_slow_what_promises_most_is_measured():
-    """A step takes 0.2 s and 10 ms each; 36 MB hold 4, 8 or 16 images with their gradients, or the last way's 64."""
+    """A step takes 0.2 s and 10 ms each; 36 MB hold 4, 8 or 16 images with gradients, or 64 of the last candidate."""
     plain = replace(line(10 * MB, MB), fixed_seconds=0.2, sample_seconds=0.01)
     two = replace(line(30 * MB, MB), points=(ProbePoint(2, 32 * MB, 0.44),), fixed_seconds=0.0, sample_seconds=0.22)
     lines = {PLAIN: plain, HELD: two}
-    assert wanted(lines, available(36 * MB) + MARGIN_BYTES) == [(2, False)]
-    assert (1, True) in wanted({HELD: two}, available(36 * MB)), "nothing tells how slow few images are"
+    assert worth_measuring(lines, available(36 * MB) + MARGIN_BYTES) == [(2, False)]
+    assert (1, True) in worth_measuring({HELD: two}, available(36 * MB)), "nothing tells how slow few images are"
 
 
-def test_a_single_point_says_nothing_of_larger_batches():
+def test_a_single_point_does_not_predict_larger_batches():
     """Two images at a time take 5 s each: that is no reason to expect the same of 64."""
     lonely = replace(line(30 * MB, MB, seconds=5.0), points=(ProbePoint(2, 32 * MB, 10.0),))
-    assert (1, False) in wanted({HELD: lonely}, available(50 * MB) + MARGIN_BYTES)
+    assert (1, False) in worth_measuring({HELD: lonely}, available(50 * MB) + MARGIN_BYTES)
 
 
 def test_what_fits_by_a_hair_is_measured_on():
     lines = {"checkpoint:(0) 1-3": line(10 * MB, 0.5 * MB)}
-    assert (2, False) not in wanted(lines, available(42.1 * MB) + MARGIN_BYTES)
-    assert (2, False) in wanted(lines, available(42.1 * MB))
+    assert (2, False) not in worth_measuring(lines, available(42.1 * MB) + MARGIN_BYTES)
+    assert (2, False) in worth_measuring(lines, available(42.1 * MB))
 
 
 def propose(lines, budget, **changes):
@@ -114,7 +122,7 @@ LINES = {
 }
 
 
-def test_with_room_enough_nothing_is_recomputed():
+def test_with_enough_headroom_nothing_is_recomputed():
     strategy, cost = propose(LINES, Budget())
     assert strategy == Checkpoint(64, 1, False, "0-3")
     assert cost == network_cost(profile(LINES, units="abcd"), PLAIN, workload(), MicroBatching(64))

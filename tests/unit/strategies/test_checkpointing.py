@@ -13,11 +13,11 @@ from snugfit._training.network import NetworkTrainer
 from snugfit.memory.autocast import autocast
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import unit_facts
-from snugfit.strategies.checkpoint.candidates import frontier, thinned, ways_of
-from snugfit.strategies.checkpoint.dynamic_program import price
+from snugfit.strategies.checkpoint.candidates import find_candidates, frontier, subsample
+from snugfit.strategies.checkpoint.dynamic_program import schedule_cost
 from snugfit.strategies.checkpoint.forward import recomputing_forward
 from snugfit.strategies.checkpoint.schedule import Schedule
-from snugfit.strategies.checkpoint.unit_costs import stages_of
+from snugfit.strategies.checkpoint.unit_costs import unit_costs
 
 
 class Net(nn.Module):
@@ -146,7 +146,7 @@ BATCH = 16
 
 @pytest.fixture(scope="module")
 def deep():
-    """Units whose maps shrink and whose weights grow, on the meta device."""
+    """Units whose feature maps shrink and whose weights grow, on the meta device."""
     layers, wide = [], 4
     for stride in (*(1,) * 9, 2, 1, 2):
         layers += [nn.Conv2d(wide, wide * stride, 3, stride, 1), nn.BatchNorm2d(wide * stride), nn.ReLU()]
@@ -173,33 +173,34 @@ def true_peak(chain, schedule, *, hold):
 
 
 @pytest.mark.parametrize("hold", [False, True])
-def test_a_step_takes_the_memory_that_the_programme_says(deep, hold):
+def test_a_step_takes_the_memory_that_the_dynamic_program_predicts(deep, hold):
     """Within 2 %: labels and loss belong to no unit. Gradients that are held add nothing but themselves."""
-    stages = stages_of(deep, unit_facts(deep), BATCH)
-    schedules = thinned(frontier(stages), stages, 4)
+    costs = unit_costs(deep, unit_facts(deep), BATCH)
+    schedules = subsample(frontier(costs), costs, 4)
     assert len(schedules) > 4 and any("((" in str(schedule) for schedule in schedules)
     for schedule in schedules:
-        _, predicted = price(schedule, stages)
+        _, predicted = schedule_cost(schedule, costs)
         assert 0.98 * predicted < true_peak(deep, schedule, hold=hold) < 1.02 * predicted, str(schedule)
 
 
 def test_the_least_memory_is_below_that_of_any_split(deep):
-    stages = stages_of(deep, unit_facts(deep), BATCH)
-    least = min(every_split(len(stages)), key=lambda split: price(split, stages)[1])
-    best = frontier(stages)[0]
-    assert price(best, stages)[1] < price(least, stages)[1]
+    costs = unit_costs(deep, unit_facts(deep), BATCH)
+    least = min(every_split(len(costs)), key=lambda split: schedule_cost(split, costs)[1])
+    best = frontier(costs)[0]
+    assert schedule_cost(best, costs)[1] < schedule_cost(least, costs)[1]
     assert true_peak(deep, best, hold=False) < true_peak(deep, least, hold=False)
 
 
-def test_the_ways_begin_without_recomputation_and_end_in_least_memory(deep):
-    ways = ways_of(deep, unit_facts(deep), workload(batch_size=BATCH))
-    assert not ways[0].schedule.recomputes and ways[0].seconds == 1 and ways[0].key == "network"
-    assert [way.seconds for way in ways[:-1]] == sorted(way.seconds for way in ways[:-1])
-    assert ways[-1].sample_bytes == min(way.sample_bytes for way in ways)
-    assert len({way.key for way in ways}) == len(ways) <= 8
+def test_candidates_begin_without_recomputation_and_end_in_least_memory(deep):
+    candidates = find_candidates(deep, unit_facts(deep), workload(batch_size=BATCH))
+    assert not candidates[0].schedule.recomputes and candidates[0].seconds == 1 and candidates[0].probe == "network"
+    seconds = [each.seconds for each in candidates[:-1]]
+    assert seconds == sorted(seconds)
+    assert candidates[-1].sample_bytes == min(each.sample_bytes for each in candidates)
+    assert len({each.probe for each in candidates}) == len(candidates) <= 8
 
 
-def test_a_recomputed_step_in_bfloat16_can_be_looked_at_on_the_meta_device():
+def test_a_recomputed_step_in_bfloat16_runs_on_the_meta_device():
     net = Net().to("meta")
     forward = recomputing_forward(Chain.from_module(net, (2, 6, 6)), Schedule.parse("((0) 1) 2-3"))
     with autocast("meta"):

@@ -1,1 +1,1 @@
-"""Backpropagation with recomputation: the optimal schedule, how it runs, and which one is taken."""
+"""Backpropagation with recomputation by the fastest schedule that fits the memory budget."""

@@ -1,4 +1,4 @@
-"""Which recomputation schedules are worth measuring."""
+"""The recomputation schedules that are worth considering."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from snugfit._chain import Chain
 from snugfit._core.profile import UnitFacts
 from snugfit._core.workload import Workload
-from snugfit.strategies.checkpoint.dynamic_program import SLOTS, Programme, Stage, price
+from snugfit.strategies.checkpoint.dynamic_program import SLOTS, DynamicProgram, UnitCost, schedule_cost
 from snugfit.strategies.checkpoint.schedule import Schedule
-from snugfit.strategies.checkpoint.unit_costs import stages_of
+from snugfit.strategies.checkpoint.unit_costs import unit_costs
 from snugfit.strategies.full_network import PLAIN_PROBE
 from snugfit.strategies.micro_batch import probe_of_line
 
 PREFIX = "checkpoint:"
-BETWEEN = 5
-"""Schedules that are offered between the one that recomputes nothing and the one in least memory."""
+INTERMEDIATE = 5
+"""Number of candidates between the schedule without recomputation and the schedule with the least memory."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """A schedule, and what it is expected to take.
+class Candidate:
+    """A schedule and its expected cost.
 
     Attributes:
         schedule: which units run again.
-        seconds: of a step, over those of a step that recomputes nothing.
+        seconds: time of a step, relative to a step without recomputation.
         fixed_bytes: weights, buffers and optimizer state.
-        gradient_bytes: of all weights, where they are held for another micro-batch.
-        sample_bytes: most bytes of maps, and of gradients that are being applied, for as few images as it can train on.
-        batch_bytes: the same for the whole effective batch.
+        gradient_bytes: gradients of all weights, which are in memory while gradients are held.
+        sample_bytes: peak of feature maps and of gradients while they are applied, at the smallest trainable batch.
+        batch_bytes: the same at the effective batch.
     """
 
     schedule: Schedule
@@ -40,96 +40,97 @@ class Way:
     batch_bytes: int
 
     @property
-    def key(self) -> str:
-        """Name of its probe, with gradients applied at once."""
-        return key_of(self.schedule)
+    def probe(self) -> str:
+        """Name of its probe with gradients applied at once."""
+        return probe_name(self.schedule)
 
     @property
     def smallest_bytes(self) -> int:
-        """Tensor bytes of as few images as possible, gradients applied at once."""
+        """Tensor bytes at the smallest trainable batch, with gradients applied at once."""
         return self.fixed_bytes + self.sample_bytes
 
     def least_bytes(self, *, hold: bool) -> int:
-        """Tensor bytes of the whole batch, or with held gradients of the smallest part of it."""
+        """Tensor bytes at the effective batch, or, with held gradients, at its smallest part."""
         if hold:
             return self.smallest_bytes + self.gradient_bytes
         return self.fixed_bytes + self.batch_bytes
 
     def bytes_at(self, images: int, batch: int, *, hold: bool) -> int:
-        """Tensor bytes of some images of an effective batch, about: in proportion between one image and all of them."""
+        """Tensor bytes at ``images`` of an effective batch, interpolated between one image and the batch."""
         share = (images - 1) / max(batch - 1, 1)
-        maps = self.sample_bytes + share * (self.batch_bytes - self.sample_bytes)
-        return int(self.fixed_bytes + maps + (self.gradient_bytes if hold else 0))
+        activations = self.sample_bytes + share * (self.batch_bytes - self.sample_bytes)
+        return int(self.fixed_bytes + activations + (self.gradient_bytes if hold else 0))
 
 
-def key_of(schedule: Schedule) -> str:
-    """Name of the probe of a schedule; without recomputation, that of the plain network."""
+def probe_name(schedule: Schedule) -> str:
+    """Name of a schedule's probe; without recomputation, the name of the plain network's probe."""
     return f"{PREFIX}{schedule}" if schedule.recomputes else PLAIN_PROBE
 
 
-def schedule_of(key: str, count: int) -> Schedule:
+def schedule_of_probe(name: str, count: int) -> Schedule:
     """The schedule, of ``count`` units, that a probe was measured with."""
-    return Schedule.keeping(count) if key == PLAIN_PROBE else Schedule.parse(key.removeprefix(PREFIX))
+    return Schedule.keeping(count) if name == PLAIN_PROBE else Schedule.parse(name.removeprefix(PREFIX))
 
 
-def keys_in(names: Iterable[str]) -> list[str]:
-    """Those of the names that are probes of schedules with gradients applied at once, or would be."""
-    keys = dict.fromkeys(map(probe_of_line, names))
-    return [key for key in keys if key == PLAIN_PROBE or key.startswith(PREFIX)]
+def schedule_probes(names: Iterable[str]) -> list[str]:
+    """Names of the schedules' probes among ``names``, without the suffix for held gradients."""
+    probes = dict.fromkeys(map(probe_of_line, names))
+    return [probe for probe in probes if probe == PLAIN_PROBE or probe.startswith(PREFIX)]
 
 
-def ways_of(chain: Chain, facts: Sequence[UnitFacts], workload: Workload) -> list[Way]:
-    """Schedules from the one that recomputes nothing on, the fastest first; the last takes the least memory.
+def find_candidates(chain: Chain, facts: Sequence[UnitFacts], workload: Workload) -> list[Candidate]:
+    """Schedules from the fastest, which recomputes nothing, to the one with the least memory.
 
-    Between those two, the fastest ones in amounts of memory that are evenly spaced on a logarithmic scale. What takes
-    the least memory for the whole batch may not do so for few images, for which the gradients of weights count more:
-    the last one takes the least for as few images as possible.
+    The candidates between these two are the fastest at memory limits that are evenly spaced on a logarithmic scale.
+    The schedule with the least memory for the effective batch may not be the one with the least memory for few images,
+    where the gradients of weights count more. The last candidate has the least memory at the smallest trainable batch.
 
     Args:
         chain: the chain, on the meta device.
         facts: of its units.
-        workload: what is trained.
+        workload: batch size and optimizer.
     """
     batch = workload.effective_batch
-    whole, few = _stages(chain, facts, batch), _stages(chain, facts, 1)
+    full, few = _costs(chain, facts, batch), _costs(chain, facts, 1)
     weights = 4 * sum(fact.parameters for fact in facts)
     fixed = sum(fact.weight_bytes for fact in facts) + weights * workload.optimizer.state_per_parameter
-    plain, _ = price(Schedule.keeping(len(whole)), whole)
-    ways: list[Way] = []
-    for schedule in {*thinned(frontier(whole), whole, BETWEEN), frontier(few)[0]}:
-        (seconds, batch_bytes), (_, sample_bytes) = price(schedule, whole), price(schedule, few)
-        ways.append(Way(schedule, seconds / plain, fixed, weights, sample_bytes, batch_bytes))
-    least = min(ways, key=lambda way: (way.sample_bytes, way.batch_bytes, way.seconds))
-    return sorted(ways, key=lambda way: (way is least, way.seconds))
+    plain, _ = schedule_cost(Schedule.keeping(len(full)), full)
+    candidates: list[Candidate] = []
+    for schedule in {*subsample(frontier(full), full, INTERMEDIATE), frontier(few)[0]}:
+        (seconds, batch_bytes), (_, sample_bytes) = schedule_cost(schedule, full), schedule_cost(schedule, few)
+        candidates.append(Candidate(schedule, seconds / plain, fixed, weights, sample_bytes, batch_bytes))
+    least = min(candidates, key=lambda each: (each.sample_bytes, each.batch_bytes, each.seconds))
+    return sorted(candidates, key=lambda each: (each is least, each.seconds))
 
 
-def _stages(chain: Chain, facts: Sequence[UnitFacts], batch: int) -> list[Stage]:
+def _costs(chain: Chain, facts: Sequence[UnitFacts], batch: int) -> list[UnitCost]:
     try:
-        return stages_of(chain, facts, batch)
+        return unit_costs(chain, facts, batch)
     except ValueError:  # torch's BatchNorm refuses a single value per channel
-        return stages_of(chain, facts, batch + 1)
+        return unit_costs(chain, facts, batch + 1)
 
 
-def frontier(stages: Sequence[Stage]) -> list[Schedule]:
-    """Every schedule that is faster than those in less memory, that in least memory first, plain backpropagation last.
+def frontier(costs: Sequence[UnitCost]) -> list[Schedule]:
+    """The Pareto-optimal schedules in time and memory, by memory; the last is plain backpropagation.
 
-    Slots are smaller for the schedules in least memory, which are found by themselves.
+    The dynamic program runs a second time with a lower limit, whose smaller slots resolve the schedules with the least
+    memory.
     """
-    plain = Schedule.keeping(len(stages))
-    _, most = price(plain, stages)
-    found = [plain, *Programme(stages, int(most * (1 + len(stages) / SLOTS)) + 1).frontier()]
-    least = min(price(schedule, stages)[1] for schedule in found)
-    found += Programme(stages, least).frontier()
+    plain = Schedule.keeping(len(costs))
+    _, most = schedule_cost(plain, costs)
+    found = [plain, *DynamicProgram(costs, int(most * (1 + len(costs) / SLOTS)) + 1).frontier()]
+    least = min(schedule_cost(schedule, costs)[1] for schedule in found)
+    found += DynamicProgram(costs, least).frontier()
     best: list[Schedule] = []
-    for schedule in sorted(found, key=lambda each: price(each, stages)[::-1]):
-        if not best or price(schedule, stages)[0] < price(best[-1], stages)[0] * (1 - 1e-9):
+    for schedule in sorted(found, key=lambda each: schedule_cost(each, costs)[::-1]):
+        if not best or schedule_cost(schedule, costs)[0] < schedule_cost(best[-1], costs)[0] * (1 - 1e-9):
             best.append(schedule)
     return best
 
 
-def thinned(schedules: Sequence[Schedule], stages: Sequence[Stage], between: int) -> list[Schedule]:
-    """A few schedules of a frontier, the fastest first; the first and the last one of it are among them."""
-    sizes = [price(schedule, stages)[1] for schedule in schedules]
+def subsample(schedules: Sequence[Schedule], costs: Sequence[UnitCost], between: int) -> list[Schedule]:
+    """The first and the last schedule of a frontier and at most ``between`` others, the fastest first."""
+    sizes = [schedule_cost(schedule, costs)[1] for schedule in schedules]
     steps = between + 1
     limits = [sizes[-1] * (sizes[0] / sizes[-1]) ** (step / steps) for step in range(1, steps)]
     middle = [max(at for at, size in enumerate(sizes) if size <= max(limit, sizes[0])) for limit in limits]

@@ -1,17 +1,17 @@
-"""The dynamic programme that finds the fastest recomputation schedule within a memory limit. Arithmetic, no torch.
+"""The dynamic program that finds the fastest recomputation schedule within a memory limit. Arithmetic, no torch.
 
 Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, "Optimal checkpointing for heterogeneous chains: how to train deep
 neural networks with limited memory" (2019, arXiv:1911.13214), section 4. C[s, t, m] is the least time to run units s to
-t forward and backward in m slots of memory, beside which the input of s lies in memory already. Either unit s keeps
-what its backward pass needs (their F_all), or only its input is kept (F_ck), the units up to some s' run on without
-keeping anything (F_none), and s to s' - 1 are solved anew once the backward pass has come down to s':
+t forward and backward in m slots of memory, in addition to the input of s, which is in memory already. Either unit s
+saves what its backward pass needs (their F_all); or only its input is kept (F_ck), the units up to some s' run without
+saving anything (F_none), and s to s' - 1 are solved again once the backward pass has reached s':
 
     C[s, t, m] = min(f_s + C[s + 1, t, m - saved_s] + b_s,
                      min over s' of  f_s + ... + f_(s'-1) + C[s', t, m - output_(s'-1)] + C[s, s' - 1, m])
 
-where every operation must also have headroom for what it takes while it runs. This is exact over all schedules that
-keep a feature map from when they first decide to until its last use (the paper's memory-persistent ones); others may,
-rarely, be faster. Unlike the paper, the headroom for continuing is required for the units up to s' alone, not up to t.
+where each operation also requires enough memory for its own peak. The result is exact over all schedules that keep a
+feature map from its first checkpoint to its last use (the paper's memory-persistent schedules); others may, rarely, be
+faster. Unlike in the paper, running on without saving requires memory for the units up to s' only, not up to t.
 """
 
 from __future__ import annotations
@@ -26,83 +26,85 @@ import numpy as np
 from snugfit.strategies.checkpoint.schedule import Schedule
 
 SLOTS = 400
-"""Into which a memory limit is divided: a schedule of 20 kept maps is over-estimated by 2 % on average."""
+"""Number of slots of a memory limit. A schedule that keeps 20 feature maps is overestimated by 2 % on average."""
 
 
 @dataclass(frozen=True)
-class Stage:
-    """What running a unit takes; bytes beside its input and all weights, which are in memory anyway.
+class UnitCost:
+    """The cost of running a unit. Bytes leave out its input and all weights, which are in memory anyway.
 
     Attributes:
-        forward, backward: seconds.
-        output: bytes of its output; of the gradient that comes back, too.
-        saved: bytes that it keeps for its backward pass, its input left out and its output included.
-        passing: most bytes alive in a forward pass that keeps nothing; the output is among them.
-        saving: most bytes alive in a forward pass that keeps all.
-        returning: most bytes alive in the backward pass; what was saved and both gradients are among them.
+        forward_seconds, backward_seconds: time of each pass.
+        output_bytes: of its output, and of the gradient with respect to it.
+        saved_bytes: saved for its backward pass, with its output, without its input.
+        discarding_peak: peak of a forward pass that saves nothing, with the output.
+        saving_peak: peak of a forward pass that saves all.
+        backward_peak: peak of the backward pass, with the saved tensors and both gradients.
     """
 
-    forward: float
-    backward: float
-    output: int
-    saved: int
-    passing: int
-    saving: int
-    returning: int
+    forward_seconds: float
+    backward_seconds: float
+    output_bytes: int
+    saved_bytes: int
+    discarding_peak: int
+    saving_peak: int
+    backward_peak: int
 
 
-def price(schedule: Schedule, stages: Sequence[Stage]) -> tuple[float, int]:
-    """Seconds of a step by this schedule, and the most bytes alive at once, the first unit's input left out."""
-    held, most, seconds = 0, 0, sum(stages[unit].backward for unit in schedule.units)
-    gradient = stages[list(schedule.units)[-1]].output
+def schedule_cost(schedule: Schedule, costs: Sequence[UnitCost]) -> tuple[float, int]:
+    """Seconds of a step by this schedule, and its peak bytes without the first unit's input."""
+    held, peak, seconds = 0, 0, sum(costs[unit].backward_seconds for unit in schedule.units)
+    gradient = costs[list(schedule.units)[-1]].output_bytes
     for part in schedule.parts:
         units = list(part.units) if isinstance(part, Schedule) else [part]
-        seconds += sum(stages[unit].forward for unit in units)
+        seconds += sum(costs[unit].forward_seconds for unit in units)
         if isinstance(part, Schedule):
-            given = [0, *(stages[unit].output for unit in units)]
-            most = max(most, held + gradient + max(a + stages[u].passing for a, u in zip(given, units, strict=False)))
-            held += stages[units[-1]].output
+            inputs = [0, *(costs[unit].output_bytes for unit in units)]
+            running = max(size + costs[unit].discarding_peak for size, unit in zip(inputs, units, strict=False))
+            peak = max(peak, held + gradient + running)
+            held += costs[units[-1]].output_bytes
         else:
-            most = max(most, held + gradient + stages[part].saving)
-            held += stages[part].saved
+            peak = max(peak, held + gradient + costs[part].saving_peak)
+            held += costs[part].saved_bytes
     for part in reversed(schedule.parts):
         if isinstance(part, Schedule):
-            held -= stages[list(part.units)[-1]].output
-            again, peak = price(part, stages)
-            seconds += again - sum(stages[unit].backward for unit in part.units)
+            held -= costs[list(part.units)[-1]].output_bytes
+            again, part_peak = schedule_cost(part, costs)
+            seconds += again - sum(costs[unit].backward_seconds for unit in part.units)
         else:
-            held -= stages[part].saved
-            peak = stages[part].returning
-        most = max(most, held + peak)
-    return seconds, most
+            held -= costs[part].saved_bytes
+            part_peak = costs[part].backward_peak
+        peak = max(peak, held + part_peak)
+    return seconds, peak
 
 
-class Programme:
-    """All schedules that are worth considering within a memory limit.
+class DynamicProgram:
+    """The fastest schedules for each memory size up to a limit.
 
     Args:
-        stages: of every unit, in chain order.
-        limit: bytes, the first unit's input left out.
-        slots: into which the limit is divided; bytes are rounded up to whole slots, so that nothing takes more than it
-            is said to. Where the limit is not larger, a slot is a byte and the programme exact.
+        costs: of every unit, in chain order.
+        limit: bytes, without the first unit's input.
+        slots: number of slots of the limit. Bytes are rounded up to whole slots, so that memory is never
+            underestimated. If the limit is not larger, a slot is a byte and the result exact.
 
     Attributes:
         seconds: least seconds of a step in 0, 1, ... slots, (slots + 1,); infinite where there is no schedule.
         slot: bytes of a slot.
     """
 
-    def __init__(self, stages: Sequence[Stage], limit: int, slots: int = SLOTS) -> None:
+    def __init__(self, costs: Sequence[UnitCost], limit: int, slots: int = SLOTS) -> None:
         self.slot = max(limit / slots, 1.0)
-        self._slots, self._count = int(limit / self.slot), len(stages)
-        of = {field.name: np.array([getattr(stage, field.name) for stage in stages]) for field in fields(Stage)}
-        self._backward, self._output = of["backward"], self._rounded(of["output"])
-        self._saved, self._returning = self._rounded(of["saved"]), self._rounded(of["returning"])
-        self._saving = self._rounded(of["saving"])
-        self._elapsed = np.concatenate([[0.0], np.cumsum(of["forward"])])
-        given = np.concatenate([[0], self._output[:-1]])
-        passing = self._rounded(of["passing"])
-        self._passing = [  # of s and e: slots to run units s to e without keeping anything
-            [0] * s + list(accumulate([passing[s], *(given + passing)[s + 1 :]], max)) for s in range(self._count)
+        self._slots, self._count = int(limit / self.slot), len(costs)
+        column = {field.name: np.array([getattr(cost, field.name) for cost in costs]) for field in fields(UnitCost)}
+        self._backward_seconds = column["backward_seconds"]
+        self._elapsed = np.concatenate([[0.0], np.cumsum(column["forward_seconds"])])
+        self._output, self._saved, self._saving_peak, self._backward_peak, discarding = (
+            self._in_slots(column[name])
+            for name in ("output_bytes", "saved_bytes", "saving_peak", "backward_peak", "discarding_peak")
+        )
+        running = discarding + np.concatenate([[0], self._output[:-1]])
+        self._discarding_peak = [  # of s and e: slots to run units s to e without saving anything
+            [0] * s + list(accumulate([discarding[s], *running[s + 1 :]], max)) for s in range(self._count)
         ]
         shape = (self._count, self._count, self._slots + 1)
         self._best: Any = np.full(shape, np.inf)  # C[s, t, m]
@@ -112,35 +114,35 @@ class Programme:
                 self._solve(s, s + length)
         self.seconds: Any = self._best[0, self._count - 1]
 
-    def _rounded(self, sizes: Any) -> Any:
+    def _in_slots(self, sizes: Any) -> Any:
         return np.ceil(sizes / self.slot).astype(np.int64)
 
     def _solve(self, s: int, t: int) -> None:
-        best = self._keeping(s, t, slice(None))
+        best = self._saving(s, t, slice(None))
         if t > s:
-            np.minimum(best, self._running_on(s, t, slice(None)).min(axis=0), out=best)
+            np.minimum(best, self._recomputing(s, t, slice(None)).min(axis=0), out=best)
         self._best[s, t] = best
         if s > 0:
             self._later[t, s] = _shifted(best, self._output[s - 1])
 
-    def _keeping(self, s: int, t: int, slots: slice) -> Any:
-        """Seconds where unit s keeps what it saves, by slots."""
+    def _saving(self, s: int, t: int, slots: slice) -> Any:
+        """Seconds if unit s saves what its backward pass needs, by slots: (slots,)."""
         rest = np.zeros(self._slots + 1) if s == t else _shifted(self._best[s + 1, t], self._saved[s])
-        seconds = rest + (self._elapsed[s + 1] - self._elapsed[s] + self._backward[s])
-        seconds[: max(self._output[t] + self._saving[s], self._returning[s])] = np.inf
+        seconds = rest + (self._elapsed[s + 1] - self._elapsed[s] + self._backward_seconds[s])
+        seconds[: max(self._output[t] + self._saving_peak[s], self._backward_peak[s])] = np.inf
         return seconds[slots]
 
-    def _running_on(self, s: int, t: int, slots: slice) -> Any:
-        """Seconds where units s to s' - 1 keep nothing but the first one's input, (t - s, slots), for s' from s + 1."""
+    def _recomputing(self, s: int, t: int, slots: slice) -> Any:
+        """Seconds if units s to s' - 1 are recomputed from the input of s, for s' from s + 1 on: (t - s, slots)."""
         once = self._elapsed[s + 1 : t + 1] - self._elapsed[s]
         seconds = self._best[s, s:t, slots] + self._later[t, s + 1 : t + 1, slots]
         seconds += once[:, None]
-        needed = np.array(self._passing[s][s:t]) + self._output[t]
+        needed = np.array(self._discarding_peak[s][s:t]) + self._output[t]
         seconds[np.arange(self._slots + 1)[slots] < needed[:, None]] = np.inf
         return seconds
 
     def schedule(self, slots: int) -> Schedule:
-        """The fastest schedule in so many slots.
+        """The fastest schedule in a number of slots.
 
         Raises:
             ValueError: there is none.
@@ -152,9 +154,9 @@ class Programme:
     def _parts(self, s: int, t: int, m: int) -> Iterator[int | Schedule]:
         while s < t:
             at = slice(m, m + 1)
-            options = self._running_on(s, t, at)[:, 0]
+            options = self._recomputing(s, t, at)[:, 0]
             cut = s + 1 + int(options.argmin())
-            if self._keeping(s, t, at)[0] <= options.min():
+            if self._saving(s, t, at)[0] <= options.min():
                 yield s
                 m -= int(self._saved[s])
                 s += 1
@@ -165,7 +167,7 @@ class Programme:
         yield s
 
     def frontier(self) -> list[Schedule]:
-        """Every schedule that is faster than those in less memory, the fastest (and largest) last."""
+        """Every schedule that is faster than all with less memory, the fastest (and largest) last."""
         finite = np.flatnonzero(np.isfinite(self.seconds))
         if not len(finite):
             return []
@@ -174,7 +176,7 @@ class Programme:
 
 
 def _shifted(values: Any, by: int) -> Any:
-    """``values[m - by]`` at m; infinite where there is none."""
+    """``values[m - by]`` at m, infinite where there is none; both (slots,)."""
     moved = np.full_like(values, np.inf)
     if by < len(values):
         moved[by:] = values[: len(values) - by]

@@ -1,4 +1,4 @@
-"""The forward pass that a recomputation schedule describes."""
+"""The forward pass of a recomputation schedule."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from snugfit.strategies.checkpoint.schedule import Schedule
 
 
 @contextmanager
-def _statistics_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """BatchNorm normalises by its batch and leaves its buffers as they are: the first forward pass has updated them.
+def _frozen_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let BatchNorm normalise by its batch without updating its buffers: the first forward pass has updated them.
 
     The buffers are still passed, with momentum 0, since recomputation must save the same tensors as the first pass.
     """
@@ -34,24 +34,28 @@ def _statistics_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _contexts(modules: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The contexts of the first forward pass and of the recomputation."""
     return nullcontext(), _recomputing(modules, autocast_for_recomputation())
 
 
 @contextmanager
-def _recomputing(modules: Sequence[nn.Module], lowered: AbstractContextManager[object]) -> Iterator[None]:
-    with lowered, _statistics_kept(modules):
+def _recomputing(modules: Sequence[nn.Module], precision: AbstractContextManager[object]) -> Iterator[None]:
+    with precision, _frozen_statistics(modules):
         yield
 
 
 def recomputing_forward(chain: Chain, schedule: Schedule) -> Forward:
-    """Forward pass over the chain that keeps and recomputes what a schedule says.
+    """The forward pass over a chain, with recomputation by a schedule.
 
-    A stretch that is recomputed is a checkpoint of torch's, and stretches within it are checkpoints within that one:
-    what the backward pass has consumed, and gradients that it has passed on, are freed at once.
+    A stretch that is recomputed is a checkpoint of torch's; stretches within it are nested checkpoints. Tensors that
+    the backward pass has used are freed at once, as are gradients that it has passed on.
 
     Args:
         chain: the chain.
         schedule: of all its units.
+
+    Returns:
+        A function from images (batch, *input_shape) to the output of the chain, such as (batch, classes).
     """
     modules = [unit.module for unit in chain.all_units]
     if not schedule.recomputes:

@@ -1,4 +1,4 @@
-"""A recomputation schedule: which units keep what they save, and which stretches run again. Plain data, no torch."""
+"""Recomputation schedules: which units save tensors, and which stretches run again. Plain data, no torch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _TOKEN = re.compile(r"\s*(?:(?P<first>\d+)(?:-(?P<last>\d+))?|(?P<open>\()|(?P<c
 class Schedule:
     """How consecutive units run in one step.
 
-    It prints as text and parses back: ``((0-1) 2-3) 4-6`` keeps what units 4 to 6 save for the backward pass. Of units
-    0 to 3 only the first one's input is kept; when their turn comes they run again as it says within the parentheses:
-    2 and 3 now keep what they save, and 0 and 1 run once more after those.
+    A schedule prints as text and parses back. In ``((0-1) 2-3) 4-6``, units 4 to 6 save tensors for the backward pass.
+    For units 0 to 3 only the input of unit 0 is kept. When the backward pass reaches them, they run again by the
+    schedule in parentheses: 2 and 3 now save tensors, and 0 and 1 run once more after the backward pass of 2 and 3.
 
     Attributes:
-        parts: in chain order, a unit's number where the unit keeps what its backward pass needs, or the schedule of a
-            stretch of which only the input is kept and which runs again by that schedule.
+        parts: in chain order, either the number of a unit that saves what its backward pass needs, or the schedule by
+            which a stretch runs again from its kept input.
     """
 
     parts: tuple[int | Schedule, ...]
 
     @classmethod
     def keeping(cls, count: int) -> Schedule:
-        """The schedule of ``count`` units that all keep what they save: plain backpropagation."""
+        """The schedule of ``count`` units without recomputation: plain backpropagation."""
         return cls(tuple(range(count)))
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Read what :meth:`__str__` printed.
+        """Parse the text of a schedule.
 
         Raises:
-            UsageError: the text is no schedule of units from 0 on, each in its place.
+            UsageError: the text is not a schedule of units 0, 1, 2, ... in order.
         """
         levels: list[list[int | Schedule]] = [[]]
         rest = text.rstrip()

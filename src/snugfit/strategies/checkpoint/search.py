@@ -1,4 +1,4 @@
-"""Which measured schedule is the fastest in a budget, and which schedules are worth measuring."""
+"""Select the schedules that are worth measuring, and the fastest measured one within a budget."""
 
 from __future__ import annotations
 
@@ -8,163 +8,166 @@ from dataclasses import dataclass
 from snugfit._core.budget import Budget
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.workload import Workload
-from snugfit.strategies.checkpoint.candidates import Way
+from snugfit.strategies.checkpoint.candidates import Candidate
 from snugfit.strategies.full_network import batch_settings, network_cost
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, available_headroom
 from snugfit.strategies.micro_batch import MicroBatching, divisors, hold_modes, line_name
 
 MARGIN_BYTES = 3_000_000
-"""By how much a step's headroom may shrink once everything is measured: what fits without it is measured on."""
+"""Margin for the headroom of a step, which may shrink while probes are measured. Measuring stops only once a schedule
+fits with this margin."""
 
-ABOVE_TENSORS = 1.01
-"""Process peak over tensor peak, as a rule: a schedule that would fit by less is not tried."""
+PROCESS_TO_TENSOR = 1.01
+"""Typical process peak over tensor peak. A schedule that would fit only with less is not measured."""
 
-WORTH_MEASURING = 0.95
-"""A schedule is measured where it may take less than this share of the time of what is known to fit."""
+MAX_TIME_RATIO = 0.95
+"""A schedule is measured if its expected time is below this share of the time of the fastest one that fits."""
 
 
 @dataclass(frozen=True)
-class Found:
+class ScheduleChoice:
     """A measured schedule at the batch that it would train at.
 
     Attributes:
-        key: name of its probe.
+        probe: name of its probe.
         micro: its micro-batches.
         seconds: of an epoch.
         sample_seconds: of a sample in a step.
     """
 
-    key: str
+    probe: str
     micro: MicroBatching
     seconds: float
     sample_seconds: float
 
 
-def fastest(
-    keys: Iterable[str], workload: Workload, profile: Profile, budget: Budget, *, accumulate: bool
-) -> Found | None:
-    """The fastest of those that train at the largest effective batch that any of them can; None where nothing fits.
+def fastest_schedule(
+    probes: Iterable[str], workload: Workload, profile: Profile, budget: Budget, *, accumulate: bool
+) -> ScheduleChoice | None:
+    """The fastest schedule at the largest effective batch that any schedule reaches; None if nothing fits.
 
     Args:
-        keys: names of the probes of schedules, without those that hold gradients.
-        workload, profile, budget: the question.
+        probes: names of the schedules' probes, without the suffix for held gradients.
+        workload, profile, budget: what is planned.
         accumulate: whether micro-batches may be accumulated.
     """
-    found: list[Found] = []
-    for key in keys:
-        micro = batch_settings(workload, profile, budget, key, accumulate=accumulate)
+    found: list[ScheduleChoice] = []
+    for probe in probes:
+        micro = batch_settings(workload, profile, budget, probe, accumulate=accumulate)
         if micro is not None:
-            cost = network_cost(profile, key, workload, micro)
-            sample_seconds = micro.seconds(profile.lines[micro.line(key)]) / micro.micro_batch
-            found.append(Found(key, micro, cost.seconds_per_epoch, sample_seconds))
+            cost = network_cost(profile, probe, workload, micro)
+            sample_seconds = micro.seconds(profile.lines[micro.line(probe)]) / micro.micro_batch
+            found.append(ScheduleChoice(probe, micro, cost.seconds_per_epoch, sample_seconds))
     return min(found, key=lambda each: (-each.micro.effective_batch, each.seconds), default=None)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Judges which schedules are worth measuring.
+class MeasurementFilter:
+    """Decides which schedules are worth measuring.
 
     Attributes:
-        ways: all schedules, that which takes the least memory last.
+        candidates: all schedules; the last has the least memory.
         workload: what is trained.
         accumulate: whether micro-batches may be accumulated.
-        left_bytes: what measuring one leaves in memory, at the most.
+        left_bytes: upper bound on the memory that one measurement leaves behind.
     """
 
-    ways: Sequence[Way]
+    candidates: Sequence[Candidate]
     workload: Workload
     accumulate: bool
     left_bytes: int = 0
 
-    def needs(self, way: Way, hold: bool, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
-        """Whether a way may fit, and be faster than what was measured to fit; see :class:`snugfit.profiling.Probe`.
+    def is_worth_measuring(
+        self, candidate: Candidate, hold: bool, tried: Mapping[str, ProbeLine | None], available: float
+    ) -> bool:
+        """Whether a candidate may fit and be faster than the measured ones; see :class:`snugfit.profiling.Probe`.
 
-        Where nothing was found to fit the effective batch, the last way is wanted whatever is expected of it, and no
-        other whose kernels, left behind, could take the headroom that the last one needs. Once something fits, that is
-        wanted of which most is expected.
+        While nothing fits the effective batch, the last candidate is always measured. Another one is measured only if
+        the kernels that it leaves behind do not take the headroom that the last one needs. Once something fits, only
+        the candidate with the least expected time is measured.
         """
-        if _name(way, hold) in tried:
+        if _line(candidate, hold) in tried:
             return False
         headroom = available_headroom(available)
         lines = {name: line for name, line in tried.items() if line is not None}
         budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 1))
-        keys = [each.key for each in self.ways]
-        found = fastest(keys, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
-        known = Known.of(self.ways, lines, self._batch)
-        may_fit = way.least_bytes(hold=hold) * ABOVE_TENSORS <= headroom
+        probes = [each.probe for each in self.candidates]
+        found = fastest_schedule(probes, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
+        estimate = StepEstimate.of(self.candidates, lines, self._batch)
+        may_fit = candidate.least_bytes(hold=hold) * PROCESS_TO_TENSOR <= headroom
         if found is None or found.micro.effective_batch != self._batch:
-            last = self.ways[-1]
-            needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # which it leaves behind, too
-            return way is last or (may_fit and needed <= headroom)
-        if known is None:
+            last = self.candidates[-1]
+            needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # its own kernels included
+            return candidate is last or (may_fit and needed <= headroom)
+        if estimate is None:
             return may_fit
         untried = {
-            (each.key, held_on): known.sample_seconds(each, held_on, self._sizes(held_on), headroom - self.left_bytes)
-            for each in self.ways
-            for held_on in hold_modes(self.accumulate)
-            if _name(each, held_on) not in tried
+            (each.probe, held): estimate.sample_seconds(each, held, self._sizes(held), headroom - self.left_bytes)
+            for each in self.candidates
+            for held in hold_modes(self.accumulate)
+            if _line(each, held) not in tried
         }
-        expected = untried[way.key, hold]
-        return expected <= min(untried.values()) and expected < WORTH_MEASURING * found.sample_seconds
+        expected = untried[candidate.probe, hold]
+        return expected <= min(untried.values()) and expected < MAX_TIME_RATIO * found.sample_seconds
 
     @property
     def _batch(self) -> int:
         return self.workload.effective_batch
 
     def _sizes(self, hold: bool) -> tuple[int, ...]:
-        """Batches that a way may train at, smallest first."""
+        """Batches that a candidate may train at, smallest first."""
         return divisors(self._batch)[:-1] if hold else (self._batch,)
 
 
 @dataclass(frozen=True)
-class Known:
-    """What lines that were measured tell of schedules that were not.
+class StepEstimate:
+    """Estimates the steps of unmeasured schedules from measured ones.
 
     Attributes:
         batch: the effective batch.
-        fixed_seconds, slope_seconds: of a step that recomputes nothing: of any, and of each sample more.
-        smallest_batch: that a step can be taken with.
-        above: process peaks over tensor bytes, by whether gradients are held.
+        fixed_seconds, slope_seconds: of a step without recomputation, and of each further sample in it.
+        smallest_batch: the smallest batch of a step.
+        process_to_tensor: process peak over tensor bytes, by whether gradients are held.
     """
 
     batch: int
     fixed_seconds: float
     slope_seconds: float
     smallest_batch: int
-    above: Mapping[bool, float]
+    process_to_tensor: Mapping[bool, float]
 
     @classmethod
-    def of(cls, ways: Sequence[Way], lines: Mapping[str, ProbeLine], batch: int) -> Known | None:
-        """From all lines; None where none of them has more than one point, which tells no slope."""
-        named = {_name(way, hold): (way, hold) for way in ways for hold in (False, True)}
-        above, sloped = {}, None
+    def of(cls, candidates: Sequence[Candidate], lines: Mapping[str, ProbeLine], batch: int) -> StepEstimate | None:
+        """From all lines; None if none has more than one point, which is required for a slope."""
+        named = {_line(each, hold): (each, hold) for each in candidates for hold in (False, True)}
+        ratios, sloped = {}, None
         for name, line in lines.items():
             if name not in named or not line.points:
                 continue
-            (way, hold), point = named[name], line.points[-1]
-            above[hold] = point.peak_bytes / way.bytes_at(point.batch, batch, hold=hold)
+            (candidate, hold), point = named[name], line.points[-1]
+            ratios[hold] = point.peak_bytes / candidate.bytes_at(point.batch, batch, hold=hold)
             if sloped is None and len(line.points) > 1:
-                sloped = line, way.seconds * (2 if hold else 1)
+                sloped = line, candidate.seconds * (2 if hold else 1)
         if sloped is None:
             return None
         line, times = sloped
-        return cls(batch, line.fixed_seconds / times, line.sample_seconds / times, line.smallest_batch, above)
+        return cls(batch, line.fixed_seconds / times, line.sample_seconds / times, line.smallest_batch, ratios)
 
-    def sample_seconds(self, way: Way, hold: bool, sizes: Sequence[int], headroom: float) -> float:
-        """Expected seconds of a sample, at the largest of some batches that fits; infinite if none fits.
+    def sample_seconds(self, candidate: Candidate, hold: bool, sizes: Sequence[int], headroom: float) -> float:
+        """Expected seconds of a sample at the largest of ``sizes`` that fits; infinite if none fits.
 
-        A step of few images takes hardly less time than one of some more, where weights are what it is busy with.
+        If weights dominate the time of a step, a step of few images takes hardly less time than one of more images.
         """
-        above = self.above.get(hold, max(self.above.values()))
+        ratio = self.process_to_tensor.get(hold, max(self.process_to_tensor.values()))
         fits = [
             size
             for size in sizes
-            if size >= self.smallest_batch and way.bytes_at(size, self.batch, hold=hold) * above <= headroom
+            if size >= self.smallest_batch and candidate.bytes_at(size, self.batch, hold=hold) * ratio <= headroom
         ]
         if not fits:
             return float("inf")
-        return way.seconds * (self.fixed_seconds / fits[-1] + self.slope_seconds)
+        return candidate.seconds * (self.fixed_seconds / fits[-1] + self.slope_seconds)
 
 
-def _name(way: Way, hold: bool) -> str:
-    return line_name(way.key, hold=hold)
+def _line(candidate: Candidate, hold: bool) -> str:
+    return line_name(candidate.probe, hold=hold)

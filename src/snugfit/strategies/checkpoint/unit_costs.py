@@ -1,4 +1,4 @@
-"""What every unit of a chain takes in a step: bytes on the meta device, seconds as estimated."""
+"""The cost of each unit of a chain in a step: bytes on the meta device, and estimated seconds."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from snugfit._chain import Chain, Unit
 from snugfit._core.profile import UnitFacts
 from snugfit.lean import use_lean_convolutions
 from snugfit.memory.tensors import LiveBytes
-from snugfit.strategies.checkpoint.dynamic_program import Stage
+from snugfit.strategies.checkpoint.dynamic_program import UnitCost
 
 MACS_PER_BYTE = 5.0
-"""Multiply-accumulates that take as long as writing and reading a byte of a map. Times steer which schedules are
-measured, and measured ones decide."""
+"""Multiply-accumulates that take as long as writing and reading a byte of a feature map. These times select which
+schedules are measured; the measured times decide."""
 BACKWARD = 3.0
-"""Seconds of a unit's backward pass over those of its forward pass: 2.3 to 5 on a processor (VGG-16, ResNet-18)."""
+"""Time of a unit's backward pass over that of its forward pass: 2.3 to 5 on a processor (VGG-16, ResNet-18)."""
 TYPICAL_SPEED = 50e9
-"""Multiply-accumulates in a second; only ratios of times matter here."""
+"""Multiply-accumulates per second; only ratios of times matter here."""
 
 
-def stages_of(chain: Chain, facts: Sequence[UnitFacts], batch: int) -> list[Stage]:
-    """What each unit takes at a batch size, with the gradients of its own weights while they are applied.
+def unit_costs(chain: Chain, facts: Sequence[UnitFacts], batch: int) -> list[UnitCost]:
+    """The cost of each unit at a batch size, including the gradients of its own weights while they are applied.
 
     Args:
         chain: the chain, on the meta device.
@@ -32,21 +32,21 @@ def stages_of(chain: Chain, facts: Sequence[UnitFacts], batch: int) -> list[Stag
         batch: images at once.
 
     Raises:
-        ValueError: a unit cannot train on so few images (BatchNorm on 1x1 maps).
+        ValueError: a unit cannot train on so few images (BatchNorm on 1x1 feature maps).
     """
-    return [_stage(unit, fact, batch, first=index == 0) for index, (unit, fact) in enumerate(_pairs(chain, facts))]
+    units = copy.deepcopy(chain).all_units
+    return [
+        _unit_cost(unit, fact, batch, first=index == 0)
+        for index, (unit, fact) in enumerate(zip(units, facts, strict=True))
+    ]
 
 
-def _pairs(chain: Chain, facts: Sequence[UnitFacts]) -> list[tuple[Unit, UnitFacts]]:
-    return list(zip(copy.deepcopy(chain).all_units, facts, strict=True))
-
-
-def _stage(unit: Unit, facts: UnitFacts, batch: int, *, first: bool) -> Stage:
+def _unit_cost(unit: Unit, facts: UnitFacts, batch: int, *, first: bool) -> UnitCost:
     module = unit.module.train()
     use_lean_convolutions(module)
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_free)
+            parameter.register_post_accumulate_grad_hook(_free_gradient)
     inputs = torch.empty((batch, *unit.input_shape), device="meta", requires_grad=not first)
     counter = LiveBytes()
     for tensor in (inputs, *module.parameters(), *module.buffers()):
@@ -54,25 +54,25 @@ def _stage(unit: Unit, facts: UnitFacts, batch: int, *, first: bool) -> Stage:
     before = counter.live
     with counter:
         with torch.no_grad():
-            output = module(inputs).nbytes
-        passing, counter.peak = counter.peak - before, before
-        saved, saving, returning = _step(module, inputs, counter, before)
+            output_bytes = module(inputs).nbytes
+        discarding, counter.peak = counter.peak - before, before
+        saved_bytes, saving, backward = _step(module, inputs, counter, before)
     seconds = batch * (facts.macs + MACS_PER_BYTE * (facts.saved_bytes + facts.output_bytes)) / TYPICAL_SPEED
-    return Stage(seconds, BACKWARD * seconds, output, saved, passing, saving, returning)
+    return UnitCost(seconds, BACKWARD * seconds, output_bytes, saved_bytes, discarding, saving, backward)
 
 
 def _step(module: nn.Module, inputs: Tensor, counter: LiveBytes, before: int) -> tuple[int, int, int]:
-    """Bytes that are kept after the forward pass, and the most in it and in the backward pass."""
+    """Bytes saved by the forward pass, its peak, and the peak of the backward pass; inputs (batch, *input_shape)."""
     outputs = module(inputs)
     saved, saving = counter.live - before, counter.peak - before
     if not outputs.requires_grad:
         return saved, saving, saved
-    root = (outputs * 1).sum()  # whose backward pass makes a whole gradient, which autograd frees when it is passed on
+    root = (outputs * 1).sum()  # its backward pass makes a full gradient, which autograd frees once it is passed on
     del outputs
     counter.peak = counter.live
     root.backward()
     return saved, saving, counter.peak - before
 
 
-def _free(parameter: Tensor) -> None:
+def _free_gradient(parameter: Tensor) -> None:
     parameter.grad = None
