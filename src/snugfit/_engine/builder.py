@@ -17,7 +17,6 @@ from snugfit._core.option_groups import TrainingOptions
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import config_of, find_config, imported, strategies
 from snugfit._core.request import Request
-from snugfit._core.strategy import Strategy
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, TaskName, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
@@ -27,6 +26,7 @@ from snugfit._planner import Considered
 from snugfit._training.initial_weights import load_initial_weights
 from snugfit._training.seeding import derive_seed
 from snugfit._training.split import TrainingData
+from snugfit._training.strategy import Strategy
 from snugfit.errors import DataError, UsageError
 
 _DEFAULTS = {

@@ -13,13 +13,13 @@ from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.registry import strategy_class
 from snugfit._core.request import Request
-from snugfit._core.strategy import Strategy
 from snugfit._engine.builder import make_strategies
 from snugfit._engine.history import past_runs
 from snugfit._engine.planning import Planned
 from snugfit._planner import PastRun
 from snugfit._planner.calibration import correction
 from snugfit._planner.search import candidates_of
+from snugfit._training.strategy import Strategy
 
 MB = 10**6
 DRIFT_BYTES = 1 * MB

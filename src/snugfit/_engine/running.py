@@ -21,7 +21,6 @@ from snugfit._core.record import Record
 from snugfit._core.registry import config_of, strategy_class
 from snugfit._core.request import Request
 from snugfit._core.serial import from_data, to_data
-from snugfit._core.strategy import Strategy
 from snugfit._core.workload import TaskName
 from snugfit._engine.builder import assemble, own_splits
 from snugfit._engine.distributed import commands_of_run
@@ -41,6 +40,7 @@ from snugfit._training.events import RunStarted, Subscriber
 from snugfit._training.metrics import METRICS_FILE
 from snugfit._training.run import Job, Machine, Run
 from snugfit._training.stopping import StopFlag
+from snugfit._training.strategy import Strategy
 from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
 from snugfit.memory import MemoryLimit, make_meter
 

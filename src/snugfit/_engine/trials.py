@@ -21,7 +21,6 @@ from snugfit._core.plan import Candidate
 from snugfit._core.record import Record
 from snugfit._core.registry import strategy_class
 from snugfit._core.serial import from_data
-from snugfit._core.strategy import Strategy
 from snugfit._core.trial import Trial, measured_in
 from snugfit._data import ImageSet, Splits
 from snugfit._data.sets import Subset
@@ -32,6 +31,7 @@ from snugfit._planner import corrected
 from snugfit._report.metrics import read_metrics
 from snugfit._storage.run_folder import read_data
 from snugfit._training.events import Notice, Subscriber
+from snugfit._training.strategy import Strategy
 from snugfit.errors import InterruptedRunError, SnugfitError
 
 _EVALUATED = 16

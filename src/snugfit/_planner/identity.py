@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from snugfit._core.serial import to_data
-from snugfit._core.strategy import Strategy
 from snugfit._core.workload import Workload
+from snugfit._training.strategy import Strategy
 from snugfit.profiling import Probe, TensorProbe
 
 Measured = TypeVar("Measured", Probe, TensorProbe)

@@ -14,11 +14,11 @@ from snugfit._core.profile import Profile
 from snugfit._core.ranking import ranked
 from snugfit._core.registry import config_of, find_config
 from snugfit._core.serial import to_data
-from snugfit._core.strategy import Strategy
 from snugfit._core.workload import Workload
 from snugfit._planner.calibration import PastRun, corrected, correction
 from snugfit._planner.identity import identified
 from snugfit._quantities import format_bytes
+from snugfit._training.strategy import Strategy
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.profiling import LOOKING_BYTES, Measurements, Probe, TensorProbe, describe, measure_probes, unit_facts

@@ -16,16 +16,16 @@ from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import Checked, Choice, Count, Positive, Range, Share, Text
 from snugfit._core.profile import Profile, UnitFacts
 from snugfit._core.record import Record
-from snugfit._core.strategy import Strategy
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, Workload
-from snugfit.strategies.accumulation import AccumulationOptions
+from snugfit.strategies.micro_batch import AccumulationOptions
 
 if TYPE_CHECKING:
     from snugfit._chain import Chain
     from snugfit._training.network import Forward, NetworkTrainer
     from snugfit._training.run import Run
     from snugfit._training.split import TrainingData
+    from snugfit._training.strategy import Strategy
     from snugfit.profiling import Probe
     from snugfit.strategies.full_network import FullNetwork, MakeTrainer, by_own_loss
 
@@ -37,6 +37,7 @@ _WITH_TORCH = {
     "NetworkTrainer": "snugfit._training.network",
     "Probe": "snugfit.profiling",
     "Run": "snugfit._training.run",
+    "Strategy": "snugfit._training.strategy",
     "TrainingData": "snugfit._training.split",
     "by_own_loss": "snugfit.strategies.full_network",
 }

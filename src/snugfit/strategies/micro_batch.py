@@ -6,12 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
+from snugfit._core.options import Checked
 from snugfit._core.profile import ProbeLine
 
 VALIDATION_SHARE = 0.3
 """Seconds of a forward pass over those of a training step."""
 
 S = TypeVar("S", bound="MicroBatching")
+
+
+@dataclass(frozen=True)
+class AccumulationOptions(Checked):
+    """Accumulation.
+
+    Attributes:
+        accumulate: accumulate micro-batches to the batch size, where a whole batch does not fit (off: one step for each
+            batch that fits).
+    """
+
+    accumulate: bool = True
 
 
 @dataclass(frozen=True)

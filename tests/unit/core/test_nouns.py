@@ -75,7 +75,8 @@ def test_the_registry_knows_its_strategies():
 def test_the_ground_floor_imports_no_torch():
     code = (
         "import sys, snugfit.errors, snugfit._quantities, snugfit._core.plan, snugfit._core.record, "
-        "snugfit._core.request, snugfit._core.profile, snugfit._core.registry, snugfit._core.strategy; "
+        "snugfit._core.request, snugfit._core.profile, snugfit._core.registry, "
+        "snugfit._core.strategy_config, snugfit.strategies; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

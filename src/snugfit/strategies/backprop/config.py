@@ -1,7 +1,7 @@
 """The strategy ``backprop``, described without torch."""
 
 from snugfit._core.strategy_config import StrategyConfig
-from snugfit.strategies.accumulation import AccumulationOptions
+from snugfit.strategies.micro_batch import AccumulationOptions
 
 
 class Config(StrategyConfig):

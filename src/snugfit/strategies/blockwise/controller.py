@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +33,10 @@ from snugfit.local.partition import Block
 from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
 from snugfit.strategies.blockwise.caches import BlockCaches
 from snugfit.strategies.blockwise.probes import unit_probe_name
+from snugfit.strategies.blockwise.settings import BlockwiseSettings
 from snugfit.strategies.blockwise.units import initialise_loss, loss_without_head
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import random_batch, stored_batches
-
-if TYPE_CHECKING:
-    from snugfit.strategies.blockwise.strategy import Blockwise
 
 
 class Controller:
@@ -52,7 +49,7 @@ class Controller:
         run: the run.
     """
 
-    def __init__(self, strategy: Blockwise, layout: Layout, data: TrainingData, run: Run) -> None:
+    def __init__(self, strategy: BlockwiseSettings, layout: Layout, data: TrainingData, run: Run) -> None:
         self.strategy, self.layout, self.data, self.run = strategy, layout, data, run
         self.blocks = [Block(*block) for block in strategy.blocks]
         self.caches = BlockCaches(run, strategy.cache_dtype)

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
-from snugfit._core.literals import CacheDtype
 from snugfit._core.profile import ProbeLine, Profile, UnitFacts
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
@@ -34,6 +33,7 @@ from snugfit.strategies.blockwise.blocks import (
 )
 from snugfit.strategies.blockwise.controller import Controller
 from snugfit.strategies.blockwise.probes import unit_probe_name, unit_probes
+from snugfit.strategies.blockwise.settings import BlockwiseSettings
 from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
 
 TRAINED_BLOCKS_BYTES = 2_000_000
@@ -49,40 +49,8 @@ UNITS_BEFORE_STOP = 2
 
 
 @dataclass(frozen=True)
-class Blockwise:
-    """Blocks of units train one after another on local losses; each leaves its outputs on disk for the next.
-
-    Attributes:
-        local_loss: name of the local loss.
-        rho: grouping threshold of Algorithm 1.
-        block_units: most units in a block; with ``saturation_stop`` 2 unless said otherwise, else any number.
-        adaptive_batch: a batch size per block (the paper's AB-LL); otherwise one for all.
-        residency: ``block`` keeps the active block in memory, ``all`` every unit (classic local learning).
-        saturation_stop: stop once a finished block no longer improves validation accuracy.
-        exit_tolerance: accuracy that may be given up for a smaller exit; None is one standard error.
-        cache: ``always`` keeps activations on disk, ``never`` recomputes them; ``auto`` proposes both where the
-            storage budget is too small.
-        cache_dtype: stored type of activations.
-        views: augmented passes that are cached.
-        blocks: (first unit, last unit, batch size) of each block; filled in by :meth:`propose`.
-        test_batch: images at once when the exit model is tested; filled in by :meth:`propose`.
-    """
-
-    name: ClassVar[str] = "blockwise"
-    exact: ClassVar[bool] = False
-
-    local_loss: str = "aan"
-    rho: float = 0.4
-    block_units: int | None = None
-    adaptive_batch: bool = True
-    residency: Literal["block", "all"] = "block"
-    saturation_stop: bool = False
-    exit_tolerance: float | None = None
-    cache: Literal["auto", "always", "never"] = "auto"
-    cache_dtype: CacheDtype = "float16"
-    views: int = 1
-    blocks: tuple[tuple[int, int, int], ...] = ()
-    test_batch: int = 1
+class Blockwise(BlockwiseSettings):
+    """Blocks of units train one after another on local losses; each leaves its outputs on disk for the next."""
 
     @staticmethod
     def check_options(options: StrategyOptions) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snugfit._core.strategy_config import StrategyConfig, present
-from snugfit.strategies.accumulation import AccumulationOptions
+from snugfit.strategies.micro_batch import AccumulationOptions
 
 
 class Config(StrategyConfig):

@@ -12,7 +12,7 @@ from snugfit._core.options import Count, Range
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig, present
 from snugfit.errors import UsageError
-from snugfit.strategies.accumulation import AccumulationOptions
+from snugfit.strategies.micro_batch import AccumulationOptions
 from snugfit.strategies.schemes import foreign_scheme, require_scheme
 
 ElasticScheme = Literal["elastic", "full", "head", "bn+bias", "prunetrain"]

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
@@ -21,11 +20,9 @@ from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic.budgets import Sizes
 from snugfit.strategies.elastic.probes import ElasticProbes
+from snugfit.strategies.elastic.settings import ElasticSettings
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.strategies.memory_estimates import random_batch, with_safety
-
-if TYPE_CHECKING:
-    from snugfit.strategies.elastic.strategy import Elastic
 
 DRIFT = 0.25
 """Share by which steps may differ from their prediction before it counts as drift."""
@@ -81,7 +78,7 @@ def ratio_without_updates(times: StepTimes, mask: Mask) -> float:
 
 
 def profile_again(
-    strategy: Elastic, chain: Chain, sizes: Sizes, run: Run, parameters: Iterable[nn.Parameter]
+    strategy: ElasticSettings, chain: Chain, sizes: Sizes, run: Run, parameters: Iterable[nn.Parameter]
 ) -> TensorProfile | None:
     """Measure every operator of the network in memory again, at the largest batch that the run's predicted peak holds.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from snugfit._chain import Chain
 from snugfit._training.optimizers import lr_factor
@@ -15,14 +14,12 @@ from snugfit.memory import release_memory
 from snugfit.memory.scratch import ScratchFile, stored_bytes
 from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.strategies.elastic.probes import trial_updates
+from snugfit.strategies.elastic.settings import ElasticSettings
 from snugfit.strategies.elastic.trainer import TensorTrainer
-
-if TYPE_CHECKING:
-    from snugfit.strategies.elastic.strategy import Elastic
 
 
 def rank_tensors(
-    strategy: Elastic, chain: Chain, trainer: TensorTrainer, data: TrainingData, run: Run
+    strategy: ElasticSettings, chain: Chain, trainer: TensorTrainer, data: TrainingData, run: Run
 ) -> dict[str, float]:
     """Importance by tensor name on a few training images drawn for this epoch; weights and optimizer stay as they are.
 

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor, nn
@@ -35,11 +34,9 @@ from snugfit.strategies.elastic.budgets import importance_peak, nothing_selected
 from snugfit.strategies.elastic.drift import drifted, looks_drifted, profile_again, profiling_peak
 from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.ranking import rank_tensors
+from snugfit.strategies.elastic.settings import ElasticSettings
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.strategies.memory_estimates import random_batch
-
-if TYPE_CHECKING:
-    from snugfit.strategies.elastic.strategy import Elastic
 
 _INTERVALS = "intervals"
 _PROFILE = "tensors"
@@ -47,7 +44,7 @@ _MEASURED = "tensors_measured_before"
 _SHRINK = 0.9
 
 
-def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -> Record:
+def fit_elastic(strategy: ElasticSettings, chain: Chain, data: TrainingData, run: Run) -> Record:
     """Train, evaluate, save, and return the record."""
     if strategy.prunes:
         chain = copy.deepcopy(chain)  # whose layers will shrink
@@ -69,7 +66,7 @@ def fit_elastic(strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -
 class _Fit:
     """A run under way: its network in memory, and the intervals so far."""
 
-    def __init__(self, strategy: Elastic, chain: Chain, data: TrainingData, run: Run) -> None:
+    def __init__(self, strategy: ElasticSettings, chain: Chain, data: TrainingData, run: Run) -> None:
         self.strategy, self.chain, self.data, self.run = strategy, chain, data, run
         notes = run.position.notes
         self.intervals = [from_data(IntervalRecord, each) for each in notes.setdefault(_INTERVALS, [])]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from snugfit._chain import Chain, classifier_names
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
-from snugfit._core.literals import ImportanceMetric
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
@@ -20,58 +18,20 @@ from snugfit._training.split import TrainingData
 from snugfit._training.task import needs_classes
 from snugfit.profiling import Probe, TensorProbe
 from snugfit.selection.choice import choose
-from snugfit.selection.network import Mask, Network
-from snugfit.strategies.elastic.budgets import Sizes, budget_for, importance_peak, largest_chunk
-from snugfit.strategies.elastic.config import ElasticScheme as Scheme
+from snugfit.strategies.elastic.budgets import budget_for, importance_peak, largest_chunk
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE, ElasticProbes
 from snugfit.strategies.elastic.runner import fit_elastic
-from snugfit.strategies.elastic.schemes import scheme_mask
+from snugfit.strategies.elastic.settings import ElasticSettings
 from snugfit.strategies.memory_estimates import MB, smallest_budget, step_headroom
-from snugfit.strategies.micro_batch import VALIDATION_SHARE, MicroBatching, divisors
+from snugfit.strategies.micro_batch import VALIDATION_SHARE, divisors
 
 DEFAULT_RATIO = 0.5
 """rho where none is asked for (ElasticTrainer section 8.1)."""
 
 
 @dataclass(frozen=True)
-class Elastic(MicroBatching):
-    """Tensor selection at run time (ElasticTrainer), and the ways of fine-tuning that it is compared with.
-
-    Attributes:
-        scheme: ``elastic`` selects tensors anew every ``interval`` epochs; ``full``, ``head``, ``bn+bias`` and
-            ``prunetrain`` are the baselines of section 8.
-        importance: what tensors are ranked by.
-        interval: epochs between two selections.
-        importance_batch: images that importance is told from.
-        lean: whether frozen tensors keep no activations.
-        lasso: share of the group lasso in the loss of ``prunetrain`` at the start.
-        time_ratio: rho, step time over that of full training; filled in by :meth:`propose`.
-        budget_bytes: memory budget, which selections keep to; filled in by :meth:`propose`.
-        chunk: images at once in the pass that tells importance; filled in by :meth:`propose`.
-    """
-
-    name: ClassVar[str] = "elastic"
-    exact: ClassVar[bool] = False
-
-    scheme: Scheme = "elastic"
-    importance: ImportanceMetric = "contribution"
-    interval: int = 3
-    importance_batch: int = 4
-    lean: bool = True
-    lasso: float = 0.2
-    time_ratio: float | None = None
-    budget_bytes: int | None = None
-    chunk: int = 0
-
-    @property
-    def selects(self) -> bool:
-        """Whether tensors are selected at run time."""
-        return self.scheme == "elastic"
-
-    @property
-    def prunes(self) -> bool:
-        """Whether channels are removed at run time."""
-        return self.scheme == "prunetrain"
+class Elastic(ElasticSettings):
+    """Tensor selection at run time (ElasticTrainer), and the ways of fine-tuning that it is compared with."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Averaged weights cannot come and go, and somebody must be able to choose."""
@@ -116,15 +76,6 @@ class Elastic(MicroBatching):
         if best is not None:
             yield best
 
-    @property
-    def budget(self) -> Budget:
-        """What its selections keep to."""
-        return Budget(self.budget_bytes, None, self.time_ratio)
-
-    def sizes(self, workload: Workload, profile: Profile) -> Sizes:
-        """What this instance needs, as a function of the selection."""
-        return Sizes(profile, workload, MicroBatching(self.micro_batch, self.micro_batches))
-
     def _worth(self, workload: Workload, profile: Profile) -> float:
         """Share of the updates' time in a selection by time alone that one within both budgets has; 0: does not fit."""
         sizes, ratio = self.sizes(workload, profile), self.time_ratio or 1.0
@@ -140,10 +91,6 @@ class Elastic(MicroBatching):
         bound = choose(sizes.times, sizes.memory, network.t_dw, headroom)
         others = ~network.head
         return float(network.t_dw[bound & others].sum() / max(network.t_dw[free & others].sum(), 1e-12))
-
-    def fixed(self, network: Network) -> Mask:
-        """The selection of a scheme that never changes it."""
-        return scheme_mask(self.scheme, network)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest time ratio or memory budget that would do."""
@@ -201,11 +148,6 @@ class Elastic(MicroBatching):
             for index, span in enumerate(self.spans(workload.epochs))
         )
         return Cost(peak, epoch, sum(phase.seconds for phase in phases), phases=phases)
-
-    def spans(self, epochs: int) -> list[range]:
-        """Epochs of each interval."""
-        length = self.interval if self.selects or self.prunes else epochs
-        return [range(start, min(start + length, epochs)) for start in range(0, epochs, length)]
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""

@@ -11,7 +11,7 @@ from snugfit._core.options import Choice, DataSetName, Positive, Range, Text
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig, present
 from snugfit._core.workload import OptimizerSettings
-from snugfit.strategies.accumulation import AccumulationOptions
+from snugfit.strategies.micro_batch import AccumulationOptions
 from snugfit.strategies.schemes import foreign_scheme, require_scheme
 
 SidenetScheme = Literal["rep-net", "bias+head", "head"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from snugfit._chain import Chain
 from snugfit._core.record import Record
@@ -18,12 +17,10 @@ from snugfit.strategies.full_network import load_network, train_network
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.network import make_trainer, plain
 from snugfit.strategies.sidenet.retraining import Retraining, prune_and_retrain, take_pruned
-
-if TYPE_CHECKING:
-    from snugfit.strategies.sidenet.strategy import Sidenet
+from snugfit.strategies.sidenet.settings import SidenetSettings
 
 
-def fit_sidenet(strategy: Sidenet, chain: Chain, data: TrainingData, run: Run) -> Record:
+def fit_sidenet(strategy: SidenetSettings, chain: Chain, data: TrainingData, run: Run) -> Record:
     """Train, evaluate, save, and return the record."""
     chain, taken = copy.deepcopy(chain), strategy.configuration
     frozen = Frozen(copy.deepcopy(chain), strategy.scheme, taken.side_width, strategy.prune)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from torch import fx
 
@@ -13,7 +13,6 @@ from snugfit._chain import Chain, classifier_names
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
-from snugfit._core.options import Choice
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
@@ -21,7 +20,6 @@ from snugfit._core.workload import Workload
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
 from snugfit._training.task import needs_classes
-from snugfit.errors import UsageError
 from snugfit.profiling import Probe
 from snugfit.strategies.full_network import network_probe
 from snugfit.strategies.memory_estimates import (
@@ -31,10 +29,8 @@ from snugfit.strategies.memory_estimates import (
     step_headroom,
     with_safety,
 )
-from snugfit.strategies.micro_batch import MicroBatching, divisors, hold_modes, line_name
-from snugfit.strategies.sidenet.config import PruneImportance, WeightStorage
-from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
-from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, configurations, leanest
+from snugfit.strategies.micro_batch import divisors, hold_modes, line_name
+from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, leanest
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.strategies.sidenet.lower_bounds import Looks, Way
 from snugfit.strategies.sidenet.network import make_trainer
@@ -47,6 +43,7 @@ from snugfit.strategies.sidenet.retraining import (
     retraining_probe,
 )
 from snugfit.strategies.sidenet.runner import fit_sidenet
+from snugfit.strategies.sidenet.settings import SidenetSettings
 from snugfit.surgery import attach_side_network
 
 MARGIN_BYTES = 1_000_000
@@ -64,53 +61,13 @@ FINE_TUNE = "fine-tune"
 
 
 @dataclass(frozen=True)
-class Sidenet(MicroBatching):
-    """A frozen network and a small one beside it (Rep-Net), which needs few maps for the backward pass.
-
-    Attributes:
-        scheme: what trains: ``rep-net`` a side network and the classifier, ``bias+head`` every bias and the classifier,
-            ``head`` the classifier.
-        side_width: width of the side network; filled in by :meth:`propose` where it is None.
-        side_lr: its peak learning rate; five times the workload's where it is None.
-        prune: ``auto``, ``on``, ``off`` or a ratio; ``auto`` is settled by :meth:`propose`, like the next ones.
-        prune_importance: what channels are chosen by.
-        retrain_epochs: passes over the images in which the pruned network learns to do what it did before.
-        retrain_data: other images to do so with; the training images where it is None.
-        sample_wise: whether memory-bound frozen blocks run image by image.
-        weight_storage: how frozen weights are kept.
-        retrain_batch: images in memory at once while it retrains; filled in by :meth:`propose`.
-    """
-
-    name: ClassVar[str] = "sidenet"
-    exact: ClassVar[bool] = False
-
-    scheme: Scheme = "rep-net"
-    side_width: float | None = None
-    side_lr: float | None = None
-    prune: str = "auto"
-    prune_importance: PruneImportance = "reconstruction"
-    retrain_epochs: int = 8
-    retrain_data: str | None = None
-    sample_wise: Choice = "auto"
-    weight_storage: WeightStorage = "auto"
-    retrain_batch: int = 0
-
-    def __post_init__(self) -> None:
-        if self.scheme != "rep-net" and self.prune not in ("auto", "off"):
-            raise UsageError(f"--prune serves a side network, which --scheme {self.scheme} does not have.")
-        if self.scheme == "bias+head" and self.sample_wise == "on":
-            raise UsageError("--sample-wise on: blocks whose biases train (--scheme bias+head) cannot run by sample.")
+class Sidenet(SidenetSettings):
+    """A frozen network and a small one beside it (Rep-Net), which needs few maps for the backward pass."""
 
     @staticmethod
     def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
         """Settings of those that the user left open that need less memory, to be tried where nothing fits."""
         yield from leanest(options)
-
-    @property
-    def tried(self) -> tuple[Configuration, ...]:
-        """The configurations that it may take, those that are expected to lose less first."""
-        options = (self.side_width, self.prune, self.sample_wise, self.weight_storage)
-        return tuple(configurations(self.scheme, *options))
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """The optimizer must leave frozen statistics alone, and there must be something to train.
@@ -220,11 +177,6 @@ class Sidenet(MicroBatching):
             micro_batches=option.micro.micro_batches,
             retrain_batch=0 if retraining is None else retraining.batch_size,
         )
-
-    @property
-    def configuration(self) -> Configuration:
-        """The one that :meth:`propose` filled in."""
-        return self.tried[0]
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured line of its configuration."""

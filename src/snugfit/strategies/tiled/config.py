@@ -11,7 +11,7 @@ from snugfit._core.option_groups import BaseRequest
 from snugfit._core.option_help import help_of, with_help
 from snugfit._core.options import Checked, Choice, Text, Workers
 from snugfit._core.strategy_config import StrategyConfig
-from snugfit.strategies.accumulation import AccumulationOptions
+from snugfit.strategies.micro_batch import AccumulationOptions
 
 Tiles = Annotated[
     str, Text("auto, or tiles down and across like 2x3", re.compile(r"auto|[1-9]\d{0,3}x[1-9]\d{0,3}").fullmatch)

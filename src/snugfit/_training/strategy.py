@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
+from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Shortfall
 from snugfit._core.hardware import Hardware
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
-
-if TYPE_CHECKING:
-    from snugfit._chain import Chain
-    from snugfit._training.run import Run
-    from snugfit._training.split import TrainingData
-    from snugfit.profiling import Probe
+from snugfit._training.run import Run
+from snugfit._training.split import TrainingData
+from snugfit.profiling import Probe
 
 
 class Strategy(Protocol):
