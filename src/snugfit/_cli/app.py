@@ -10,17 +10,19 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CoercionError, CycloptsError, Group
 
-from snugfit._cli.cluster import cluster_app
 from snugfit._cli.config import apply_config, read_value, read_values
+from snugfit._cli.doctor import doctor
 from snugfit._cli.evaluate import evaluate
 from snugfit._cli.export import export
 from snugfit._cli.failures import show_error
+from snugfit._cli.launch import launch
 from snugfit._cli.options import OutputOptions
 from snugfit._cli.plan import plan
 from snugfit._cli.predict import predict
 from snugfit._cli.profile import profile
 from snugfit._cli.report import report
 from snugfit._cli.startup import ReaderGoneError, die_with_agent, ignore_signals, raise_at_signals
+from snugfit._cli.tiles import plan_cluster
 from snugfit._cli.train import train
 from snugfit._cli.verify import verify
 from snugfit._version import __version__
@@ -48,6 +50,26 @@ Classify a folder of images with the model that came out:
 """
 
 
+CLUSTER_HELP = """\
+Train on several processes or hosts at once, and measure their network and processors.
+
+How fast are the hosts, and the links between them?
+
+    snugfit cluster doctor --hosts cluster.yaml --out cluster.json
+
+How would a network be cut into tiles over them, and what would a step take?
+
+    snugfit cluster plan --cluster cluster.json --model yolov2_16 --image-size 608
+
+Train over all of them; rank 0, on the first host, has the data and writes the run folder:
+
+    snugfit cluster launch --hosts cluster.yaml -- train --strategy tiled --model vgg16
+
+Traffic is neither encrypted nor authenticated: for networks that you trust.
+"""
+CLUSTER_COMMANDS: dict[str, Callable[..., int | None]] = {"launch": launch, "doctor": doctor, "plan": plan_cluster}
+
+
 def build() -> App:
     """Return the command tree."""
     app = App(
@@ -61,7 +83,10 @@ def build() -> App:
     )
     for order, command in enumerate(COMMANDS):
         app.command(command, sort_key=order, help_format="markdown")
-    app.command(cluster_app(sort_key=len(COMMANDS)))
+    cluster = App(name="cluster", help=CLUSTER_HELP, help_format="plaintext", sort_key=len(COMMANDS))
+    for order, (name, one) in enumerate(CLUSTER_COMMANDS.items()):
+        cluster.command(one, name=name, sort_key=order, help_format="markdown")
+    app.command(cluster)
     return app
 
 

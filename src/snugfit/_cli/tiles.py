@@ -9,9 +9,8 @@ from cyclopts import Group, Parameter
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import note, print_json
 from snugfit._core import known
-from snugfit._core.tile_request import TileRequest
 from snugfit._quantities import format_bytes, format_short_seconds
-from snugfit.strategies.tiled.config import PlannedTileOptions
+from snugfit.strategies.tiled.config import PlannedTileOptions, TileRequest
 
 _GROUPS = {"chosen": "chosen", "one": "one group", "every": "a group per layer"}
 _DEVICE_COLUMNS = "rank", "host", "tiles", "computes", "sends", "receives", "keeps of feature maps"

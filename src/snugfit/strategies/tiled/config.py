@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from snugfit._core.literals import Rest, TileSizes, WeightUpdate
-from snugfit._core.option_groups import BaseRequest
+from snugfit._core.option_groups import BaseRequest, Pixels
 from snugfit._core.option_help import help_of, with_help
-from snugfit._core.options import Checked, Choice, Text, Workers
+from snugfit._core.options import Checked, Choice, Count, Text, Workers
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit.strategies.micro_batch import AccumulationOptions
 
@@ -66,6 +66,28 @@ class PlannedTileOptions(TileOptions):
 
 
 PlannedTileOptions.__doc__ = with_help("Tiles over a cluster that is planned.", help_of(TileOptions))
+
+
+@dataclass(frozen=True)
+class TileRequest(Checked):
+    """A network, and the cluster over which it is cut into tiles.
+
+    Attributes:
+        model: a name (`vgg16`), `torchvision:NAME`, `timm:NAME` or `module:function` of your own.
+        image_size: side of the square images in pixels.
+        batch_size: images of a step.
+        classes: of the model.
+        cluster: file that `snugfit cluster doctor --out` wrote.
+        processes: number of processes of 20 GMAC/s, on links of 100 MB/s and half a millisecond; or, with --cluster,
+            how many it must describe.
+    """
+
+    model: str
+    image_size: Pixels
+    batch_size: Count = 1
+    classes: Count = 20
+    cluster: str | None = None
+    processes: Workers | None = None
 
 
 @dataclass(frozen=True)

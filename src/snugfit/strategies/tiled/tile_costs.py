@@ -12,10 +12,9 @@ from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit._core.cluster import Cluster, read_cluster
 from snugfit._core.record import SCHEMA
-from snugfit._core.tile_request import TileRequest
 from snugfit.errors import UsageError
 from snugfit.strategies.tiled.candidates import plans_for, typical_cluster
-from snugfit.strategies.tiled.config import TileOptions
+from snugfit.strategies.tiled.config import TileOptions, TileRequest
 from snugfit.strategies.tiled.network import rest_macs, step_of
 from snugfit.strategies.tiled.strategy import Tiled
 from snugfit.tiling.candidates import group_boundaries
