@@ -62,9 +62,9 @@ def load_boxed(
     >>> snugfit.load_boxed("boxes/data.yaml", image_size=64).class_names
     ('cat',)
 
-    Images are resized to the square, whatever their ratio, so that boxes keep their fractions of the sides. Where there
-    is no validation part, ``val_fraction`` of the training images is split off at random; the parts that there are stay
-    as they are, and nothing is split off for a test. Images without objects take part as such.
+    Images are resized to the square, whatever their ratio, so that boxes keep their fractions of the sides. Without a
+    validation part, ``val_fraction`` of the training images is split off at random; existing parts do not change, and
+    no test part is split off. Images without objects count as such.
 
     Args:
         name: a folder (``folder:`` before it is allowed), a ``data.yaml``, or an ``instances_*.json``.

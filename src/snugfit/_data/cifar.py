@@ -97,7 +97,7 @@ def _open_records(path: Path, label_bytes: int) -> Records:
             f"{path} is truncated or no CIFAR file: {size} bytes are not a multiple of {record}. Download it again."
         )
     if size // record > MOST_RECORDS:
-        raise DataError(f"{path} is no CIFAR file: it has {size // record:,} records. Download it again.")
+        raise DataError(f"{path} is not a CIFAR file: it has {size // record:,} records. Download it again.")
     return Records(path, 0, (size // record, record))
 
 

@@ -18,7 +18,7 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
     Photos are used whole: bounding boxes and parts are not read.
 
     Raises:
-        DataError: a list or image is missing, the lists disagree or are malformed, or a file is no image.
+        DataError: a list or image is missing, the lists disagree or are malformed, or a file is not an image.
     """
     names = _class_names(root / "classes.txt")
     labels = _values(root / "image_class_labels.txt", 1, len(names))

@@ -18,11 +18,11 @@ def read_settings(file: Path) -> dict[str, Any]:
     """Read ``path``, ``train``, ``val`` and ``test`` (lists of texts), ``names`` (a list) and ``nc``, if present.
 
     Raises:
-        DataError: the file is no YAML, too large or too deep, or one of these is of another type or out of range.
+        DataError: the file is not YAML, too large or too deep, or one of these is of another type or out of range.
     """
     found = read_yaml(file, DataError)
     if not isinstance(found, dict):
-        raise DataError(f"{file} is no data.yaml: it does not say train: and names:.")
+        raise DataError(f"{file} is not a data.yaml: it does not say train: and names:.")
     settings = {key: value for key, value in found.items() if key in _KEYS and value is not None}
     try:
         return {key: _KEYS[key](value) for key, value in settings.items()}
@@ -34,7 +34,7 @@ def _texts(value: Any) -> list[str]:
     texts = value if isinstance(value, list) else [value]
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"{reprlib.repr(text)} is no folder or list of images")
+            raise TypeError(f"{reprlib.repr(text)} is not a folder or list of images")
     return texts
 
 

@@ -156,7 +156,7 @@ def reading(what: str, advice: str) -> Iterator[None]:
     """Turn any exception of a decoder into one error.
 
     Raises:
-        DataError: the image is corrupt, truncated or too large, or the file is no image.
+        DataError: the image is corrupt, truncated or too large, or the file is not an image.
         MemoryError: there is no memory to decode it.
     """
     try:

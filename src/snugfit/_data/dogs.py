@@ -24,7 +24,7 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
     The folders, which need no lists, hold one folder per breed. Photos are used whole: bounding boxes are not read.
 
     Raises:
-        DataError: a list or image is missing, a list is malformed, or a file is no image.
+        DataError: a list or image is missing, a list is malformed, or a file is not an image.
     """
     if not any((root / name).exists() for name in (*_LISTS, "Images")):
         parts = folder.read(root, image_size, workers)

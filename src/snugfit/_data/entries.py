@@ -28,7 +28,7 @@ def entries(path: Path) -> Iterator[tuple[str, Any]]:
     Members that are not lists are skipped. About a MB is in memory at a time, or one entry if it is larger.
 
     Raises:
-        DataError: the file cannot be read, is truncated, is no JSON object, or one entry has over 4 million characters.
+        DataError: the file is unreadable, truncated or not a JSON object, or an entry has over 4 million characters.
     """
     check_regular(path)
     try:
@@ -52,7 +52,9 @@ def take_coco(path: Path, add: Mapping[str, Callable[[Any], None]]) -> None:
                 add[name](entry)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 shown = reprlib.repr(entry)
-                raise DataError(f"{path}: '{name}' holds {shown}, which is no entry of COCO. Restore it.") from error
+                raise DataError(
+                    f"{path}: '{name}' holds {shown}, which is not an entry of COCO. Restore it."
+                ) from error
 
 
 def text(value: Any) -> str:

@@ -57,7 +57,7 @@ def below(folder: Path, name: str, place: str) -> Path:
     """
     parts = PurePosixPath(name).parts if "\0" not in name else ()
     if not parts or parts[0] == "/" or ".." in parts or len(name) > LONGEST_NAME:
-        raise DataError(f"{place}: {reprlib.repr(name)} is no file below {folder}. Name images relative to it.")
+        raise DataError(f"{place}: {reprlib.repr(name)} is not a file below {folder}. Name images relative to it.")
     return folder / name
 
 
@@ -75,7 +75,7 @@ def walk(folder: Path, suffixes: Collection[str], links: list[Path]) -> list[Pat
         links: list to which every followed link is added.
 
     Raises:
-        DataError: an entry with such a suffix is no regular file, such as a FIFO.
+        DataError: an entry with such a suffix is not a regular file, such as a FIFO.
     """
     before, found = len(links), list[Path]()
     if folder.is_symlink() or folder.parent.is_symlink():
@@ -146,7 +146,7 @@ def check_regular(path: Path) -> None:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path} cannot be read: {reason}. Restore or remove it.") from error
     if not stat.S_ISREG(mode):
-        raise DataError(f"{path} is no regular file but a {_KINDS.get(stat.S_IFMT(mode), 'device')}. Remove it.")
+        raise DataError(f"{path} is not a regular file but a {_KINDS.get(stat.S_IFMT(mode), 'device')}. Remove it.")
 
 
 @contextlib.contextmanager

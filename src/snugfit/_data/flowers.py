@@ -38,7 +38,7 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
     (``trnid``), to validate on (``valid``) and to test on (``tstid``).
 
     Raises:
-        DataError: a list or image is missing, a list is malformed, the lists disagree, or a file is no image.
+        DataError: a list or image is missing, a list is malformed, the lists disagree, or a file is not an image.
     """
     path, division = root / LABELS, root / DIVISION
     texts = read_vectors(path, numbers=["labels"])["labels"]

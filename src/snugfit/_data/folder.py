@@ -40,7 +40,7 @@ def read(root: Path, image_size: int, workers: int, channels: int = 3) -> Parts:
 
     Raises:
         DataError: a class folder is empty, there are fewer than two classes, the parts' classes differ, or a file
-            is no image.
+            is not an image.
     """
     decoder = Decoder(image_size, channels, workers)
     parts = {part: folder for part in ("train", "val", "test") if (folder := _part(root, part))}
@@ -88,7 +88,7 @@ def class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, lin
         links: list to which every followed link is added.
 
     Raises:
-        DataError: a class folder holds no images, or a file is no image.
+        DataError: a class folder holds no images, or a file is not an image.
     """
     files, counts = FileNames(), []
     for name in class_names:

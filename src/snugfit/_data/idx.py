@@ -99,7 +99,7 @@ def _shape(path: Path, dimensions: int, opened: Callable[..., Any]) -> tuple[int
     except _DAMAGED as error:
         raise DataError(f"{path} is corrupt or truncated ({error}). Download it again.") from error
     if len(start) < 4 + 4 * dimensions or int.from_bytes(start[:4], "big") != 0x0800 + dimensions:
-        raise DataError(f"{path} is no IDX file of {dimensions}-dimensional unsigned bytes. Download it again.")
+        raise DataError(f"{path} is not an IDX file of {dimensions}-dimensional unsigned bytes. Download it again.")
     records, *sides = struct.unpack(f">{dimensions}i", start[4:])
     if (
         not 0 < records <= MOST_RECORDS

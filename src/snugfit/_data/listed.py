@@ -40,7 +40,7 @@ def number(text: str, low: int, high: int, place: str) -> int:
         DataError: the text is not such a number.
     """
     if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
-        raise DataError(f"{place}: '{text[:60]}' is no number from {low} to {high}. Download the list again.")
+        raise DataError(f"{place}: '{text[:60]}' is not a number from {low} to {high}. Download the list again.")
     return int(text)
 
 
@@ -69,8 +69,7 @@ class Listing:
             place: where the image is listed.
 
         Raises:
-            DataError: it was listed before, also in another part, there is no such file below the folder, or the label
-                is no number up to the highest, or that of a class of another name.
+            DataError: it was listed before, the file is missing, or the label is out of range or of another class.
         """
         value, path = number(label, 1, self._highest, place), below(self._folder, name, place)
         if name in self._seen:
@@ -90,7 +89,7 @@ class Listing:
         """The parts; every file was opened once. Classes are those of the lists unless names are given.
 
         Raises:
-            DataError: a part or a class has no images, or a file is no image.
+            DataError: a part or a class has no images, or a file is not an image.
         """
         for part, (files, _) in self._parts.items():
             if not len(files):

@@ -162,7 +162,7 @@ def _one(found: list[_Array], name: str, kinds: frozenset[str]) -> _Array:
     if array.complex:
         raise ValueError(f"'{name}' holds no real numbers")
     if len(array.shape) != 2 or min(array.shape) != 1 or max(array.shape) > _LONGEST:
-        raise ValueError(f"'{name}' is no list but of shape {array.shape}")
+        raise ValueError(f"'{name}' is not a list but of shape {array.shape}")
     return array
 
 

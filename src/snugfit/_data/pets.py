@@ -19,7 +19,7 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
     which are not used. Photos that neither list names are passed over.
 
     Raises:
-        DataError: a list or image is missing, a line is malformed or repeated, or a file is no image.
+        DataError: a list or image is missing, a line is malformed or repeated, or a file is not an image.
     """
     listing = Listing(root / "images", _BREEDS)
     for part, marker in zip(("train", "test"), MARKERS, strict=True):

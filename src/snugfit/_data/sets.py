@@ -135,7 +135,7 @@ class Splits:
         """Check the names of the classes.
 
         Raises:
-            DataError: there are over 100,000, or one holds control characters or is no UTF-8.
+            DataError: there are over 100,000, or one holds control characters or is not UTF-8.
         """
         check_class_count(len(self.class_names), self.name)
         _check_names(self.class_names, self.name)
@@ -169,7 +169,7 @@ def _check_names(names: tuple[str, ...], source: str) -> None:
     for name in names:
         if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
             raise DataError(
-                f"{source}: the class name {name[:50]!a} is no UTF-8 or holds control characters. Rename it."
+                f"{source}: the class name {name[:50]!a} is not UTF-8 or holds control characters. Rename it."
             )
 
 

@@ -94,7 +94,7 @@ def _listed(path: Path) -> np.ndarray:
     listed = []
     for number, text in enumerate(lines(path), start=1):
         if text and not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise DataError(f"{path}, line {number}: '{text[:60]}' is no image id. Download it again or remove it.")
+            raise DataError(f"{path}, line {number}: '{text[:60]}' is not an image id. Download it again or remove it.")
         listed += [int(text)] if text else []
     if not listed:
         raise DataError(f"{path} lists no images. Download it again or remove it.")

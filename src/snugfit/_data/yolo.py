@@ -63,7 +63,7 @@ class YoloFolder:
         return None if named is None else tuple(map(str, named))
 
     def parts(self) -> dict[str, list[Path]]:
-        """Image files of each part that there is, sorted.
+        """Image files of each existing part, sorted.
 
         Raises:
             DataError: there are no images to train on, or something that ``data.yaml`` names is missing.
@@ -113,7 +113,7 @@ def read(
         Class names, the parts, the decoder of their images, and the counted repairs.
 
     Raises:
-        DataError: a line is malformed, a class has no name, a file is no image, or there are no boxes to train on.
+        DataError: a line is malformed, a class has no name, a file is not an image, or there are no boxes to train on.
     """
     folder, checks, decoder = YoloFolder(path), BoxChecks(), Decoder(image_size, workers=workers, crop=False)
     names, highest = folder.class_names, -1
@@ -170,7 +170,7 @@ def row_of(line: str, place: str, names: tuple[str, ...] | None) -> Row:
         label, values = -1.0, []
     if not label.is_integer() or label < 0 or not (len(values) == 4 or (len(values) >= 6 and len(values) % 2 == 0)):
         raise DataError(
-            f"{place}: '{line[:60]}' is no label. Write a class number and centre x, centre y, width and "
+            f"{place}: '{line[:60]}' is not a label. Write a class number and centre x, centre y, width and "
             "height as fractions of the image's sides: 0 0.5 0.5 0.2 0.3."
         )
     check_class_count(int(label) + 1, place)
@@ -202,5 +202,5 @@ def _settings_file(path: Path) -> Path | None:
 
 def _below(folder: Path, name: str | None) -> Path:
     if name is not None and (len(name) > LONGEST_NAME or "\0" in name):
-        raise DataError(f"{folder}: {reprlib.repr(name)} is no name of a file or folder. Correct it.")
+        raise DataError(f"{folder}: {reprlib.repr(name)} is not a name of a file or folder. Correct it.")
     return folder if name is None else folder / expanded(name)

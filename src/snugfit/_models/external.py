@@ -17,7 +17,7 @@ from torch import nn
 from snugfit.errors import ModelError, UnknownNameError
 
 _DETECTION = ("nms", "qnms")
-"""Operators of torchvision that it describes whether or not its compiled part, which has them, could be loaded."""
+"""Operators that torchvision refers to at import, even if its compiled part is not loaded."""
 
 
 def torchvision_knows(name: str) -> bool:
@@ -72,7 +72,7 @@ def from_callable(module_name: str, function_name: str, classes: int) -> nn.Modu
     with _current_directory_importable():
         try:
             function = getattr(importlib.import_module(module_name), function_name)
-        except MemoryError:  # the budget's doing, not the module's
+        except MemoryError:  # because of the budget, not of the module
             raise
         except Exception as error:
             raise ModelError(
@@ -82,10 +82,10 @@ def from_callable(module_name: str, function_name: str, classes: int) -> nn.Modu
 
 
 def _package(module: str, package: str) -> Any:
-    """Import a package of networks; its networks need nothing of a compiled part that does not match torch.
+    """Import a package of networks, also if its compiled part does not match torch; networks do not need that part.
 
-    torchvision's wheels are of one build of torch each, mostly one for CUDA, and beside another one torchvision refuses
-    to be imported, and with it timm, because operators of detection are not known. They are then declared.
+    A wheel of torchvision is for one build of torch, mostly one for CUDA. With another build, the import of torchvision
+    (and of timm) fails, because operators of detection are unknown. They are then declared.
     """
     try:
         return importlib.import_module(module)

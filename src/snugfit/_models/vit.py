@@ -46,8 +46,8 @@ class _Hidden(nn.Linear):
 class _Classifier(nn.Linear):
     """A linear layer that starts small.
 
-    torchvision's starts at zero, so that nothing below it would get a gradient in the first step, by which strategies
-    that choose what to train could then not choose.
+    torchvision's starts at zero, so that the layers before it get no gradient in the first step. Strategies that select
+    tensors by their gradients could then not select.
     """
 
     def reset_parameters(self) -> None:
@@ -58,7 +58,7 @@ class _Classifier(nn.Linear):
 class SelfAttention(nn.Module):
     """Multi-head self-attention (Dosovitskiy et al., appendix A), with the names of ``nn.MultiheadAttention``.
 
-    ``nn.MultiheadAttention`` itself would be one opaque layer to whatever works layer by layer.
+    ``nn.MultiheadAttention`` itself would be one opaque layer for code that works layer by layer.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -84,7 +84,7 @@ class SelfAttention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and an MLP, each behind a LayerNorm and added to its input."""
+    """Attention and an MLP, each after a LayerNorm and added to its input."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def yolov2_16(classes: int, image_size: int, channels: int) -> nn.Module:
     """YOLOv2's first 16 layers (608x608 in the paper) with a detection head.
 
     Raises:
-        ModelError: the image's side is no multiple of 16.
+        ModelError: the image's side is not a multiple of 16.
     """
     if image_size % STRIDE:
         raise ModelError(

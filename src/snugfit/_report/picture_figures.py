@@ -18,7 +18,7 @@ from snugfit._report.svg import PALETTE, TIP
 
 HEAT = "turbo"
 MOST_NAMED = 30
-"""Up to this many classes have their name beside their point; more would cover each other."""
+"""Up to this many classes have their name next to their point; more would overlap."""
 
 
 @mpl.rc_context(STYLE)

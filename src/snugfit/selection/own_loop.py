@@ -31,12 +31,19 @@ class TensorSelection:
     yours: torch's optimizers skip tensors without a gradient. BatchNorm in training mode keeps updating its statistics;
     put it into evaluation mode to fine-tune as the paper does.
 
-    >>> import torch >>> from torch import nn >>> from snugfit import Chain >>> from snugfit.profiling import
-    time_tensors >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)) >>>
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) >>> chain = Chain.from_module(model, (1, 8, 8)) >>>
-    selection = TensorSelection(chain, time_tensors(chain, optimizer, batch=4), optimizer, ratio=1.0, every=10) >>>
-    images, labels = torch.randn(4, 1, 8, 8), torch.randint(10, (4,)) >>> selection.step(images, labels)  # and now
-    forward, backward, optimizer.step() as ever True >>> {"3.weight", "3.bias"} <= set(selection.selected) True
+    >>> import torch
+    >>> from torch import nn
+    >>> from snugfit import Chain
+    >>> from snugfit.profiling import time_tensors
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> chain = Chain.from_module(model, (1, 8, 8))
+    >>> selection = TensorSelection(chain, time_tensors(chain, optimizer, batch=4), optimizer, ratio=1.0, every=10)
+    >>> images, labels = torch.randn(4, 1, 8, 8), torch.randint(10, (4,))
+    >>> selection.step(images, labels)  # and now forward, backward, optimizer.step() as ever
+    True
+    >>> {"3.weight", "3.bias"} <= set(selection.selected)
+    True
 
     Attributes:
         selected: names of the tensors that train now, in order of execution; empty before the first step.

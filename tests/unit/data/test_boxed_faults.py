@@ -35,7 +35,7 @@ def notes(folder):
 )
 def test_a_malformed_line_is_named(folder, text):
     label(folder, f"0 0.5 0.5 0.2 0.2\n{text}\n")
-    refuse(folder, r"labels/train/0000\.txt, line 2: .* is no label. Write a class number")
+    refuse(folder, r"labels/train/0000\.txt, line 2: .* is not a label. Write a class number")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def edit(root, change):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "'annotations' holds .* which is no entry of COCO"),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "'annotations' holds .* which is not an entry of COCO"),
         (lambda c: c["annotations"][0].update(category_id=9), "category 9, which it does not list"),
         (lambda c: c["annotations"][0].update(image_id=1), "annotates an image 1 that it does not list"),
         (lambda c: c["annotations"][0].update(bbox=[900, 2, 3, 4]), "image 10. lies outside the image|lies outside"),
@@ -186,16 +186,16 @@ def test_a_class_number_beyond_all_sense_is_an_error(tmp_path, label_of):
 @pytest.mark.parametrize("label_of", ["nan", "inf", "-inf"])
 def test_a_class_that_is_no_number_is_an_error(folder, label_of):
     label(folder, f"{label_of} 0.5 0.5 0.2 0.2\n")
-    refuse(folder, r"0000\.txt, line 1: .* is no label")
+    refuse(folder, r"0000\.txt, line 1: .* is not a label")
 
 
 def test_a_file_name_of_coco_leads_out_of_no_folder(tmp_path):
     root = tiny_boxes.write_coco(tmp_path / "coco")
     Image.new("RGB", (64, 64)).save(tmp_path / "outside.png")
     edit(root, lambda content: content["images"][0].update(file_name="../../outside.png"))
-    refuse(root, r"instances_train2017.json: '../../outside.png' is no file below")
+    refuse(root, r"instances_train2017.json: '../../outside.png' is not a file below")
     edit(root, lambda content: content["images"][0].update(file_name=str(tmp_path / "outside.png")))
-    refuse(root, "is no file below")
+    refuse(root, "is not a file below")
 
 
 def test_a_label_file_without_end_is_an_error(folder, monkeypatch):
@@ -223,15 +223,15 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("names: 7", "names are 7, not a list of names"),
         ("names: [[red], blue]", "names are .*, not a list of names"),
         ("names: {red: 0, blue: 1}", "names must be numbered from 0 to 1"),
-        ("names: [red, blue]\nval: 7", "7 is no folder or list of images"),
-        ("names: [red, blue]\nval: [{a: b}]", "is no folder or list of images"),
-        ("names: [red, blue]\npath: [a, b]", "is no folder or list of images"),
+        ("names: [red, blue]\nval: 7", "7 is not a folder or list of images"),
+        ("names: [red, blue]\nval: [{a: b}]", "is not a folder or list of images"),
+        ("names: [red, blue]\npath: [a, b]", "is not a folder or list of images"),
         (BOMB + "names: [*i]", "more than 200,000 values"),
         ("names: " + "[" * 5000, "is nested more than"),
         ("names: !!python/object/apply:os.system [echo]", "is not valid YAML"),
         ('names: ["a\\nb", b]', "control characters"),
         ("names: [a, b]\nval: ~nobody-of-this-name/x", "begins with ~ and a name that no user has"),
-        ("names: [a, b]\nval: " + "x" * 5000, "is no name of a file or folder"),
+        ("names: [a, b]\nval: " + "x" * 5000, "is not a name of a file or folder"),
         ("names: [a, b]\nval: " + "x" * 500, "cannot be read: File name too long"),
     ],
     ids=lambda value: value[:30],
@@ -266,7 +266,7 @@ def test_a_data_yaml_that_is_hostile(folder, settings, match):
 def test_coco_of_wrong_types(tmp_path, change):
     root = tiny_boxes.write_coco(tmp_path / "coco")
     edit(root, change)
-    assert refuse(root, r"which is no entry of COCO").args[0].isascii()
+    assert refuse(root, r"which is not an entry of COCO").args[0].isascii()
 
 
 def test_a_coco_file_without_end_is_an_error(tmp_path):

@@ -80,12 +80,12 @@ def test_its_own_validation_part_is_kept_by_every_seed(flowers):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"trnid": [[10, 4, 11]]}, r"setid\.mat, trnid, entry 3: '11' is no number from 1 to 10"),
-        ({"trnid": [[0, 4, 5]]}, "trnid, entry 1: '0' is no number"),
+        ({"trnid": [[10, 4, 11]]}, r"setid\.mat, trnid, entry 3: '11' is not a number from 1 to 10"),
+        ({"trnid": [[0, 4, 5]]}, "trnid, entry 1: '0' is not a number"),
         ({"tstid": [[3, 7, 4, 9]]}, r"tstid, entry 3: image_00004\.jpg was listed before"),
         ({"valid": [[1, 2]]}, r"imagelabels\.mat has 10 labels, but .*setid\.mat names 9 images"),
-        ({"valid": [[]]}, "'valid' is no list"),
-        ({"valid": [[1, 2], [6, 3]]}, r"'valid' is no list but of shape \(2, 2\)"),
+        ({"valid": [[]]}, "'valid' is not a list"),
+        ({"valid": [[1, 2], [6, 3]]}, r"'valid' is not a list but of shape \(2, 2\)"),
     ],
 )
 def test_what_is_wrong_with_the_division(flowers, changes, match):
@@ -97,10 +97,10 @@ def test_what_is_wrong_with_the_division(flowers, changes, match):
     ("labels", "match"),
     [
         (LABELS[:, :9], "has 9 labels, but .* names 10 images"),
-        (np.array([[103, *LABELS[0, 1:]]]), r"imagelabels\.mat, entry 1: '103' is no number from 1 to 102"),
-        (np.array([[*LABELS[0, :9], 0]]), "entry 10: '0' is no number from 1 to 102"),
-        (np.array([[1.5, *LABELS[0, 1:]]]), r"entry 1: '1\.5' is no number"),
-        (np.array([[np.nan, *LABELS[0, 1:]]]), "entry 1: 'nan' is no number"),
+        (np.array([[103, *LABELS[0, 1:]]]), r"imagelabels\.mat, entry 1: '103' is not a number from 1 to 102"),
+        (np.array([[*LABELS[0, :9], 0]]), "entry 10: '0' is not a number from 1 to 102"),
+        (np.array([[1.5, *LABELS[0, 1:]]]), r"entry 1: '1\.5' is not a number"),
+        (np.array([[np.nan, *LABELS[0, 1:]]]), "entry 1: 'nan' is not a number"),
         (LABELS + 1j, "no real number"),
         ("ten labels", "'labels' is of type char"),
         (LABELS == 1, "'labels' is of type logical"),
@@ -132,7 +132,7 @@ def test_a_variable_that_is_there_twice_or_not_at_all(flowers):
 def test_what_a_variable_is_said_to_be_is_checked_before_it_is_read(flowers, monkeypatch):
     monkeypatch.setattr("numpy.frombuffer", lambda *_, **__: pytest.fail("it was read"))
     save(flowers / "imagelabels.mat", labels=np.zeros((1, 10**6 + 1), dtype=np.uint8))
-    fails(flowers, r"'labels' is no list but of shape \(1, 1000001\)")
+    fails(flowers, r"'labels' is not a list but of shape \(1, 1000001\)")
 
 
 @pytest.mark.parametrize("kept", [0, 4, 128, 150, 0.9])

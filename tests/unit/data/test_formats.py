@@ -170,8 +170,8 @@ def label_77(data):
     ("file", "change", "message"),
     [
         ("train-images-idx3-ubyte", lambda data: data[:-5], "train-images-idx3-ubyte is truncated"),
-        ("train-images-idx3-ubyte", lambda data: data[:3], "no IDX file"),
-        ("train-labels-idx1-ubyte", lambda data: b"\x00\x00\x0d\x01" + data[4:], "no IDX file"),
+        ("train-images-idx3-ubyte", lambda data: data[:3], "not an IDX file"),
+        ("train-labels-idx1-ubyte", lambda data: b"\x00\x00\x0d\x01" + data[4:], "not an IDX file"),
         (
             "t10k-labels-idx1-ubyte",
             lambda data: b"\x00\x00\x08\x01\x00\x00\x00\x02\x01\x01",
@@ -233,7 +233,7 @@ def test_a_sparse_file_is_no_cifar(write_cifar):
     root, _ = write_cifar()
     with (root / "cifar-10-batches-bin" / "test_batch.bin").open("r+b") as file:
         file.truncate(3073 * 10**8)
-    with pytest.raises(DataError, match=r"test_batch\.bin is no CIFAR file: it has 100,000,000 records"):
+    with pytest.raises(DataError, match=r"test_batch\.bin is not a CIFAR file: it has 100,000,000 records"):
         load("cifar10", data_dir=root)
 
 

@@ -1,6 +1,7 @@
 """Folders with links and special files: each real file once, and nothing that is no file."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def test_a_fifo_among_the_images_is_named(write_folder):
     root = write_folder()
     os.mkfifo(root / "bees" / "x.png")
     said = finishes(lambda: load(f"folder:{root}", image_size=8))
-    assert "bees/x.png is no regular file but a FIFO" in said
+    assert "bees/x.png is not a regular file but a FIFO" in said
 
 
 def test_a_link_to_nothing_is_named(write_folder):
@@ -119,7 +120,7 @@ def test_fifos_of_a_yolo_folder_are_named(tmp_path, name):
     (root / name).unlink(missing_ok=True)
     (root / "data.yaml").unlink(missing_ok=True)
     os.mkfifo(root / name)
-    assert "is no regular file" in finishes(lambda: load_boxed(str(root), image_size=32))
+    assert re.search("is (no|not a) regular file", finishes(lambda: load_boxed(str(root), image_size=32)))
 
 
 def test_a_loop_in_a_yolo_folder_adds_nothing(tmp_path):
@@ -138,7 +139,7 @@ def test_an_image_in_two_parts_of_a_yolo_folder_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["../outside.png", "/etc/hostname", "a/../../b.png", "", "x\0y", "x" * 2000])
 def test_a_list_names_no_file_outside_its_folder(tmp_path, name):
-    with pytest.raises(DataError, match=r"list, line 3: .* is no file below"):
+    with pytest.raises(DataError, match=r"list, line 3: .* is not a file below"):
         below(tmp_path, name, "list, line 3")
 
 
@@ -146,7 +147,7 @@ def test_a_list_names_no_file_outside_its_folder(tmp_path, name):
 def test_a_class_name_that_no_report_can_hold_is_refused(write_folder, name):
     root = write_folder()
     (root / "bees").rename(root / os.fsdecode(name))
-    with pytest.raises(DataError, match=r"the class name '.*' is no UTF-8 or holds control characters") as caught:
+    with pytest.raises(DataError, match=r"the class name '.*' is not UTF-8 or holds control characters") as caught:
         load(f"folder:{root}", image_size=8)
     assert str(caught.value).isascii() and "\n" not in str(caught.value)
 
