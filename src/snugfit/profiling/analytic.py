@@ -28,8 +28,18 @@ _CLIPPED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU)
 _SMOOTH = (nn.Sigmoid, nn.Tanh, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid, nn.ELU, nn.Softplus)
 _CLIPPED_CALLS = (F.relu, F.relu6, F.leaky_relu, torch.relu, torch.relu_, "relu", "relu_")
 _SMOOTH_CALLS = (
-    F.gelu, F.silu, F.mish, F.hardswish, F.hardsigmoid, F.elu, F.softplus, torch.sigmoid, torch.tanh, "sigmoid", "tanh",
-)  # fmt: skip
+    F.gelu,
+    F.silu,
+    F.mish,
+    F.hardswish,
+    F.hardsigmoid,
+    F.elu,
+    F.softplus,
+    torch.sigmoid,
+    torch.tanh,
+    "sigmoid",
+    "tanh",
+)
 
 
 def paper_records(

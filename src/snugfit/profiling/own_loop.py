@@ -56,9 +56,15 @@ def time_tensors(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> 
         return _fresh(optimizer, [parameter]).step
 
     probe = TensorProbe(
-        "tensors", chain, str(device), prepare, make_update, lambda _: nullcontext(),
-        partial(_whole_steps, chain, optimizer), batch,
-    )  # fmt: skip
+        "tensors",
+        chain,
+        str(device),
+        prepare,
+        make_update,
+        lambda _: nullcontext(),
+        partial(_whole_steps, chain, optimizer),
+        batch,
+    )
     found = probe.measure(MemoryLimit(None, Baseline(0, 0), device))
     if found is None:
         raise ModelError(f"memory is refused for a step of one image of {chain.input_shape}; free some first.")

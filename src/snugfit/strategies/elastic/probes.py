@@ -135,10 +135,16 @@ class ElasticProbes:
             return ParameterOptimizers([("tensor", parameter)], self.workload.optimizer).step
 
         return TensorProbe(
-            TENSORS, self.chain, self.device, prepare, make_update,
+            TENSORS,
+            self.chain,
+            self.device,
+            prepare,
+            make_update,
             lambda value: precision_context(value, bfloat16=self.workload.precision == "bfloat16"),
-            self._whole_steps, batch_limit, live,
-        )  # fmt: skip
+            self._whole_steps,
+            batch_limit,
+            live,
+        )
 
     def _whole_steps(self, batch: int) -> Sequence[WholeStep]:
         """Steps of one network in three ways; what turns it from one way to another is not timed."""

@@ -44,9 +44,14 @@ def rank_tensors(
         stack.enter_context(run.limit.allow_kernels())
         stack.enter_context(precision_context(images.to(run.device), bfloat16=workload.precision == "bfloat16"))
         found = importance(
-            strategy.importance, units, images.to(run.device), labels.to(run.device), chunk=strategy.chunk,
-            scratch=scratch, update=trial_updates(workload.optimizer, factor, spilled, trainer.parameters.keys()),
-        )  # fmt: skip
+            strategy.importance,
+            units,
+            images.to(run.device),
+            labels.to(run.device),
+            chunk=strategy.chunk,
+            scratch=scratch,
+            update=trial_updates(workload.optimizer, factor, spilled, trainer.parameters.keys()),
+        )
         release_memory()
         trainer.restore_state(selected, {name: stored.read() for name, stored in spilled.items()})
     run.tick()

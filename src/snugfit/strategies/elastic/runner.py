@@ -120,9 +120,12 @@ class _Fit:
         present = self.intervals[-1]
         end = min(present.first_epoch + self._length, run.workload.epochs)
         phase = replace(
-            self._phase, name=f"interval {len(self.intervals)}", peak_bytes=present.predicted_peak_bytes,
-            units=(), seconds=self._phase.seconds,
-        )  # fmt: skip
+            self._phase,
+            name=f"interval {len(self.intervals)}",
+            peak_bytes=present.predicted_peak_bytes,
+            units=(),
+            seconds=self._phase.seconds,
+        )
         count = max(len(run.predicted.phases), len(self.intervals))
         steps = self.data.train.steps(phase.batch_size * self.strategy.micro_batches)
         run.start_phase(phase, len(self.intervals) - 1, count, end - present.first_epoch, steps, present.first_epoch)

@@ -57,11 +57,19 @@ def tensor_rows(found: TensorProfile, state_copies: int = 1) -> dict[str, Any]:
     rows = []
     for tensor, place, t_dw, t_dy in zip(network.tensors, network.place, network.t_dw, network.t_dy, strict=True):
         operator: OperatorFacts = found.operators[int(place)]
-        rows.append({
-            "name": tensor.name, "operator": operator.name, "kind": operator.kind, "t_dw": float(t_dw),
-            "t_dy": float(t_dy), "update_seconds": tensor.update_seconds, "parameters": tensor.parameters,
-            "macs": tensor.macs, "saved_bytes": sum(saved.bytes for saved in tensor.saved),
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": tensor.name,
+                "operator": operator.name,
+                "kind": operator.kind,
+                "t_dw": float(t_dw),
+                "t_dy": float(t_dy),
+                "update_seconds": tensor.update_seconds,
+                "parameters": tensor.parameters,
+                "macs": tensor.macs,
+                "saved_bytes": sum(saved.bytes for saved in tensor.saved),
+            }
+        )
     timing = {"batch": found.batch, "forward_seconds": network.forward_seconds(), "steps": to_data(found.steps)}
     return {"tensors": rows, "tensor_timing": timing}
 
@@ -72,5 +80,7 @@ def _infeasible(probes: ElasticProbes, profile: Profile, allowed: int) -> Infeas
     smallest = max(smallest_budget(profile, max(floors)), allowed + MB)
     return InfeasibleBudgetError(
         "The network's operators cannot be timed within the memory budget.",
-        closest="one image at a time", lacking_bytes=smallest - allowed, smallest_bytes=smallest,
-    )  # fmt: skip
+        closest="one image at a time",
+        lacking_bytes=smallest - allowed,
+        smallest_bytes=smallest,
+    )

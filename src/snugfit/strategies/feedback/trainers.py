@@ -46,11 +46,15 @@ class FeedbackTrainer(NetworkTrainer):
         weight = next(module.parameters())
         self.matrices = [
             random_projection(
-                workload.classes, shape, derive_seed(workload.seed, "feedback", index),
-                scale=self.scale, dtype=weight.dtype, device=weight.device,
+                workload.classes,
+                shape,
+                derive_seed(workload.seed, "feedback", index),
+                scale=self.scale,
+                dtype=weight.dtype,
+                device=weight.device,
             )
             for index, shape in enumerate(self.projected_shapes(chain))
-        ]  # fmt: skip
+        ]
         holder = nn.Module()
         for index, matrix in enumerate(self.matrices):
             holder.register_buffer(f"matrix_{index}", matrix)

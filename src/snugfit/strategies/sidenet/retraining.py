@@ -98,9 +98,13 @@ class Retraining:
         return PrunedPair(teacher, twin, cuts, frozenset(names | later_biases(twin, names, until)), frozenset(until))
 
     def solve(
-        self, pair: PrunedPair, batches: Callable[[], Iterable[Tensor]], micro_batch: int, done: int = 0,
+        self,
+        pair: PrunedPair,
+        batches: Callable[[], Iterable[Tensor]],
+        micro_batch: int,
+        done: int = 0,
         on_block: Callable[[BlockDistillation], object] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Give each block the weights with which it comes closest on its own; see :func:`snugfit.surgery.distil`."""
         recipe = Recipe(epochs=0, micro_batch=micro_batch)
         distil(self._blocks(pair), lambda _: batches(), recipe, done=done, on_block=on_block)

@@ -108,9 +108,7 @@ def meant_grid(tiles: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def plans_for(
-    chain: Chain, wishes: Wishes, cluster: Cluster | None = None, images: int = 1
-) -> dict[str, TilePlan]:  # fmt: skip
+def plans_for(chain: Chain, wishes: Wishes, cluster: Cluster | None = None, images: int = 1) -> dict[str, TilePlan]:
     """What is worth measuring, the fastest first, by the names of their probes.
 
     Args:
@@ -187,14 +185,16 @@ def _over_several(prefix: TileablePrefix, wishes: Wishes, cluster: Cluster, imag
     again = {"auto": (False, True), "on": (True,), "off": (False,)}[wishes.recompute]
     return [
         _fastest(
-            prefix, cluster, images * wishes.replicas,
+            prefix,
+            cluster,
+            images * wishes.replicas,
             [
                 TilePlan(grid, wishes.replicas, *pair, recompute, wishes.weight_update, shares, wishes.rest)
                 for pair in pairs
             ],
         )
         for recompute in again
-    ]  # fmt: skip
+    ]
 
 
 def _fastest(prefix: TileablePrefix, cluster: Cluster, images: int, plans: Sequence[TilePlan]) -> TilePlan:
@@ -243,11 +243,18 @@ def settings_of(key: str) -> dict[str, Any]:
     """The strategy's settings that a probe was measured with."""
     _, tiles, replicas, forward, backward, again, update, rest, shares, scratch, network = key.split(":")
     return {
-        "tiles": tiles, "replicas": int(replicas), "forward_groups": forward, "backward_groups": backward,
-        "recompute": "on" if again == "again" else "off", "weight_update": update, "rest": rest,
-        "shares": shares, "scratch": "on" if int(scratch) else "off", "scratch_bytes": int(scratch),
+        "tiles": tiles,
+        "replicas": int(replicas),
+        "forward_groups": forward,
+        "backward_groups": backward,
+        "recompute": "on" if again == "again" else "off",
+        "weight_update": update,
+        "rest": rest,
+        "shares": shares,
+        "scratch": "on" if int(scratch) else "off",
+        "scratch_bytes": int(scratch),
         "network": network,
-    }  # fmt: skip
+    }
 
 
 def text_of(shares: Shares | None) -> str:

@@ -65,9 +65,12 @@ class Network:
         sent = steps * (micro.micro_batches * self.step_bytes + self.update_bytes) + images * self.image_bytes
         phases = tuple(replace(phase, seconds=phase.seconds + epoch * workload.epochs) for phase in cost.phases)
         return replace(
-            cost, seconds_per_epoch=cost.seconds_per_epoch + epoch, seconds=cost.seconds + epoch * workload.epochs,
-            sent_bytes=cost.sent_bytes + int(sent * workload.epochs), phases=phases,
-        )  # fmt: skip
+            cost,
+            seconds_per_epoch=cost.seconds_per_epoch + epoch,
+            seconds=cost.seconds + epoch * workload.epochs,
+            sent_bytes=cost.sent_bytes + int(sent * workload.epochs),
+            phases=phases,
+        )
 
 
 def rest_macs(module: fx.GraphModule, prefix: TileablePrefix) -> int:
@@ -138,5 +141,11 @@ def step_of(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, images: in
     cells = cells_of(tiling.tiles, plan.replicas, min(cluster.size, plan.cells))
     weights = sum(each.numel() for each in prefix.parameters(0, count) if each.requires_grad)
     return count_step_cost(
-        schedule, cells, images, Placement(update=plan.update, rest=plan.rest),
-        processes=cluster.size, weights=weights, rest_macs=macs)  # fmt: skip
+        schedule,
+        cells,
+        images,
+        Placement(update=plan.update, rest=plan.rest),
+        processes=cluster.size,
+        weights=weights,
+        rest_macs=macs,
+    )

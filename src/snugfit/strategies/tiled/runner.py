@@ -63,9 +63,14 @@ def told(channel: CommandChannel) -> tuple[Workload, TilePlan, int | None] | Non
 
 
 def follow(
-    chain: Chain, workload: Workload, plan: TilePlan, transport: Transport, channel: CommandChannel,
-    device: torch.device, tick: Callable[[], None],
-) -> None:  # fmt: skip
+    chain: Chain,
+    workload: Workload,
+    plan: TilePlan,
+    transport: Transport,
+    channel: CommandChannel,
+    device: torch.device,
+    tick: Callable[[], None],
+) -> None:
     """Serve the gateway until it tells to end.
 
     Args:

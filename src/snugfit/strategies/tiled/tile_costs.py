@@ -106,25 +106,38 @@ def _seconds(found: Prediction) -> dict[str, float]:
     weights, rest = found.sending("weights"), sum(each.computing for each in found.spans if each.stage.kind == "rest")
     named = {f"{name}_seconds": seconds for name, seconds in parts.items()}
     return {
-        "seconds": found.seconds, **named, "weight_seconds": weights, "rest_seconds": rest,
-        "last_map_seconds": found.sending("last map", "gradient"), "computing_seconds": found.computing(),
+        "seconds": found.seconds,
+        **named,
+        "weight_seconds": weights,
+        "rest_seconds": rest,
+        "last_map_seconds": found.sending("last map", "gradient"),
+        "computing_seconds": found.computing(),
         "sending_seconds": found.sending(),
-    }  # fmt: skip
+    }
 
 
 def _device(step: StepCost, cluster: Cluster, rank: int) -> dict[str, Any]:
     return {
-        "rank": rank, "host": cluster.ranks[rank].host, "tiles": step.tiles[rank], "macs": step.macs(rank),
-        "sent_bytes": FLOAT * step.sent(rank), "received_bytes": FLOAT * step.received(rank),
+        "rank": rank,
+        "host": cluster.ranks[rank].host,
+        "tiles": step.tiles[rank],
+        "macs": step.macs(rank),
+        "sent_bytes": FLOAT * step.sent(rank),
+        "received_bytes": FLOAT * step.received(rank),
         "kept_bytes": step.kept_bytes[rank],
-    }  # fmt: skip
+    }
 
 
 def _compared(name: str, plan: TilePlan, found: Prediction) -> dict[str, Any]:
     step = found.cost
     halos = step.total("forward halo", "backward halo", "maps anew")
     return {
-        "groups": name, "forward_groups": plan.forward, "backward_groups": plan.backward, **_seconds(found),
-        "macs": max(step.macs(rank) for rank in range(step.processes)), "halo_bytes": FLOAT * halos,
-        "synchronisations": step.synchronisations, "kept_bytes": max(step.kept_bytes),
-    }  # fmt: skip
+        "groups": name,
+        "forward_groups": plan.forward,
+        "backward_groups": plan.backward,
+        **_seconds(found),
+        "macs": max(step.macs(rank) for rank in range(step.processes)),
+        "halo_bytes": FLOAT * halos,
+        "synchronisations": step.synchronisations,
+        "kept_bytes": max(step.kept_bytes),
+    }

@@ -34,9 +34,14 @@ class OneDeviceTrainer(NetworkTrainer):
     """
 
     def __init__(
-        self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan,
+        self,
+        chain: Chain,
+        module: nn.Module,
+        workload: Workload,
+        micro_batches: int,
+        plan: TilePlan,
         scratch: MappedScratch | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
         cuts = find_tileable_prefix(module.train(), chain.input_shape).layers.cuts
@@ -71,9 +76,15 @@ class GatewayTrainer(NetworkTrainer):
     forward: GatewayForward
 
     def __init__(
-        self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int, plan: TilePlan,
-        transport: Transport, channel: CommandChannel,
-    ) -> None:  # fmt: skip
+        self,
+        chain: Chain,
+        module: nn.Module,
+        workload: Workload,
+        micro_batches: int,
+        plan: TilePlan,
+        transport: Transport,
+        channel: CommandChannel,
+    ) -> None:
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
         tiles = Tiles(module, chain.input_shape, plan, transport)
