@@ -15,7 +15,7 @@ from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.lean import enable_inplace, use_lean
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
+from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory
 from snugfit.profiling.liveness import StepOptions
 from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch
 from snugfit.strategies.sidenet.configurations import Configuration
@@ -63,9 +63,9 @@ class Subject:
         """Both analytic figures and the measured one."""
         network, trains = self._on_meta(way)
         batch, shape = self.workload.batch_size, self.workload.input_shape
-        rule = paper_activation_memory(network, shape, trains, batch=batch)
+        rule = analytic_activation_memory(network, shape, trains, batch=batch)
         by_sample = set(self.frozen.large) if way.by_sample else set()
-        true = true_activation_memory(
+        true = liveness_activation_memory(
             network, shape, trains, StepOptions(batch=batch, by_sample=by_sample, int8=way.int8, spent=True)
         )
         return {

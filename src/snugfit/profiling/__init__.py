@@ -1,15 +1,15 @@
-"""Measure what the parts of a model need: bytes, seconds and multiply-accumulates.
+"""Measurement of a model's parts: bytes, seconds and multiply-accumulates.
 
 >>> from torch import fx, nn
 >>> network = fx.symbolic_trace(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)))
->>> memory = true_activation_memory(network, (1, 8, 8), {"3.weight", "3.bias"}, StepOptions(batch=4))
+>>> memory = liveness_activation_memory(network, (1, 8, 8), {"3.weight", "3.bias"}, StepOptions(batch=4))
 >>> memory.peak_bytes  # of activations, in the block that needs most
 17512
 
 ``examples/own_loop_with_selection.py`` times the tensors of a network with it.
 """
 
-from snugfit.profiling.activation import paper_activation_memory, true_activation_memory
+from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory
 from snugfit.profiling.description import describe
 from snugfit.profiling.floors import LOOKING_BYTES, smallest_floor
 from snugfit.profiling.liveness import StepOptions
@@ -27,12 +27,12 @@ __all__ = [
     "StepOptions",
     "TensorProbe",
     "WholeStep",
+    "analytic_activation_memory",
     "describe",
+    "liveness_activation_memory",
     "measure_probe",
     "measure_probes",
-    "paper_activation_memory",
     "smallest_floor",
     "time_tensors",
-    "true_activation_memory",
     "unit_facts",
 ]

@@ -1,8 +1,8 @@
-"""The records of layers by the rule of TinyTL, Rep-Net and Yoosefi et al.: one image, forward pass alone.
+"""Records of layers by the rule of TinyTL, Rep-Net and Yoosefi et al.: one image, forward pass alone.
 
-A convolution or linear layer takes its input and its output (a convolution's divided by its groups), BatchNorm and an
-activation their input, and inside a residual block the block's input comes on top. Kept are the inputs of layers
-whose weight trains, and of each ReLU one bit per element, or the whole input of a smooth activation.
+A convolution or linear layer needs its input and its output (a convolution's divided by its groups), BatchNorm and an
+activation their input; inside a residual block the block's input is added. Layers keep their input if their weight is
+trained; a ReLU keeps one bit per element, and a smooth activation its whole input.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SMOOTH_CALLS = (
 )
 
 
-def paper_records(
+def analytic_records(
     module: fx.GraphModule, input_shape: tuple[int, ...], trains: Set[str], members: Members, *, side_first: bool
 ) -> list[LayerRecord]:
     """Records of all layers, bytes per image.
@@ -50,9 +50,9 @@ def paper_records(
     Args:
         module: a traced network.
         input_shape: channels, height, width of one image.
-        trains: names of the parameters that train.
+        trains: names of the trained parameters.
         members: its blocks.
-        side_first: whether a side module runs ahead of its block, as in Rep-Net's code; else after it, which gives the
+        side_first: whether a side module runs before its block, as in Rep-Net's code; else after it, which gives the
             5.72 MB of Yoosefi et al.
     """
     shapes = node_shapes(module, input_shape)
@@ -70,8 +70,8 @@ def paper_records(
     return records
 
 
-def paper_parameter_bytes(module: nn.Module, trains: Set[str]) -> int:
-    """Bytes of all parameters: 4 each where they train, 1 where they are frozen; neither gradients nor optimizer."""
+def analytic_parameter_bytes(module: nn.Module, trains: Set[str]) -> int:
+    """Bytes of all parameters: 4 each if trained, 1 if frozen; without gradients and optimizer state."""
     return sum(
         parameter.numel() * (FLOAT_BYTES if name in trains else FROZEN_BYTES)
         for name, parameter in module.named_parameters()
@@ -80,14 +80,14 @@ def paper_parameter_bytes(module: nn.Module, trains: Set[str]) -> int:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What one operator takes.
+    """Memory of one operator.
 
     Attributes:
         temporary: while it runs.
-        kept: because its weight trains.
-        mask: because a gradient passes an activation.
-        trained: whether any of its parameters trains.
-        counts: whether the rule knows it; others (pooling, sums, resizing) take nothing.
+        kept: because its weight is trained.
+        mask: because a gradient passes through an activation.
+        trained: whether any of its parameters is trained.
+        counts: whether the rule covers it; others (pooling, sums, resizing) count nothing.
     """
 
     temporary: int = 0

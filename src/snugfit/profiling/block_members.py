@@ -1,4 +1,4 @@
-"""Which block every operator of a network belongs to, and which of them are its side module's."""
+"""The block of every operator of a network, and the operators of its side module."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Members:
         names: of the blocks.
         block: number of the block of every operator.
         side: those operators that belong to a side module.
-        entries: per block, the operator whose output enters it, or the network's input.
-        residual: numbers of the blocks whose input is read in more than one place, its side module aside.
+        entries: for each block, the operator whose output enters it, or the network's input.
+        residual: numbers of the blocks whose input is read in more than one place, not counting its side module.
     """
 
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ class Members:
 
 
 def find_members(module: fx.GraphModule, input_shape: tuple[int, ...]) -> Members:
-    """Tell the blocks of a traced network, as :func:`snugfit._chain.find_blocks` numbers them.
+    """Find the blocks of a traced network, numbered as by :func:`snugfit._chain.find_blocks`.
 
     Args:
         module: a traced network, with or without a side network.

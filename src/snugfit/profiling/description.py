@@ -1,4 +1,4 @@
-"""What a module does, as text: modules with equal texts take the same, whatever their names and weights are."""
+"""A module's computation as text: modules with equal texts cost the same, whatever their names and weights are."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.fx.node import map_arg
 
 
 def describe(module: nn.Module) -> str:
-    """Operators, settings, shapes and types of a module's computation, and which of its parameters train.
+    """Operators, settings, shapes and types of a module's computation, and which of its parameters are trained.
 
-    Names of layers and values of weights are left out. Of classes that are neither torch's nor ours the source is told,
-    since the user may change it.
+    Names of layers and values of weights are left out. For custom classes the source is included, because the user may
+    change it.
     """
     return _graph(module) if isinstance(module, fx.GraphModule) else _module(module)
 

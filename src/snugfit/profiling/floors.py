@@ -1,6 +1,6 @@
-"""Tensor bytes of a probe's step, known without allocating them; asked for as seldom as can be.
+"""Tensor bytes of a probe's step, computed without allocating them, as rarely as possible.
 
-Going through a step on the meta device takes up to a second for a deep network.
+A step on the meta device takes up to a second for a deep network.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Callable
 from snugfit.memory import MemoryLimit
 
 LOOKING_BYTES = 64_000_000
-"""Address space for looking at a network on the meta device, whose graph's code may be compiled: Python may crash where
-it is refused memory for that, and no budget is too small to be told what would do. What is really taken counts as
-everything does."""
+"""Address space for running a network on the meta device, whose graph's code may be compiled.
+
+Python may crash if it is refused memory for that, and the smallest possible budget must be reported for any budget. The
+memory that is really used counts as usual.
+"""
 
 
 def smallest_floor(look: Callable[[int], int]) -> tuple[int, int]:
@@ -24,12 +26,12 @@ def smallest_floor(look: Callable[[int], int]) -> tuple[int, int]:
 
 
 class Floors:
-    """What is known of a probe's floor, by batch size.
+    """Known floors of a probe, by batch size.
 
     Args:
         look: the probe's ``floor``.
         limit: the memory budget, in force.
-        known: floors that are known already.
+        known: floors that are already known.
     """
 
     def __init__(self, look: Callable[[int], int], limit: MemoryLimit, known: dict[int, int] | None = None) -> None:
@@ -50,10 +52,10 @@ class Floors:
         return smallest_floor(self.at)
 
     def below(self, batch: int, most: int) -> int:
-        """Tensor bytes at a batch size, at the most: those of the smallest and the largest batch, and in between.
+        """Upper bound on tensor bytes at a batch size: a line between those of the smallest and the largest batch.
 
-        A step's peak is the largest of many amounts that grow with the batch at rates of their own, so that no size in
-        between needs more than a straight line says.
+        A step's peak is the largest of many amounts that grow linearly with the batch, so no size in between needs more
+        than the line.
         """
         fewest, least = self.smallest()
         if batch <= fewest or most <= fewest or batch >= most:

@@ -1,7 +1,7 @@
-"""The records of layers as a training step really has them: every tensor from the operator that makes it to its end.
+"""Records of layers by liveness: every tensor of a training step from the operator that makes it to its end.
 
-Maps die after their last reader unless they are kept, and in the backward pass the gradients of maps come on top. A
-step ends in a cross entropy.
+Feature maps die after their last reader unless they are kept, and in the backward pass gradients of feature maps are
+added. A step ends in a cross entropy.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LOSS = "cross_entropy"
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step runs.
+    """Options of a step.
 
     Attributes:
         batch: images of a step.
-        state_copies: floats of optimizer state per weight that trains: 2 for Adam.
-        holds_gradients: whether gradients accumulate over micro-batches; else each is applied and freed when it comes.
+        state_copies: floats of optimizer state per trained weight: 2 for Adam.
+        holds_gradients: whether gradients accumulate over micro-batches; else each is applied and freed at once.
         by_sample: numbers of frozen blocks that run one image at a time (for a module that does not do so yet).
         int8: whether frozen weights of convolutions and linear layers are stored as int8 (for a module whose weights
             are not yet).
@@ -45,7 +45,7 @@ class StepOptions:
     spent: bool = False
 
 
-def true_records(
+def liveness_records(
     operators: Sequence[MetaOperator], members: Members, image_bytes: int, options: StepOptions
 ) -> list[LayerRecord]:
     """Follow a step through its operators.
@@ -77,7 +77,7 @@ def true_records(
 
 
 def _with_floats(tensors: OperatorTensors, frozen_bytes: int) -> OperatorTensors:
-    """An operator whose frozen weights are made floats while it runs."""
+    """An operator whose frozen weights (K, ...) are converted to floats while it runs."""
     return replace(
         tensors,
         forward_scratch=tensors.forward_scratch + frozen_bytes,
@@ -86,7 +86,7 @@ def _with_floats(tensors: OperatorTensors, frozen_bytes: int) -> OperatorTensors
 
 
 def sampled_nodes(members: Members, by_sample: Set[int]) -> frozenset[fx.Node]:
-    """Operators of these blocks, without their side modules and what is made of those."""
+    """Operators of these blocks, without their side modules and the readers of those."""
     found: set[fx.Node] = set()
     beside: dict[fx.Node, int] = {}
     for node, number in members.block.items():
@@ -102,7 +102,7 @@ def sampled_nodes(members: Members, by_sample: Set[int]) -> frozenset[fx.Node]:
 def _arranged(
     operators: Sequence[MetaOperator], members: Members, by_sample: Set[int], *, int8: bool
 ) -> tuple[list[MetaOperator], list[Stretch]]:
-    """Operators with those of each sampled stretch behind whatever lies between them, and the stretches."""
+    """Operators, with those of each sampled stretch moved behind the operators between them; and the stretches."""
     stretch = _stretches(sampled_nodes(members, by_sample), members)
     last = {stretch[each.node]: place for place, each in enumerate(operators) if each.node in stretch}
 
@@ -128,7 +128,8 @@ def _arranged(
 def _stretches(sampled: Set[fx.Node], members: Members) -> dict[fx.Node, int]:
     """The first block of the stretch that each sampled operator runs in.
 
-    Neighbouring blocks run as one where nothing else reads the map between them (:func:`snugfit.lean.run_per_sample`).
+    Neighbouring blocks run as one if nothing else reads the feature map between them
+    (:func:`snugfit.lean.run_per_sample`).
     """
     first: dict[int, int] = {}
     for number in sorted({members.block[node] for node in sampled}):

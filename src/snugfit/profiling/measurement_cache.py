@@ -1,4 +1,4 @@
-"""Measurements on disk: what was measured once on this machine need not be measured again."""
+"""A cache of measurements on disk: what was measured once on this machine is not measured again."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from snugfit._core.tensors import TensorProfile
 from snugfit.errors import CheckpointError
 
 AS_MUCH = 1.04
-"""Bytes free now over those free then up to which a measurement made in a smaller budget does for this one."""
+"""Largest ratio of bytes free now to bytes free then at which a measurement from a smaller budget still applies."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was found of a probe.
+    """The results of a probe.
 
     Attributes:
-        line: None where it did not fit, or gives none.
-        tensors: of a probe of every operator.
+        line: None if it did not fit, or has none.
+        tensors: from a probe of every operator.
         floors: tensor bytes by batch size.
         available_bytes: bytes that were free; None without a budget.
-        left_bytes: what measuring it left in memory.
-        complete: whether more memory would have told no more: it was measured at its largest batch.
+        left_bytes: bytes that measuring it left in memory.
+        complete: whether it was measured at its largest batch, so that more memory would not change the result.
     """
 
     line: ProbeLine | None = None
@@ -39,18 +39,18 @@ class Measurement:
     complete: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse batch sizes that are none.
+        """Check the batch sizes.
 
         Raises:
-            ValueError: there is one.
+            ValueError: one is invalid.
         """
         if not all(batch.isdecimal() and len(batch) < 10 for batch in self.floors):
             raise ValueError("a batch size is no number")
 
     def serves(self, available: float) -> bool:
-        """Whether measuring with so many bytes free would find the same.
+        """Whether measuring with this many free bytes would give the same result.
 
-        Where fewer bytes are free, it might find a smaller batch that fits, which was not measured when more were.
+        With fewer free bytes, a smaller batch might fit that was not measured when more were free.
         """
         fewest, line = min(map(int, self.floors), default=0), self.line
         if line is not None and line.smallest_batch > fewest > 0 and available < line.bytes_at(line.smallest_batch):
@@ -60,14 +60,14 @@ class Measurement:
 
 
 class Measurements:
-    """Measurements in a folder, one file each, and those of this process alone where there is no folder.
+    """Measurements in a folder, one file each, or only those of this process without a folder.
 
-    Files that cannot be read are as good as none, and what cannot be written is not kept: nothing depends on them.
+    Unreadable files are ignored, and failed writes too: nothing depends on them.
 
     Args:
-        folder: where they are; made when something is kept.
-        machine: text that is another one wherever measurements would differ: device, threads, versions.
-        renew: whether what is in the folder is measured again.
+        folder: of the files; created when something is stored.
+        machine: text that changes whenever measurements would differ: device, threads, versions.
+        renew: whether to measure again what is in the folder.
     """
 
     def __init__(self, folder: Path | None = None, machine: str = "", *, renew: bool = False) -> None:
@@ -77,11 +77,11 @@ class Measurements:
 
     @property
     def found(self) -> int:
-        """How many were found in the folder."""
+        """Number of measurements found in the folder."""
         return len(self._found)
 
     def find(self, what: str, available: float) -> Measurement | None:
-        """What was measured of it, if that serves with so many bytes free; nothing is known of an empty text."""
+        """The measurement of a text, if it applies with this many free bytes; None for an empty text."""
         if not what:
             return None
         there = None if what in self._here or self._renew else self._read(what)
@@ -92,7 +92,7 @@ class Measurements:
         return found if found is not None and found.serves(available) else None
 
     def keep(self, what: str, measured: Measurement, available: float) -> None:
-        """Keep a measurement that was made with so many bytes free."""
+        """Store a measurement made with this many free bytes."""
         if not what:
             return
         self._found.discard(what)
@@ -102,7 +102,7 @@ class Measurements:
             keep_text(path, json.dumps(to_data(self._here[what])))
 
     def is_from_disk(self, what: str) -> bool:
-        """Whether what is known of it was measured by another process."""
+        """Whether its measurement comes from another process."""
         return what in self._found
 
     def _read(self, what: str) -> Measurement | None:

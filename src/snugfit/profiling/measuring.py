@@ -1,4 +1,4 @@
-"""Measure many probes, one at a time; what is known of one like it is not measured again."""
+"""Measure many probes, one at a time; identical probes are measured once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from snugfit.profiling.probe import Probe, available_bytes, measure_probe
 from snugfit.profiling.tensors import TensorProbe
 
 FIRST_GROWTH = 3_000_000
-"""What profiling leaves in memory at the least: with what its probes leave, the base of a budget that holds those which
-this one refuses."""
+"""Lower bound on the memory that profiling leaves.
+
+With that of its probes, the base of a budget for the probes that this budget refuses.
+"""
 
 
 def measure_probes(
@@ -26,14 +28,15 @@ def measure_probes(
     on_measured: Callable[[str, int, int], object] | None = None,
     known: Measurements | None = None,
 ) -> Profile:
-    """Measure probes one at a time; returns a profile without unit facts.
+    """Measure probes one at a time; returns a profile without unit facts and the shapes of tensors.
 
     Args:
-        probes: what to measure.
+        probes: the probes.
         meter: memory above the baseline.
         limit: the memory budget, in force.
-        on_measured: told the name, number (from 1) and count of every finished probe; None takes the floors alone.
-        known: what was measured before; what is measured now is added.
+        on_measured: called with name, number (from 1) and count of every finished probe; with None only floors are
+            computed.
+        known: earlier measurements; new ones are added.
     """
     started = time.perf_counter()
     session = _Session(meter, limit, known or Measurements(), measures=on_measured is not None)
@@ -49,11 +52,11 @@ class _Session:
     """Probes being measured.
 
     Attributes:
-        measures: whether to measure, and not only to look.
-        tried: the lines found so far; None where a probe did not fit.
-        floors, lined, tensors: what else was found so far.
-        left: what measuring the probes that are known from another process left there, which training will leave here,
-            too; by what was measured.
+        measures: whether to measure; otherwise only floors are computed.
+        tried: the lines found so far; None for a probe that did not fit.
+        floors, lined, tensors: other results so far.
+        left: bytes that measuring left in another process, for probes known from there, and that training will leave
+            here too; by probe.
     """
 
     meter: PeakMeter
@@ -71,7 +74,7 @@ class _Session:
         self.before = self.meter.current_bytes
 
     def measured(self, probes: Sequence[Probe | TensorProbe]) -> Iterator[Probe | TensorProbe]:
-        """Measure probes in their order; one that is not needed yet is asked again whenever another such one is."""
+        """Measure probes in order, of any shapes; a probe not needed yet is checked again after each similar one."""
         declined: list[Probe] = []
         for probe in probes:
             if isinstance(probe, TensorProbe):
@@ -89,7 +92,7 @@ class _Session:
             yield found
 
     def _take(self, probe: Probe) -> bool:
-        """Measure a probe if it is needed; whether it was."""
+        """Measure a probe if it is needed; returns whether it was."""
         if not self._is_needed(probe):
             return False
         available = self._available()
@@ -112,7 +115,7 @@ class _Session:
         return True
 
     def _take_tensors(self, probe: TensorProbe) -> None:
-        """Measure every operator of a network."""
+        """Measure every operator of a network, for tensors of any shape."""
         if not self.measures:
             return
 
@@ -127,7 +130,7 @@ class _Session:
     def _measured(
         self, same: str, found: Measurement | None, available: float, measure: Callable[[], Measurement]
     ) -> Measurement:
-        """What is known of a probe, or else what measuring it finds, which is kept."""
+        """The known result of a probe, or else a new measurement, which is stored."""
         if found is None:
             before = self._in_memory()
             found = measure()
@@ -138,7 +141,7 @@ class _Session:
         return found
 
     def profile(self, seconds: float) -> Profile:
-        """What was found."""
+        """The results."""
         meta.forget()
         resting = self._in_memory() + self._left_elsewhere()
         grown, lines = 0, {name: line for name, line in self.tried.items() if line is not None}
@@ -165,7 +168,7 @@ class _Session:
         return sum(self.left.values())
 
     def _is_needed(self, probe: Probe) -> bool:
-        """Whether a probe is worth measuring; asked again where looking, which leaves memory behind, found so."""
+        """Whether a probe is worth measuring; checked again after its floor is computed, which leaves memory behind."""
         if probe.needed is None:
             return True
         with self.limit.loosened(LOOKING_BYTES):
@@ -177,7 +180,7 @@ class _Session:
             return probe.needed(self.tried, self._available())
 
     def _available(self) -> float:
-        """Bytes that would be free had all been measured here."""
+        """Bytes that would be free if everything had been measured in this process."""
         return available_bytes(self.meter, self.limit) - self._left_elsewhere()
 
 
@@ -186,7 +189,7 @@ def _texts(floors: Floors) -> dict[str, int]:
 
 
 def growth(probes: Sequence[Probe]) -> int:
-    """What measuring all of them leaves in memory: every network counts once, with the most that any way of it does."""
+    """Bytes that measuring all probes leaves in memory: every network counts once, with its largest amount."""
     networks: dict[str, int] = {}
     for probe in probes:
         network = probe.network or probe.name

@@ -1,7 +1,7 @@
-"""The tensors of every operator of a network, from runs on the meta device: what it makes, keeps and passes back.
+"""The tensors of every operator of a network, from runs on the meta device: those it makes, keeps and passes back.
 
-Each operator runs alone, forward and backward, through the layer that the module holds: lean layers keep what lean
-layers keep. Nothing is allocated or computed. Repeated calls are run once, so that tracing candidates costs little.
+Each operator runs alone, forward and backward, through the layer that the module holds, so that lean layers save what
+they save in training. Nothing is allocated or computed. Repeated calls run once, so that tracing candidates is cheap.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from snugfit.memory.liveness import OperatorTensors, PassedGradient
 from snugfit.profiling.operator_tracing import CallTrace, trace_call
 
 IMAGE = 0
-"""Number of the map that is the batch of images."""
+"""Number of the feature map that is the batch of images."""
 _NO_MAP = -1
 _SEEN: dict[Hashable, CallTrace] = {}
-"""Calls by all that they depend on."""
+"""Cached calls, by everything that they depend on."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class MetaOperator:
 
     Attributes:
         node: the operator.
-        tensors: what lives while it runs.
+        tensors: those alive while it runs.
         output_bytes: bytes of its output, and of that one's gradient.
-        frozen_bytes: bytes of its frozen weights with two and more axes, as they are computed with.
+        frozen_bytes: bytes of its frozen weights with two or more axes, in the precision of the computation.
         alone: its tensors on a single image, if that was requested.
     """
 
@@ -53,13 +53,13 @@ def profile_on_meta(
     batch: int,
     single: Set[fx.Node] = frozenset(),
 ) -> tuple[MetaOperator, ...]:
-    """Run all operators on the meta device in order of execution, every layer in the mode that it is in.
+    """Run all operators on the meta device in order of execution, every layer in its current mode.
 
     Args:
         module: a traced network on any device; it is not changed.
         input_shape: shape of one image; the batch is in channels_last, as are weights of four axes.
-        trains: names of the parameters that train.
-        batch: images.
+        trains: names of the trained parameters.
+        batch: number of images.
         single: operators that also run on a single image.
     """
     interpreter = _MetaProfiler(module, single)
@@ -72,7 +72,7 @@ def profile_on_meta(
 
 
 class _Call(nn.Module):
-    """Lets an interpreter see a module's stand-ins."""
+    """Makes an interpreter use a module's meta placeholders."""
 
     def __init__(self, module: nn.Module, interpreter: fx.Interpreter) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class _MetaProfiler(fx.Interpreter):
     def _key(
         self, node: fx.Node, leaves: list[Any], structure: Any, order: Mapping[int, int], held: list[Tensor]
     ) -> Hashable | None:
-        """All that a call depends on; None where a layer of the user's may depend on more."""
+        """Everything that a call depends on, shapes included; None if a custom layer may depend on more."""
         what: Hashable = node.target
         if node.op == "call_module":
             layer = self.module.get_submodule(str(node.target))
@@ -159,13 +159,13 @@ class _MetaProfiler(fx.Interpreter):
         return (node.op, what, str(structure), given, tuple(map(_description, held)))
 
     def _map(self, place: int, arguments: list[Tensor], first: int) -> int:
-        """Number of the feature map at a place: an argument, or below 0 one that the operator makes."""
+        """Number of the feature map, of any shape, at a place: an argument, or below 0 one that the operator makes."""
         return first - place if place < 0 else self._number.get(id(arguments[place]), _NO_MAP)
 
     def _tensors(self, node: fx.Node, trace: CallTrace, arguments: list[Tensor], first: int) -> OperatorTensors:
-        """A trace in its context in the network: feature maps and gradients have numbers.
+        """A trace in the context of the network: feature maps (B, ...) and gradients have numbers.
 
-        The number after those of the maps that it makes is that of all else that it keeps.
+        The number after those of the feature maps that it makes stands for everything else that it keeps.
         """
 
         def numbers(places: Iterable[int]) -> list[int]:
@@ -196,14 +196,14 @@ class _MetaProfiler(fx.Interpreter):
         return len(self.found) if node.target is operator.getitem else None
 
     def _held(self, node: fx.Node) -> list[Tensor]:
-        """Weights and buffers of the layer, which are in memory anyway."""
+        """Weights and buffers of the layer, in their shapes, which are in memory anyway."""
         if node.op != "call_module":
             return []
         layer = self.module.get_submodule(str(node.target))
         return [*layer.parameters(), *layer.buffers()]
 
     def _taken_over(self, trace: CallTrace, arguments: list[Tensor], first: int) -> Any:
-        """The output as values of its own, which later operators read."""
+        """The output (B, ...) as separate values, which later operators read."""
         output = tree_map_only(Tensor, lambda value: value.detach().requires_grad_(value.requires_grad), trace.output)
         values = [value for value in tree_iter(output) if isinstance(value, Tensor)]
         for value, place in zip(values, trace.places, strict=True):
@@ -216,7 +216,7 @@ class _MetaProfiler(fx.Interpreter):
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer's description tells all about it: torch's own, and this project's variants of them."""
+    """Whether a layer's description is complete: torch's own layers, and this project's variants of them."""
     kind = type(layer)
     of_torch = any(base is not nn.Module and base.__module__.startswith("torch.nn.modules.") for base in kind.__mro__)
     return of_torch and kind.__module__.partition(".")[0] in ("torch", "snugfit")

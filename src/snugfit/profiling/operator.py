@@ -18,21 +18,21 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from snugfit.memory.tensors import LiveBytes, storage_id
 
 REPEATS = 5
-"""Timed runs, after one that is not (ElasticTrainer's profiler: five after two)."""
+"""Number of timed runs, after an untimed one (ElasticTrainer's profiler: five after two)."""
 LONG_SECONDS, LONG_REPEATS = 0.02, 2
-"""An operator that takes longer is timed twice only: its runs differ by little."""
+"""An operator that takes longer is timed only twice, because its runs differ little."""
 
 KernelContext = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
-class KeptMap:
-    """What autograd keeps.
+class SavedTensor:
+    """A tensor that autograd saves.
 
     Attributes:
-        map: number of the map that it is; None for what was made inside.
+        map: its number if it is a feature map; None if it was made inside the operator.
         bytes: its bytes.
-        values: sum of its values where it was made inside, which tells it from others of its size.
+        values: sum of its values if it was made inside, which distinguishes it from others of its size.
     """
 
     map: int | None
@@ -40,7 +40,7 @@ class KeptMap:
     values: float = 0.0
 
 
-Kept = dict[int, KeptMap]
+Kept = dict[int, SavedTensor]
 """By storage."""
 
 
@@ -50,10 +50,10 @@ class Timed:
 
     Attributes:
         forward, backward: their seconds.
-        kept: what was kept between them.
-        forward_scratch, backward_scratch: bytes that they took on the way, beside what was read, given and kept.
-        handed: identities of the arguments whose gradient lies in the memory of the output's.
-        passed: whether a gradient came to any of them.
+        kept: tensors saved between them.
+        forward_scratch, backward_scratch: temporary bytes, without what was read, returned and saved.
+        handed: identities of the arguments whose gradient lies in the memory of the output's gradient.
+        passed: whether any of them received a gradient.
         macs: multiply-accumulates of the backward pass.
     """
 
@@ -73,11 +73,12 @@ class Operator:
     Args:
         call: takes positional and keyword arguments.
         arguments: both.
-        maps: the maps among the arguments, each with its number: what can have a gradient besides parameters.
+        maps: the feature maps among the arguments, each with its number; besides parameters only these can have a
+            gradient.
         parameters: the trainable parameters that it reads, by name in the model.
-        held: storages that are in memory anyway, of weights and buffers.
-        constants: weights and buffers that it reads; floats as many as they have do not grow with the batch.
-        kernels: context for runs that are not timed, in which kernels are generated.
+        held: storages of weights and buffers, which are in memory anyway.
+        constants: weights and buffers that it reads; saved tensors of their sizes do not grow with the batch.
+        kernels: context for untimed runs, in which kernels are generated.
     """
 
     def __init__(
@@ -101,11 +102,11 @@ class Operator:
 
     @property
     def numbers(self) -> dict[int, int]:
-        """Number of the map in each storage that it reads."""
+        """Number of the feature map in each storage that it reads."""
         return {storage_id(self.leaves[place]): self.maps[id(self.leaves[place])] for place in self.places}
 
     def forward(self) -> tuple[Any, float]:
-        """Its output, with its arguments left as they are, and the seconds of a forward pass without gradients."""
+        """Its output (B, ...), with its arguments unchanged, and the seconds of a forward pass without gradients."""
         times: list[float] = []
         with torch.no_grad():
             with self.kernels():
@@ -116,16 +117,16 @@ class Operator:
         return output, typical(times)
 
     def gradient(self, *, of_inputs: bool, of: Iterable[str], output_map: int) -> Timed:
-        """What is taken and kept when the inputs or some parameters have gradients.
+        """Measure both passes when the inputs or some parameters have gradients.
 
         Args:
-            of_inputs: whether a gradient passes to every map that it reads.
-            of: names of the parameters that train.
-            output_map: number of the map that it gives.
+            of_inputs: whether a gradient passes to every feature map that it reads.
+            of: names of the trained parameters.
+            output_map: number of the feature map that it returns.
         """
         with self._training(of) as trained:
             with self.kernels():
-                found = self._weighed(of_inputs, trained, output_map)
+                found = self._measured_once(of_inputs, trained, output_map)
             if not found.passed:
                 return found
             forward, backward = self._seconds(of_inputs, trained)
@@ -134,7 +135,7 @@ class Operator:
     def backward_macs(self, of: Iterable[str]) -> int:
         """Multiply-accumulates of a backward pass to the inputs and some parameters."""
         with self._training(of) as trained, self.kernels():
-            return self._weighed(True, trained, 0).macs
+            return self._measured_once(True, trained, 0).macs
 
     @contextmanager
     def _training(self, names: Iterable[str]) -> Iterator[list[nn.Parameter]]:
@@ -148,7 +149,7 @@ class Operator:
                 parameter.requires_grad_(False)
 
     def _look(self) -> None:
-        """Run once to see whether it works in place, and what it computes and takes on the way."""
+        """Run once to find whether it works in place, its multiply-accumulates and its temporary memory."""
         copies = self._each(Tensor.clone)
         versions = {place: tensor._version for place, tensor in copies.items()}
         with _counter() as counter, self._meter(copies) as meter:
@@ -158,9 +159,9 @@ class Operator:
         self.macs = counter.get_total_flops() // 2
         self.in_place = any(tensor._version > versions[place] for place, tensor in copies.items())
 
-    def _weighed(self, of_inputs: bool, trained: list[nn.Parameter], output_map: int) -> Timed:
-        """Both passes once, untimed."""
-        leaves, handed = self._fresh(of_inputs)
+    def _measured_once(self, of_inputs: bool, trained: list[nn.Parameter], output_map: int) -> Timed:
+        """Run both passes once, untimed, and measure their memory."""
+        leaves, handed = self._replacements(of_inputs)
         with self._meter(handed) as meter:
             output, kept = self._recorded(handed, output_map)
             forward_scratch = meter.peak - meter.live
@@ -192,10 +193,10 @@ class Operator:
         )
 
     def _seconds(self, of_inputs: bool, trained: list[nn.Parameter]) -> tuple[float, float]:
-        """Seconds of both passes; the run before that was weighed is the first, which does not count."""
+        """Seconds of both passes; the untimed run before was the first, which does not count."""
         forward, backward = [0.0], [0.0]
         while not enough(backward):
-            leaves, handed = self._fresh(of_inputs)
+            leaves, handed = self._replacements(of_inputs)
             output, seconds = timed(partial(self._run, handed), self.device)
             forward.append(seconds)
             outputs = _with_gradient(output)
@@ -205,7 +206,7 @@ class Operator:
         return typical(forward), typical(backward)
 
     def _meter(self, handed: Mapping[int, Tensor]) -> LiveBytes:
-        """Counts bytes beside those of the operator's arguments."""
+        """A counter of bytes other than those of the operator's arguments, of any shapes."""
         meter = LiveBytes()
         held = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
         for tensor in (*held, *handed.values(), *self.parameters.values()):
@@ -217,7 +218,10 @@ class Operator:
         return self._each(Tensor.clone) if self.in_place else {}
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-        """The maps in their places, changed; one that is read twice stays one: attention takes another way else."""
+        """The arguments with feature maps (B, ...) replaced.
+
+        One that is read twice stays one, as attention distinguishes that.
+        """
         changed: dict[int, Tensor] = {}
         for place in self.places:
             tensor = self.leaves[place]
@@ -225,8 +229,11 @@ class Operator:
                 changed[id(tensor)] = function(tensor)
         return {place: changed[id(self.leaves[place])] for place in self.places}
 
-    def _fresh(self, of_inputs: bool) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """The maps whose gradients are asked for, by the identity of the argument; and what is handed in for them."""
+    def _replacements(self, of_inputs: bool) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """The feature maps (B, ...) with gradients, by the identity of the argument.
+
+        And the replacements that are passed in.
+        """
         leaves: dict[int, Tensor] = {}
 
         def fresh(tensor: Tensor) -> Tensor:
@@ -237,7 +244,7 @@ class Operator:
         return leaves if of_inputs else {}, handed
 
     def _recorded(self, handed: dict[int, Tensor], output_map: int) -> tuple[Any, Kept]:
-        """Run it on these maps; its output, and what autograd keeps."""
+        """Run it on these feature maps (B, ...); returns its output and what autograd saves."""
         kept: dict[int, Tensor] = {}
 
         def keep(tensor: Tensor) -> Tensor:
@@ -250,7 +257,7 @@ class Operator:
         numbers = {storage_id(t): self.maps[id(self.leaves[place])] for place, t in handed.items()}
         numbers |= {storage_id(value): output_map for value in _with_gradient(output)}
         return output, {
-            key: _told(tensor, numbers.get(key))
+            key: _saved_view(tensor, numbers.get(key))
             for key, tensor in kept.items()
             if key in numbers or not (tensor.is_floating_point() and tensor.numel() in self.constants)
         }
@@ -270,16 +277,16 @@ def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
 
 
 _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
-"""The counter knows every kernel of attention but this one."""
+"""The attention kernel that the counter does not know."""
 
 
-def _told(tensor: Tensor, number: int | None) -> KeptMap:
-    """What is kept of a storage that autograd holds through this view."""
+def _saved_view(tensor: Tensor, number: int | None) -> SavedTensor:
+    """The part of a storage that autograd saves through this view, of any shape."""
     whole = tensor.untyped_storage()
     if number is not None:
-        return KeptMap(number, whole.nbytes())
+        return SavedTensor(number, whole.nbytes())
     values = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(whole)
-    return KeptMap(None, whole.nbytes(), float(values.sum(dtype=torch.float64)))
+    return SavedTensor(None, whole.nbytes(), float(values.sum(dtype=torch.float64)))
 
 
 def _with_gradient(output: Any) -> list[Tensor]:
@@ -292,14 +299,14 @@ def enough(times: list[float]) -> bool:
 
 
 def typical(times: list[float]) -> float:
-    """Median seconds of all runs but the first, which generates kernels."""
+    """Median seconds of all runs except the first, which generates kernels."""
     return statistics.median(times[1:] or times)
 
 
 def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """What a function gives, and the seconds that it takes.
+    """Return a function's result and its seconds.
 
-    With one thread on a processor these are the seconds that it worked: what else the machine does is not counted, and
+    With one thread on a processor these are its CPU seconds: other work on the machine is not counted, and
     does not decide which of two operators or steps takes longer.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1

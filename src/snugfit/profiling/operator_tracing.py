@@ -1,4 +1,4 @@
-"""One call of an operator on the meta device, forward and backward: what it takes, keeps and passes back."""
+"""One call of an operator on the meta device, forward and backward: what it allocates, keeps and passes back."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from snugfit.memory.tensors import LiveBytes, storage_id
 
 @dataclass(frozen=True)
 class CallTrace:
-    """What one call does, in bytes; arguments are told by their number, and what is made for the output by -1, -2, ...
+    """One call, in bytes; arguments are identified by their number, and tensors made for the output by -1, -2, ...
 
     Attributes:
-        output: what it gives, without a graph behind it.
-        places: for each tensor of the output, the argument that it lies in, or what was made for it.
+        output: its output, without a graph.
+        places: for each tensor of the output, the argument that it lies in, or the tensor made for it.
         made: bytes of what was made for the output.
-        kept: what of these is kept for the backward pass.
-        kept_inside: bytes that are kept besides.
-        forward_bytes, backward_bytes: the most that each pass takes beside what was there before it.
-        output_bytes: bytes of the output's gradient, or of the output where it has none.
-        flows: whether a gradient comes to it.
-        passed: argument, bytes, and whether they are those of the gradient that came in, of each gradient passed back.
+        kept: bytes of these that are saved for the backward pass.
+        kept_inside: other saved bytes.
+        forward_bytes, backward_bytes: the most that each pass takes, without what was there before it.
+        output_bytes: bytes of the output's gradient, or of the output if it has none.
+        flows: whether its output receives a gradient.
+        passed: of each gradient passed back: argument, bytes, and whether they are those of the incoming gradient.
     """
 
     output: Any
@@ -43,10 +43,10 @@ class CallTrace:
 
 
 def trace_call(call: Callable[[list[Tensor]], Any], arguments: Sequence[Tensor], held: Sequence[Tensor]) -> CallTrace:
-    """Run a call forward and backward.
+    """Run a call forward and backward on tensors of any shape.
 
     Args:
-        call: takes the arguments, in place of each a tensor like it.
+        call: takes the arguments, with a tensor of the same shape instead of each.
         arguments: on the meta device; those that require a gradient get one.
         held: weights and buffers that it reads, which are in memory anyway.
     """
@@ -103,7 +103,7 @@ def _backward(
 
 @contextmanager
 def _noted(stored: set[int]) -> Iterator[None]:
-    """Note the storages that autograd keeps."""
+    """Record the storages that autograd saves."""
 
     def keep(tensor: Tensor) -> Tensor:
         stored.add(storage_id(tensor))

@@ -1,4 +1,4 @@
-"""Seconds of every tensor of a network, for a training loop of one's own."""
+"""Seconds of every tensor of a network, for your own training loop."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from snugfit.profiling.tensors import TensorProbe, WholeStep
 
 
 def time_tensors(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> TensorProfile:
-    """Measure what training each tensor takes on this machine (ElasticTrainer, sections 3.2 and 5).
+    """Measure the time of training each tensor on this machine (ElasticTrainer, sections 3.2 and 5).
 
-    Operators and whole steps run on copies, with synthetic images and in the mode that each layer is in; the network,
-    its statistics and the optimizer stay as they are. It takes some seconds, and memory for two copies of the weights.
+    Operators and whole steps run on copies, with synthetic images and in each layer's current mode; the network, its
+    statistics and the optimizer do not change. It takes some seconds, and memory for two copies of the weights.
 
     >>> import torch
     >>> from torch import nn
@@ -37,11 +37,11 @@ def time_tensors(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> 
 
     Args:
         chain: the network, whose weights are in memory (``Chain.from_module(model, input_shape)``).
-        optimizer: what updates it; only its class and its defaults are used.
-        batch: images (B, C, H, W) of a step that is timed; large maps are timed in smaller ones.
+        optimizer: of the network; only its class and its defaults are used.
+        batch: number of images (B, C, H, W) of a timed step; large feature maps are timed in smaller batches.
 
     Returns:
-        Operators and tensors in order of execution, those alone that require a gradient now.
+        Operators and tensors in order of execution, only those that currently require a gradient.
 
     Raises:
         ModelError: an operator cannot be run alone, or memory is refused for a step of one image.
@@ -53,7 +53,7 @@ def time_tensors(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> 
         module.load_state_dict({name: state[name] for name in module.state_dict()})
 
     def make_update(parameter: nn.Parameter) -> Callable[[], object]:
-        return _fresh(optimizer, [parameter]).step
+        return _replacements(optimizer, [parameter]).step
 
     probe = TensorProbe(
         "tensors",
@@ -71,18 +71,21 @@ def time_tensors(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> 
     return found
 
 
-def _fresh(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+def _replacements(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
     kind: Any = type(optimizer)
     made: torch.optim.Optimizer = kind([{**optimizer.defaults, "params": parameters}])
     return made
 
 
 def _whole_steps(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> Sequence[WholeStep]:
-    """Steps of a copy: what trains now, twice (it is its own stock), and the classifier alone."""
+    """Steps of a copy.
+
+    With the current trained tensors, twice (it is its own baseline), and with the classifier alone.
+    """
     network = copy.deepcopy(chain)
     module, head = network.to_module(), set(classifier_names(chain))
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    updates = _fresh(optimizer, list(trained.values()))
+    updates = _replacements(optimizer, list(trained.values()))
     device = next(module.parameters()).device
     images = torch.randn(batch, *chain.input_shape, device=device)
     labels = torch.zeros(batch, dtype=torch.int64, device=device)

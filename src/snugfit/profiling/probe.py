@@ -1,6 +1,6 @@
-"""Probes: run a part of a model at a few batch sizes, inside the cap, and fit a line through what it took.
+"""Probes: run a part of a model at a few batch sizes, within the limit, and fit a line to its bytes and seconds.
 
-NeuroFlux section 5.2, Profiler. Profiling knows nothing of what a probe is for.
+NeuroFlux section 5.2, Profiler. Profiling does not know the purpose of a probe.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from snugfit.profiling.floors import Floors
 
 FIRST_BATCHES = (2, 8)
 PROBE_GROWTH, LAYER_GROWTH = 800_000, 80_000
-"""What profiling leaves in memory (torch's caches, kernels) for a network, and for each layer after the first."""
+"""Bytes that profiling leaves in memory (torch's caches, kernels) for a network, and for each layer after the first."""
 ABOVE_FLOOR = 1.05
-"""Process peak over tensor peak, at the least: measured 2-9 %."""
+"""Lower bound on the ratio of process peak to tensor peak: measured 2-9 % more."""
 LONG_STEP_SECONDS = 0.15
-"""A step that takes longer is not run twice: generating its kernels is a small part of it."""
+"""A step that takes longer runs only once, because generating its kernels is a small part of it."""
 LONGEST_STEP_SECONDS = 1.0
-"""A longer step is not taken to know more of a line, ..."""
+"""No longer step is run to refine a line, ..."""
 FARTHEST = 4
-"""... unless the largest batch measured by then is smaller than the one to be used by more than this factor."""
+"""... unless the batch to be used is larger than the largest measured batch by more than this factor."""
 BEYOND_MEASURED = 0.05
-"""Share added to what a line says of batches beyond those, which were up to 2 % above it."""
+"""Share added to a line's prediction for larger batches, which were up to 2 % above it."""
 Step = Callable[[int], object]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Something whose bytes and seconds a strategy must know.
+    """A part of a model whose bytes and seconds a strategy must know.
 
     Attributes:
         name: key of the line in the profile.
-        build: makes everything that the step needs, weights and optimizer included, and returns the step: a function
+        build: creates everything that the step needs, including weights and optimizer, and returns the step: a function
             of the batch size that runs one complete training step on synthetic data.
-        floor: tensor bytes of a step at a batch size, known without allocating it (meta device).
+        floor: tensor bytes of a step at a batch size, computed without allocation (meta device).
         batch_limit: largest batch size of interest.
-        kept_bytes: bytes that it holds between two steps: weights, buffers and optimizer state.
-        sizes: batch sizes that may be chosen; any up to the limit when empty, and nothing but it where it is the only
-            one: every size leaves kernels behind.
-        layers: convolutions and linear layers in it, each of which leaves kernels behind.
-        network: what it is a way of running: probes of one network leave its kernels behind once. One of its own where
-            it is empty.
-        same: what is run, as text: probes with equal texts take the same, and are measured once. Where it is empty,
-            nothing is known to be like it.
+        kept_bytes: bytes between two steps: weights, buffers and optimizer state.
+        sizes: allowed batch sizes; any up to the limit if empty. A single one is measured alone, because every size
+            leaves kernels behind.
+        layers: number of convolutions and linear layers, each of which leaves kernels behind.
+        network: the network that it runs: probes of one network leave its kernels behind once. An empty text is a
+            network of its own.
+        same: the computation as text: probes with equal texts cost the same, and are measured once. An empty text
+            equals no other.
         partial_bytes: workspace that only some batch sizes need, multiples of the number of threads among them.
-        warm_up: whether the first step at a batch size does not tell what the next ones take, however long it is.
-        needed: whether it is worth measuring, from the lines so far, with None for what did not fit, and the bytes
-            available; always where it is None. What is not yet is asked again after another one that was.
+        warm_up: whether the first step at a batch size does not represent the next ones, however long it is.
+        needed: whether it is worth measuring, from the lines so far, with None for probes that did not fit, and the
+            bytes available; always if None. It is checked again after other measurements.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Probe:
 
     @property
     def growth_bytes(self) -> int:
-        """What measuring it leaves in memory, as a rule; what was measured of the same network before is no more."""
+        """Typical bytes that measuring it leaves in memory; less if the same network was measured before."""
         return PROBE_GROWTH + (self.layers - 1) * LAYER_GROWTH
 
 
@@ -81,16 +81,16 @@ def available_bytes(meter: PeakMeter, limit: MemoryLimit) -> float:
 
 
 def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Floors | None = None) -> ProbeLine | None:
-    """Measure one probe at two small batch sizes and at the largest that the budget is then expected to hold.
+    """Measure one probe at two small batch sizes and at the largest that the budget is then predicted to hold.
 
     Args:
-        probe: what to measure.
+        probe: the probe.
         meter: memory above the baseline.
         limit: the memory budget, in force.
-        floors: what is known of its floor.
+        floors: its known floors.
 
     Returns:
-        The fitted line, or None when not even the smallest batch fits.
+        The fitted line, or None if not even the smallest batch fits.
     """
     floors = floors or Floors(probe.floor, limit)
     release_memory()
@@ -115,10 +115,10 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
 
 
 def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: bool = False) -> ProbeLine:
-    """Fit the line; where only small batches could be run, it must not promise less than the largest one's tensors.
+    """Fit the line; if only small batches could run, it must not be below the largest one's tensors.
 
-    A single point says nothing of smaller batches, which are then not offered: a single sample is not measured beside
-    two, since kernels for one sample may take more memory, and keep it.
+    A single point says nothing about smaller batches, which are then not offered. A single sample is not measured in
+    addition to two, because kernels for one sample may take more memory and keep it.
     """
     smallest_batch = floors.smallest()[0]
     smallest_batch = max(smallest_batch, points[0].batch) if len(points) == 1 else smallest_batch
@@ -159,12 +159,12 @@ class _Attempt:
         self.ended = self.refused = 0
 
     def points(self, resting: int) -> list[ProbePoint]:
-        """What a step takes at each batch size, its own kernels apart: these stay, and each size adds to them.
+        """Bytes and seconds of a step at each batch size, without its own kernels, which stay and add up over sizes.
 
-        A size that was refused adds to them, too, and may leave gradients besides.
+        A refused size adds to them too, and may also leave gradients.
 
         Args:
-            resting: what is in memory once the step is dropped: all kernels.
+            resting: bytes in memory once the step is freed: all kernels.
         """
         if not self.rested:
             return []
@@ -180,7 +180,10 @@ class _Attempt:
         return max([0, *(after - before for before, after in pairwise(self.rested))])
 
     def run(self) -> None:
-        """Measure at two small batch sizes, then at the one where the probe would work; at that alone where it must."""
+        """Measure at two small batch sizes, then at the one where the probe would work.
+
+        Or only there if there is no choice.
+        """
         before = self.meter.current_bytes
         try:
             with self.limit.allow_kernels():
@@ -205,7 +208,7 @@ class _Attempt:
             self._measure_largest(before)
 
     def _is_hopeless(self, batch: int, before: int) -> bool:
-        """Whether a batch is not worth trying: a refused step leaves memory behind, which the next ones lack."""
+        """Whether a batch would be refused: a refused step leaves memory behind, which later ones lack."""
         fewest, least = self.floors.smallest()
         most = self.measured[-1][1] - before if self.measured else least / fewest * batch / 2
         if batch == self.smallest_batch or 2 * most + self.limit.kernel_bytes < self.available:
@@ -226,13 +229,13 @@ class _Attempt:
             largest = int(largest * 0.8)
 
     def _allowed(self, batch: int) -> int:
-        """The largest batch up to ``batch`` that may be chosen, and that shows the workspace of all smaller ones."""
+        """The largest allowed batch up to ``batch`` that includes the workspace of all smaller ones."""
         shared = batch - batch % torch.get_num_threads() if self.probe.partial_bytes else batch
         batch = shared if shared > self.measured[-1][0] else batch
         return max((size for size in self.probe.sizes if size <= batch), default=batch)
 
     def _measure(self, batch: int) -> bool:
-        """Run one step and, where that was the first of all or a short one, another that counts.
+        """Run one step and, if that was the first of all or a short one, another that counts.
 
         The first step of all has no optimizer state yet; the first on a new shape generates kernels, which takes some
         hundredths of a second.

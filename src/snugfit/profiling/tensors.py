@@ -1,9 +1,9 @@
-"""The Tensor Timing Profiler: what each operator's backward pass takes under each output mask, measured here.
+"""The Tensor Timing Profiler: the time of each operator's backward pass for each output mask, measured here.
 
-ElasticTrainer sections 3.2 and 5. Every operator is run alone on the maps that the ones before it gave: its forward
-pass without gradients, with a gradient that passes to its inputs, with one for each of its tensors, and with one for
-all of them. Nothing is assumed about what a layer is: a norm is the black box of section 5.2, a layer without tensors
-(section 5.3) and attention are operators like any other.
+ElasticTrainer sections 3.2 and 5. Every operator runs alone on the outputs of earlier ones: its forward pass without
+gradients, with a gradient that passes to its inputs, with one for each of its tensors, and with one for all of them. No
+assumption is made about layers: a norm is the black box of section 5.2, and a layer without tensors (section 5.3) and
+attention are operators like any other.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from snugfit._core.tensors import OperatorFacts, Saved, Scratch, StepSeconds, Te
 from snugfit.errors import ModelError
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.tensors import storage_id
-from snugfit.profiling.operator import Kept, KeptMap, KernelContext, Operator, Timed, enough, timed, typical
+from snugfit.profiling.operator import Kept, KernelContext, Operator, SavedTensor, Timed, enough, timed, typical
 
 MAP_BYTES = 32_000_000
-"""Largest map that is timed: an operator takes some four times as much."""
+"""Largest feature map that is timed; an operator takes about four times as much memory."""
 T = TypeVar("T")
 WholeStep = tuple[Callable[[], object], Callable[[], object]]
-"""Makes a network ready for a training step, untimed; and runs the step."""
+"""Prepares a network for a training step, untimed; and runs the step."""
 _MakeUpdate = Callable[[nn.Parameter], Callable[[], object]]
 
 
 @dataclass(frozen=True)
 class TensorProbe:
-    """A network whose operators and tensors a strategy must know one by one.
+    """A network whose operators and tensors a strategy must know individually.
 
     Attributes:
-        name: what is told when it has been measured.
+        name: for the event after its measurement.
         chain: the network, on the meta device.
-        device: where to measure.
-        prepare: given a unit's module in memory, gives it weights, operators and modes.
-        make_update: given a parameter, makes a function that applies the gradient that it holds.
-        context: given a batch, the precision's context.
-        make_steps: given a batch size, makes the network in memory, and three pairs of functions: one makes it ready,
-            the other runs a training step, which is timed. They are the three of ``StepSeconds``, in its order.
+        device: of the measurement.
+        prepare: sets weights, operators and modes of a unit's module in memory.
+        make_update: builds a function that applies the gradient of a parameter.
+        context: returns the autocast context for a batch.
+        make_steps: builds the network in memory for a batch size, and three pairs of functions: one prepares it, the
+            other runs a training step, which is timed. They are the three of ``StepSeconds``, in its order.
         batch_limit: largest batch of interest.
-        live: whether the chain's own modules are measured, which are in memory and stay as they are; ``prepare`` gives
-            them no weights then, and updates are not timed.
-        same: what is measured, as text; see :class:`snugfit.profiling.Probe`.
+        live: whether the chain's own modules are measured, which are in memory and do not change; ``prepare`` then sets
+            no weights, and updates are not timed.
+        same: the computation as text; see :class:`snugfit.profiling.Probe`.
     """
 
     name: str
@@ -66,7 +66,7 @@ class TensorProbe:
     same: str = ""
 
     def measure(self, limit: MemoryLimit) -> TensorProfile | None:
-        """Measure every operator; at half the batch where memory is refused, None where one sample is too much.
+        """Measure every operator on (B, ...); at half the batch if memory is refused, None if one sample is too much.
 
         Raises:
             ModelError: an operator cannot be run alone.
@@ -79,7 +79,7 @@ class TensorProbe:
         return replace(found, steps=steps, seconds=time.perf_counter() - started)
 
     def measure_operators(self, limit: MemoryLimit) -> TensorProfile | None:
-        """As :meth:`measure`, without whole steps: one unit in memory at a time."""
+        """As :meth:`measure` on (B, ...), without whole steps: one unit in memory at a time."""
         return _falling(partial(self._operators, limit), self._first_batch(), limit)
 
     def _first_batch(self) -> int:
@@ -88,7 +88,7 @@ class TensorProbe:
         return max(1, min(self.batch_limit, MAP_BYTES // (4 * largest)))
 
     def _steps(self, limit: MemoryLimit, batch: int) -> StepSeconds:
-        """Whole steps in turns, so that whatever else the machine does falls on all of them alike."""
+        """Time whole steps in turns, so that other work on the machine affects all of them equally."""
         with limit.allow_kernels():
             steps = self.make_steps(batch)
         times: list[list[float]] = [[] for _ in steps]
@@ -114,7 +114,7 @@ class TensorProbe:
 
 
 def _falling(measure: Callable[[int], T], batch: int, limit: MemoryLimit, tries: int = 64) -> T | None:
-    """Measure at a batch, at half of it where memory is refused, and so on; None where all tries were refused."""
+    """Measure at a batch, at half of it if memory is refused, and so on; None if all were refused."""
     while batch and tries:
         tries -= 1
         try:
@@ -129,7 +129,7 @@ def _falling(measure: Callable[[int], T], batch: int, limit: MemoryLimit, tries:
 
 @dataclass
 class _Found:
-    """What is known so far: the operators, how many maps, and who gave the value that enters the next unit."""
+    """Results so far: the operators, the number of feature maps, and the operator whose output enters the next unit."""
 
     batch: int
     operators: list[OperatorFacts] = field(default_factory=list)
@@ -140,12 +140,12 @@ class _Found:
         self.maps += 1
         return self.maps
 
-    def saved(self, kept: Kept, inside: dict[KeptMap, int]) -> tuple[Saved, ...]:
-        """What an operator keeps, per sample; what does not grow with the batch is left out.
+    def saved(self, kept: Kept, inside: dict[SavedTensor, int]) -> tuple[Saved, ...]:
+        """Bytes per sample that an operator saves, without those that do not grow with the batch.
 
         Args:
-            kept: as the operator tells it.
-            inside: the maps that were made inside this operator, which grows.
+            kept: the saved tensors, of any shape.
+            inside: the saved tensors made inside this operator; the function appends to it.
         """
         return tuple(
             Saved(self._inside(one, inside) if one.map is None else one.map, one.bytes // self.batch)
@@ -153,14 +153,14 @@ class _Found:
             if one.bytes >= self.batch
         )
 
-    def _inside(self, one: KeptMap, inside: dict[KeptMap, int]) -> int:
+    def _inside(self, one: SavedTensor, inside: dict[SavedTensor, int]) -> int:
         if one not in inside:
             inside[one] = self.new_map()
         return inside[one]
 
 
 class _UnitTimer(fx.Interpreter):
-    """Runs a unit's graph node by node, each node many times, and notes what it takes."""
+    """Runs a unit's graph node by node, each node many times, and records its measurements."""
 
     def __init__(
         self, module: fx.GraphModule, found: _Found, make_update: _MakeUpdate | None, kernels: KernelContext
@@ -178,12 +178,12 @@ class _UnitTimer(fx.Interpreter):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let the parameters train again that did."""
+        """Restore ``requires_grad`` of the parameters."""
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(self.trains[name])
 
     def run_node(self, n: fx.Node) -> Any:
-        """Measure one node; returns what it gives."""
+        """Measure one node; returns its output."""
         if n.op == "placeholder":
             self.values[n] = self.found.entry
         if n.op == "output" and isinstance(n.args[0], fx.Node):
@@ -215,7 +215,7 @@ class _UnitTimer(fx.Interpreter):
                         yield source, value
 
     def _maps(self, node: fx.Node) -> dict[int, int]:
-        """Number of each map that a node reads, by the tensor's identity."""
+        """Number of each feature map that a node reads, by the tensor's identity."""
         return {id(value): self.values[source][1] for source, value in self._sources(node)}
 
     def _parameters(self, node: fx.Node) -> dict[str, nn.Parameter]:
@@ -232,7 +232,7 @@ class _UnitTimer(fx.Interpreter):
         return {name: parameter for name, parameter in named.items() if self.trains[name]}
 
     def _constants(self, node: fx.Node) -> list[Tensor]:
-        """Weights and buffers that a node reads."""
+        """Weights and buffers, in their shapes, that a node reads."""
         found = [value for s in node.all_input_nodes if s.op == "get_attr" and isinstance(value := self.env[s], Tensor)]
         if node.op == "call_module":
             module = self.module.get_submodule(str(node.target))
@@ -252,7 +252,7 @@ class _UnitTimer(fx.Interpreter):
         given = self._map_of(tensors[0], operator)
         passing = operator.gradient(of_inputs=True, of=(), output_map=given) if operator.places else None
         sources = [(self.values[source][0], id(value)) for source, value in self._sources(node)]
-        batch, inside = self.found.batch, dict[KeptMap, int]()
+        batch, inside = self.found.batch, dict[SavedTensor, int]()
         facts = OperatorFacts(
             name=str(node.target if node.op == "call_module" else node.name),
             kind=self._kind(node),
@@ -277,16 +277,16 @@ class _UnitTimer(fx.Interpreter):
         return output
 
     def _map_of(self, output: Tensor, operator: Operator) -> int:
-        """Number of the map that an operator gives: its input's, where it works in place or gives a view."""
+        """Number of the feature map (B, ...) that an operator returns: its input's for in-place operators and views."""
         numbers = operator.numbers
         if operator.in_place:
             return next(iter(numbers.values()))
         return numbers[storage_id(output)] if storage_id(output) in numbers else self.found.new_map()
 
     def _tensors(
-        self, operator: Operator, forward: float, passing: Timed | None, given: int, inside: dict[KeptMap, int]
+        self, operator: Operator, forward: float, passing: Timed | None, given: int, inside: dict[SavedTensor, int]
     ) -> tuple[TensorFacts, ...]:
-        """Each tensor alone, then all of them: together they take no more than was measured together."""
+        """Measure each tensor, of any shape, alone, then all together, which bounds their sum."""
         names = tuple(operator.parameters)
         alone = {name: operator.gradient(of_inputs=False, of=(name,), output_map=given) for name in names}
         seconds = {name: max(one.forward - forward, 0.0) + one.backward for name, one in alone.items()}
@@ -311,7 +311,7 @@ class _UnitTimer(fx.Interpreter):
         )
 
     def _macs(self, operator: Operator, name: str) -> int:
-        """Multiply-accumulates of a tensor's gradient: the operator's, or its share where there are more matrices."""
+        """Multiply-accumulates of a tensor's gradient: the operator's, or its share if there are several matrices."""
         matrices = [each for each, parameter in operator.parameters.items() if parameter.dim() > 1]
         if name not in matrices:
             return 0

@@ -1,4 +1,4 @@
-"""Facts about units that need no data: parameters, multiply-accumulates, bytes kept for the backward pass."""
+"""Statistics of units without data: parameters, multiply-accumulates, bytes saved for the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from snugfit.memory.tensors import saved_bytes
 
 
 def unit_facts(chain: Chain) -> tuple[UnitFacts, ...]:
-    """Facts of every unit of a chain on the meta device, the head last."""
+    """Statistics of every unit of a chain on the meta device, the head last."""
     return tuple(_facts(unit) for unit in chain.all_units)
 
 

@@ -19,7 +19,7 @@ from snugfit.lean import use_lean
 from snugfit.lean.int8_weights import store_int8
 from snugfit.lean.per_sample import run_per_sample
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
+from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory, resident_bytes
 from snugfit.profiling.liveness import StepOptions
 from snugfit.surgery.sidenet import attach_side_network
 
@@ -97,7 +97,7 @@ def of_the_paper():
     module = network("mobilenet_v2", 224, side=True)
     trains = chosen(module, "sidenet")
     return {
-        first: paper_activation_memory(module, (3, 224, 224), trains, batch=8, side_first=first)
+        first: analytic_activation_memory(module, (3, 224, 224), trains, batch=8, side_first=first)
         for first in (False, True)
     }
 
@@ -133,9 +133,9 @@ class TestThePapersRule:
 
 def test_the_paper_counts_masks_only_where_a_gradient_passes_them():
     module = network("mobilenet_v2", 96)
-    head = paper_activation_memory(module, (3, 96, 96), chosen(module, "head"))
+    head = analytic_activation_memory(module, (3, 96, 96), chosen(module, "head"))
     assert head.cumulative_bytes == 4 * 1280
-    biases = paper_activation_memory(module, (3, 96, 96), chosen(module, "bias"))
+    biases = analytic_activation_memory(module, (3, 96, 96), chosen(module, "bias"))
     assert biases.cumulative_bytes > head.cumulative_bytes
     kept = {layer.name: layer.kept_bytes for block in biases.blocks for layer in block.layers}
     assert kept["features.1.conv.0.0"] == 0, "the input of a frozen convolution is not kept"
@@ -144,7 +144,7 @@ def test_the_paper_counts_masks_only_where_a_gradient_passes_them():
 
 def test_the_paper_counts_the_input_of_a_residual_block_as_long_as_it_runs():
     module = network("mobilenet_v2", 96)
-    blocks = paper_activation_memory(module, (3, 96, 96), set()).blocks
+    blocks = analytic_activation_memory(module, (3, 96, 96), set()).blocks
     layers = {layer.name: layer.temporary_bytes for layer in blocks[3].layers}
     inside, outside = 4 * 24 * 24 * 24, 4 * 144 * 24 * 24
     assert layers["features.3.conv.1.1"] == outside + inside
@@ -160,7 +160,7 @@ def test_the_paper_counts_the_input_of_a_residual_block_as_long_as_it_runs():
 def test_smooth_activations_keep_their_input(layer, kept):
     net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), layer, nn.Flatten(), nn.Linear(512, 10))
     module = Chain.from_module(net.to("meta"), (3, 8, 8)).to_module()
-    found = paper_activation_memory(module, (3, 8, 8), {name for name, _ in module.named_parameters()})
+    found = analytic_activation_memory(module, (3, 8, 8), {name for name, _ in module.named_parameters()})
     assert found.cumulative_bytes == 4 * 3 * 64 + kept + 4 * 512
 
 
@@ -181,7 +181,7 @@ def test_the_true_rule_is_what_a_step_takes(name, size, what, lean, side):
     if lean:
         use_lean(module)
     trains = chosen(module, what)
-    found = true_activation_memory(module, (3, size, size), trains, StepOptions(batch=4, state_copies=0))
+    found = liveness_activation_memory(module, (3, size, size), trains, StepOptions(batch=4, state_copies=0))
     peak = step_peak(module, size, 4)
     assert 0.999 * peak <= found.total_bytes <= 1.04 * peak
 
@@ -191,10 +191,10 @@ def test_memory_options_take_what_the_true_rule_says(sampled, int8):
     module, shape = network("mobilenet_v2", 64, side=True), (3, 64, 64)
     use_lean(module)
     trains = chosen(module, "sidenet")
-    found = true_activation_memory(
+    found = liveness_activation_memory(
         module, shape, trains, StepOptions(batch=4, state_copies=0, by_sample=set(sampled), int8=int8)
     )
-    plain = true_activation_memory(module, shape, trains, StepOptions(batch=4, state_copies=0))
+    plain = liveness_activation_memory(module, shape, trains, StepOptions(batch=4, state_copies=0))
     assert found != plain
     blocks = find_blocks(network("mobilenet_v2", 64), shape)
 
@@ -212,7 +212,7 @@ def test_sampled_blocks_keep_as_much_and_take_less():
     use_lean(module)
     trains = chosen(module, "sidenet")
     whole, sampled = (
-        true_activation_memory(module, shape, trains, StepOptions(batch=8, by_sample=numbers))
+        liveness_activation_memory(module, shape, trains, StepOptions(batch=8, by_sample=numbers))
         for numbers in (set(), {2, 3})
     )
     assert whole.cumulative_bytes < sampled.cumulative_bytes < 1.02 * whole.cumulative_bytes, "each has its own scales"
@@ -223,15 +223,15 @@ def test_sampled_blocks_keep_as_much_and_take_less():
 def test_one_image_is_a_whole_batch():
     module, shape = network("mobilenet_v2", 64), (3, 64, 64)
     trains = chosen(module, "head")
-    single = true_activation_memory(module, shape, trains, StepOptions(batch=1, by_sample={2, 3}))
-    assert single == true_activation_memory(module, shape, trains, StepOptions(batch=1))
+    single = liveness_activation_memory(module, shape, trains, StepOptions(batch=1, by_sample={2, 3}))
+    assert single == liveness_activation_memory(module, shape, trains, StepOptions(batch=1))
 
 
 def test_batch_statistics_of_a_single_value_are_refused_as_in_a_step():
     module = network("mobilenet_v2", 64, side=True)
     trains = chosen(module, "sidenet")
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        true_activation_memory(module, (3, 64, 64), trains, StepOptions(batch=1))
+        liveness_activation_memory(module, (3, 64, 64), trains, StepOptions(batch=1))
 
 
 def test_gradients_and_state_are_resident_where_they_are():
@@ -246,15 +246,18 @@ def test_gradients_and_state_are_resident_where_they_are():
     coded = resident_bytes(module, trains, state_copies=0, int8=True)
     assert coded.weights == resident.weights - sum(3 * p.numel() - 4 * len(p) for p in frozen)
     shape = (3, 32, 32)
-    held = true_activation_memory(module, shape, trains, StepOptions(batch=2, holds_gradients=True))
-    assert held.total_bytes == true_activation_memory(module, shape, trains, StepOptions(batch=2)).total_bytes + trained
+    held = liveness_activation_memory(module, shape, trains, StepOptions(batch=2, holds_gradients=True))
+    assert (
+        held.total_bytes
+        == liveness_activation_memory(module, shape, trains, StepOptions(batch=2)).total_bytes + trained
+    )
 
 
 def test_optimizer_state_is_there_from_the_second_step_on():
     module = network("resnet18", 32)
     use_lean(module)
     trains = chosen(module, "full")
-    found = true_activation_memory(module, (3, 32, 32), trains, StepOptions(batch=2))
+    found = liveness_activation_memory(module, (3, 32, 32), trains, StepOptions(batch=2))
     assert found.total_bytes == pytest.approx(step_peak(module, 32, 2, state=True, steps=2), rel=0.03)
 
 
@@ -265,6 +268,6 @@ def test_looking_changes_nothing_and_works_on_real_weights():
     use_lean(module)
     trains = chosen(module, "full")
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    real = true_activation_memory(module, (3, 16, 16), trains, StepOptions(batch=2))
+    real = liveness_activation_memory(module, (3, 16, 16), trains, StepOptions(batch=2))
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
-    assert real == true_activation_memory(module.to("meta"), (3, 16, 16), trains, StepOptions(batch=2))
+    assert real == liveness_activation_memory(module.to("meta"), (3, 16, 16), trains, StepOptions(batch=2))

@@ -9,7 +9,7 @@ from torch import nn
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit.errors import ModelError
-from snugfit.profiling.activation import paper_activation_memory
+from snugfit.profiling.activation import analytic_activation_memory
 from snugfit.strategies.sidenet.frozen import Frozen
 from snugfit.surgery import narrowed_meta_copy, widths_for
 
@@ -50,7 +50,7 @@ def test_computed_widths_are_those_of_the_slow_search():
     slow = widths_for(found.backbone, SHAPE, found.memory, found.target)
     assert found.target >= found.unpruned.cumulative_bytes and found.widths == slow and len(slow) > 1
     twin = narrowed_meta_copy(found.backbone, found.groups, found.widths)
-    memory = paper_activation_memory(twin, SHAPE, found.classifier)
+    memory = analytic_activation_memory(twin, SHAPE, found.classifier)
     assert max(block.temporary_bytes for block in memory.blocks) <= found.target
 
 
@@ -65,7 +65,7 @@ def test_one_channel_more_would_be_too_many():
     found = frozen()
     for name, count in found.widths.items():
         twin = narrowed_meta_copy(found.backbone, found.groups, {**found.widths, name: count + 1})
-        memory = paper_activation_memory(twin, SHAPE, found.classifier)
+        memory = analytic_activation_memory(twin, SHAPE, found.classifier)
         assert max(block.temporary_bytes for block in memory.blocks) > found.target
 
 

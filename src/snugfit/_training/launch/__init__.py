@@ -1,7 +1,7 @@
-"""Several processes that train together: who they are, how they meet, and how a lost one is noticed and named.
+"""Distributed training: the processes, how they meet, and how a lost one is noticed and named.
 
-Beside ``tiling`` this is the only package that uses ``torch.distributed``. Processes are started by torchrun; a run's
-gateway is rank 0, which hosts the store that the others meet in. No wait is without a limit::
+Besides ``tiling`` this is the only package that uses ``torch.distributed``. torchrun starts the processes. A run's
+gateway is rank 0, which hosts the store in which the others meet. Every wait has a limit::
 
     here = world()
     with join(here) as group, Heartbeat(here) as heartbeat, naming_lost(heartbeat, run_dir):

@@ -1,4 +1,4 @@
-"""torchrun on one host, told by the launcher over ssh who takes part; it listens on one address alone."""
+"""torchrun's agent on one host: the launcher decides over ssh who takes part; it listens on one address only."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from snugfit._training.launch.world import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE
 from snugfit.errors import InterruptedRunError, WorkerLostError
 
 _GRACE_SECONDS = 2
-"""For workers that are told to end because another failed; a stopped one would wait out torchrun's own 30 s."""
+"""Grace period for workers that end because another one failed; a stopped worker would wait out torchrun's 30 s."""
 
 
 class Agent(LocalElasticAgent):
-    """torchrun's agent, which leaves it to the launcher whether and with whom its workers start again."""
+    """torchrun's agent; the launcher decides whether and with whom its workers start again."""
 
     _done: RunResult | None = None
 
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: Any) -> list[Worker]:
-        """Ranks as the launcher counts them; torchrun's own count of restarts becomes that of rounds."""
+        """Assign the launcher's ranks; torchrun's own count of restarts becomes that of rounds."""
         here: Rendezvous = spec.rdzv_handler
         self._remaining_restarts = spec.max_restarts - here.round
         self._done = None
@@ -59,7 +59,7 @@ class Agent(LocalElasticAgent):
         return found
 
     def _monitor_workers(self, worker_group: Any) -> RunResult:
-        """Report workers that failed; keep the agent after they are done, should others need them again."""
+        """Report failed workers; keep the agent alive after they are done, in case others need them again."""
         control: Control = worker_group.spec.rdzv_handler.control
         if self._done is not None:
             return self._done if control.ended.is_set() else RunResult(WorkerState.HEALTHY)
@@ -77,11 +77,11 @@ class Agent(LocalElasticAgent):
         return result
 
     def _stop_workers(self, worker_group: Any) -> None:
-        """Kill what is left: a checkpoint is whole at any time, and a worker may hang in a collective."""
+        """Kill the remaining workers: checkpoints are complete at any time, and a worker may hang in a collective."""
         self._shutdown(signal.SIGKILL, _GRACE_SECONDS)
 
     def _exit_barrier(self) -> None:
-        """Nothing: the launcher waits for all."""
+        """Do nothing, because the launcher waits for all."""
 
 
 def _close(close: Callable[..., None], death_sig: signal.Signals | None = None, timeout: int = _GRACE_SECONDS) -> None:
@@ -89,14 +89,14 @@ def _close(close: Callable[..., None], death_sig: signal.Signals | None = None, 
 
 
 def run_agent(arguments: Sequence[str], serve: str | None = None) -> int:
-    """Run torchrun's agent until the launcher ends the launch, or its line breaks.
+    """Run torchrun's agent until the launcher ends the launch, or its connection breaks.
 
     Args:
         arguments: of torchrun.
         serve: address and port on which the hosts meet, on the first of them; port 0 is any free one.
 
     Returns:
-        Exit code: 0 where the workers were done, 8 where the launch ended without that.
+        Exit code: 0 if the workers finished, 8 if the launch ended without that.
 
     Raises:
         InterruptedRunError: a signal ended it.

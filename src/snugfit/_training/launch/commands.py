@@ -1,4 +1,4 @@
-"""What the gateway tells the others to do, which they may have to wait long for."""
+"""Commands of the gateway to the other processes, which may wait long for them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from snugfit.errors import WorkerLostError
 _POLL_SECONDS = 0.2
 _WAKING_SECONDS = 0.5
 _WAIT = timedelta(days=1)
-"""Longer than any silence between two commands: torch writes a warning whenever a wait ends without success."""
+"""Longer than any pause between two commands, because torch writes a warning whenever a wait times out."""
 
 
 class Commands:
-    """A line from the gateway to every other process, through the store.
+    """A channel from the gateway to every other process, through the store.
 
-    A collective gives up after its timeout; but a gateway that plans, reads data or writes a checkpoint may take
-    minutes until it has the next command. Here others wait for as long as the gateway's heart beats. A context manager.
+    A collective fails after its timeout, but a gateway that plans, reads data or writes a checkpoint may take minutes
+    until the next command. Here the others wait for as long as the gateway's heart beats. A context manager.
 
     Args:
-        heartbeat: running.
-        resume: run folder that errors name.
+        heartbeat: a running one.
+        resume: run folder, for error messages.
     """
 
     def __init__(self, heartbeat: Heartbeat, resume: str | None = None) -> None:
@@ -38,7 +38,7 @@ class Commands:
         self._thread = threading.Thread(target=self._listen, name="snugfit-commands", daemon=True)
 
     def __enter__(self) -> Commands:
-        """Begin to listen, but for the gateway.
+        """Begin to listen, except on the gateway.
 
         Raises:
             WorkerLostError: the gateway does not answer.
@@ -51,7 +51,7 @@ class Commands:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening: a word of its own wakes the thread, which must not be in torch's hands when Python ends."""
+        """Stop listening: a message of its own wakes the thread, which must not be inside torch when Python ends."""
         self._stop.set()
         if self._thread.is_alive() and GATEWAY not in self.heartbeat.lost():
             with contextlib.suppress(RuntimeError, WorkerLostError):

@@ -1,4 +1,4 @@
-"""The agent's line to the launcher: orders on stdin, reports on stdout, one JSON object a line, over ssh.
+"""The agent's connection to the launcher: orders on stdin, reports on stdout, one JSON object per line, over ssh.
 
 Orders are ``{"order": NAME, ...}``: ``begin`` (with the ``secret`` of the launch), ``beat``, ``signal``, ``probe``,
 ``round`` and ``end``. Reports are ``{"said": NAME, ...}``: ``ready``, ``beat``, ``reached``, ``failed``, ``done`` and
@@ -26,16 +26,16 @@ _LOST = 8
 class Control:
     """Orders of the launcher, and reports to it.
 
-    What the workers print goes through a pipe of the agent, so that no report is torn apart.
+    The workers' output goes through a pipe of the agent, so that no report is split.
 
     Attributes:
         secret: of the launch.
         ended: set once the launcher has ended the launch.
-        heard: when the last order came, by the monotonic clock.
+        heard: time of the last order, by the monotonic clock.
 
     Args:
         orders: stream of orders.
-        age: seconds since this host last reached the store; None where it does not try now.
+        age: seconds since this host last reached the store; None while it does not try.
     """
 
     def __init__(self, orders: IO[str], age: Callable[[], float | None]) -> None:
@@ -50,7 +50,7 @@ class Control:
         self._printed = os.fdopen(reading, encoding="utf-8", errors="surrogateescape")
 
     def start(self) -> None:
-        """Wait for the first order, then obey, beat and pass on in threads of their own."""
+        """Wait for the first order, then start threads that obey, beat and forward output."""
         self._begin()
         self._passing = threading.Thread(target=self._pass_on, name="snugfit-out", daemon=True)
         others = [threading.Thread(target=each, name="snugfit-line", daemon=True) for each in (self._obey, self._beat)]
@@ -58,7 +58,7 @@ class Control:
             each.start()
 
     def tell(self, said: str, **more: Any) -> None:
-        """Report something; a launcher that is gone is noticed by the orders' end."""
+        """Send a report; a lost launcher is noticed when its orders end."""
         with self._lock:
             self._write({"said": said, **more})
 
@@ -72,14 +72,14 @@ class Control:
         return not self._waiting.empty()
 
     def next_order(self, patience: float) -> dict[str, Any] | None:
-        """The next order for the rendezvous; None where there is none within so many seconds."""
+        """The next order for the rendezvous; None if there is none within the given seconds."""
         try:
             return self._waiting.get(timeout=patience)
         except queue.Empty:
             return None
 
     def finish(self) -> None:
-        """Let the last lines of the workers pass."""
+        """Forward the last lines of the workers."""
         os.dup2(2, 1)
         self._passing.join(_BEAT_SECONDS)
 
@@ -113,7 +113,7 @@ class Control:
 
 
 def _parsed(line: str) -> dict[str, Any]:
-    """An order; an empty one where the line is none."""
+    """An order; an empty one if the line is invalid."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Measuring what the processes of a cluster and the links between them can do."""
+"""Measurement of a cluster: the speed of its processes and of the links between them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from snugfit._version import __version__
 _PINGS = 15
 _SMALLEST, _LARGEST = 2**16, 2**26
 _LONG_ENOUGH = 0.25
-"""Seconds of a transfer after which no larger message is tried."""
+"""No larger message is tried after a transfer of this many seconds."""
 _CHANNELS, _SIDE, _IMAGES = 64, 56, 4
 _MACS = _IMAGES * _CHANNELS * _CHANNELS * 9 * _SIDE * _SIDE
 
 
 def examine(here: World) -> Cluster | None:
-    """Measure this cluster; every process calls it inside :func:`join`, and the gateway has the answer.
+    """Measure this cluster; every process calls it inside :func:`join`, and the gateway gets the result.
 
     Processes compute at the same time and send one pair at a time, messages of growing size.
     """
@@ -61,11 +61,11 @@ def examine(here: World) -> Cluster | None:
 
 
 def gather_json(here: World, said: Any) -> list[Any]:
-    """What every process says, on the gateway; nothing on the others. JSON in tensors: no pickle goes over the network.
+    """Collect JSON from every process, on the gateway; nothing on the others. It travels in tensors, without pickle.
 
     Args:
         here: this process.
-        said: anything that JSON can say.
+        said: any JSON value.
     """
     text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(here.size)]
@@ -105,7 +105,7 @@ def macs_per_second(seconds: float = 0.5) -> float:
 
 
 def _measure(rank: int, source: int, target: int) -> tuple[Link | None, float]:
-    """The link, on its source; and how far the target's clock is ahead of the source's, on its target."""
+    """The link, on its source; and the lead of the target's clock over the source's, on its target."""
     if rank == target:
         return None, _answer(source)
     rounds = [_ping(target) for _ in range(_PINGS)][2:]
@@ -121,7 +121,7 @@ def _measure(rank: int, source: int, target: int) -> tuple[Link | None, float]:
 
 
 def _ping(target: int) -> tuple[float, float]:
-    """Seconds there and back, and how far the other clock is ahead."""
+    """Round-trip seconds, and the lead of the other clock."""
     clock = torch.zeros(1, dtype=torch.float64)
     began, wall = time.perf_counter(), time.time()
     dist.send(clock, target)
@@ -131,7 +131,7 @@ def _ping(target: int) -> tuple[float, float]:
 
 
 def _transfer(target: int, size: int) -> float:
-    """Seconds until a message of so many bytes has been acknowledged."""
+    """Seconds until a message of this size has been acknowledged."""
     payload, done = torch.zeros(size, dtype=torch.uint8), torch.zeros(1)
     dist.send(torch.tensor([size]), target)
     began = time.perf_counter()
@@ -141,7 +141,7 @@ def _transfer(target: int, size: int) -> float:
 
 
 def _answer(source: int) -> float:
-    """The other side of a measurement; returns how far this clock is ahead."""
+    """The other side of a measurement; returns the lead of this clock."""
     clock = torch.zeros(1, dtype=torch.float64)
     for _ in range(_PINGS):
         dist.recv(clock, source)

@@ -1,4 +1,4 @@
-"""Meeting the other processes, and parting from them."""
+"""Joining and leaving the group of processes."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def join(
     device: str = "cpu",
     join_seconds: float | None = None,
 ) -> Iterator[dist.ProcessGroup]:
-    """All processes as a group, which ends with the context, also after errors.
+    """Join all processes in a group, which ends with the context, also after errors.
 
     Args:
         here: this process.
-        timeout_seconds: how long any one collective may wait; that of the launch by default.
-        interface: network interface that alone is listened on; that which leads to the gateway by default.
+        timeout_seconds: timeout of a collective; that of the launch by default.
+        interface: the only network interface to listen on; by default the one that leads to the gateway.
         device: with ``"cuda"``, tensors there go over NCCL and those on the CPU over gloo.
-        join_seconds: how long processes wait for each other at the start, where imports and slow disks take their time;
+        join_seconds: how long processes wait for each other at the start, because imports and slow disks take time;
             ``--join-timeout`` of the launch by default.
 
     Raises:
-        WorkerLostError: some did not come.
-        UsageError: this build of torch lacks the transport that is asked for.
+        WorkerLostError: some processes did not join.
+        UsageError: this build of torch lacks the requested transport.
     """
     limit = here.timeout_seconds if timeout_seconds is None else timeout_seconds
     patience = here.join_seconds if join_seconds is None else join_seconds
@@ -88,13 +88,13 @@ def _wait_for_all(here: World, store: Store, seconds: float) -> None:
         within(seconds, meet)
     except (RuntimeError, TimeoutError) as error:
         raise WorkerLostError(
-            f"{_absent(here, store)} did not join within {seconds:g} s, so that nothing was started.\n"
-            "Look at the output of that process, and whether a firewall lies between the hosts."
+            f"{_absent(here, store)} did not join within {seconds:g} s, and nothing was started.\n"
+            "Check the output of that process, and firewalls between the hosts."
         ) from error
 
 
 def _absent(here: World, store: Store) -> str:
-    """The ranks that have not announced themselves, in words."""
+    """The ranks that have not announced themselves, as text."""
 
     def look() -> list[int]:
         return [rank for rank in range(here.size) if not store.check([f"joined/{rank}"])]

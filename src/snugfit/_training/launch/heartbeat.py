@@ -1,4 +1,4 @@
-"""A sign of life from every process, so that one that died, was stopped or cut off can be named."""
+"""Heartbeats of all processes, so that a process that died, was stopped or disconnected can be named."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from snugfit._training.launch.world import GATEWAY, World
 from snugfit.errors import WorkerLostError
 
 _OVERDUE = 2.5
-"""Intervals without a sign of life after which a process is suspect."""
+"""Number of intervals without a heartbeat after which a process is suspect."""
 _FAILED = -(10**12)
 _POLL_SECONDS = 0.02
 
 
 @dataclass
 class _Seen:
-    """The last that was seen of a process: its count of beats, and when that last changed."""
+    """The last known state of a process: its count of beats, and when that changed."""
 
     count: int
     at: float
 
 
 class Heartbeat:
-    """A thread that counts up in the store, over a connection of its own, and watches the counts of the others.
+    """A thread that increments a counter in the store, over its own connection, and watches the others' counters.
 
-    It needs no help from the main thread, so that a long computation is no silence; but a process that was killed or
-    stopped, and one behind a cable that was cut, falls silent. A context manager.
+    It does not depend on the main thread, so a long computation is no silence; but a process that was killed, stopped
+    or disconnected falls silent. A context manager.
 
     Args:
         here: this process.
@@ -48,7 +48,7 @@ class Heartbeat:
         self._broken = False
 
     def __enter__(self) -> Heartbeat:
-        """Start; every other process is given the full limit from now on.
+        """Start; every other process has the full limit from now on.
 
         Raises:
             WorkerLostError: the gateway does not answer.
@@ -64,9 +64,9 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop; a process that leaves for a fault of its own says so, and is lost to the others at once.
+        """Stop; a process that leaves because of its own error reports that, and is lost to the others at once.
 
-        In peace the gateway waits until all have left, because the store ends with it.
+        Without errors the gateway waits until all have left, because the store ends with it.
         """
         self._peace, self._fault = error is None, not isinstance(error, (WorkerLostError, type(None)))
         self._stop.set()
@@ -75,7 +75,7 @@ class Heartbeat:
     def lost(self, limit: float | None = None) -> list[int]:
         """Ranks that have been silent for longer than the limit, or left because of an error.
 
-        Where the store itself falls silent, those are lost that were silent before it, and the gateway otherwise.
+        If the store itself falls silent, the processes that were silent before are lost, or else the gateway.
 
         Args:
             limit: seconds of silence; the heartbeat's own by default.
@@ -104,7 +104,7 @@ class Heartbeat:
                 self._broken = True
 
     def _beat(self, store: Store) -> None:
-        """Count up, and look at the counts of all others; one that has paused itself forgets what it missed."""
+        """Increment the own counter and read all others; after a pause of its own, missed beats do not count."""
         began = time.monotonic()
         store.add(f"beat/{self.here.rank}", 1)
         counts = {rank: store.add(f"beat/{rank}", 0) for rank in self._seen}

@@ -1,4 +1,4 @@
-"""From errors of ``torch.distributed`` to the process that was lost."""
+"""Naming the lost process behind errors of ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _POLL_SECONDS = 0.05
 
 @contextlib.contextmanager
 def naming_lost(heartbeat: Heartbeat, resume: str | None = None) -> Iterator[None]:
-    """Turn errors of collectives, at most the heartbeat's limit later, into one that names the lost process.
+    """Convert errors of collectives, at most the heartbeat's limit later, to one that names the lost process.
 
     Args:
-        heartbeat: that knows who is silent.
-        resume: run folder that the message tells how to take up again.
+        heartbeat: knows who is silent.
+        resume: run folder, which the message says how to resume.
 
     Raises:
         WorkerLostError: a process died, was stopped, or cannot be reached.
@@ -39,15 +39,15 @@ def naming_lost(heartbeat: Heartbeat, resume: str | None = None) -> Iterator[Non
 
 
 def lost_error(heartbeat: Heartbeat, resume: str | None = None, reason: str = "") -> WorkerLostError:
-    """Wait until the heartbeat knows who is silent, and say so.
+    """Wait until the heartbeat knows who is silent, and build the error.
 
-    A collective that failed is evidence too: half the limit of silence is enough beside it. One that has waited for as
-    long as the limit already is not followed by another such wait.
+    A failed collective is evidence too, so half the limit of silence is enough. A collective that already waited for
+    the limit is not followed by another such wait.
 
     Args:
-        heartbeat: that knows.
+        heartbeat: knows who is silent.
         resume: run folder.
-        reason: what torch said, shown where everyone seems to be there.
+        reason: torch's message, shown if everyone seems to be alive.
     """
     patience = 2 * heartbeat.interval + (0.0 if _TIMED_OUT.search(reason) else heartbeat.limit)
     deadline = time.monotonic() + patience

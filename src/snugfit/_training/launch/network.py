@@ -1,4 +1,4 @@
-"""Which of this host's network interfaces leads to an address."""
+"""This host's network interfaces and names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ANY_PORT = 9
 
 
 def interface_towards(address: str) -> str | None:
-    """Name of the interface through which this host would reach an address; nothing is sent.
+    """Name of the interface through which this host reaches an address; nothing is sent.
 
     Returns:
-        None where no route leads there, or its interface is unknown.
+        None without a route, or if its interface is unknown.
     """
     own = own_address(address)
     for name, addresses in psutil.net_if_addrs().items():
@@ -25,7 +25,7 @@ def interface_towards(address: str) -> str | None:
 
 
 def own_address(towards: str) -> str | None:
-    """This host's own address on the way to another one; None where no route leads there."""
+    """This host's own address on the route to another one; None without a route."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(towards, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -36,9 +36,9 @@ def own_address(towards: str) -> str | None:
 
 
 def use_interface(interface: str | None, gateway: str) -> None:
-    """Let gloo and NCCL listen on one interface alone: the given one, or that which leads to the gateway.
+    """Let gloo and NCCL listen on one interface only: the given one, or the one that leads to the gateway.
 
-    What ``GLOO_SOCKET_IFNAME`` already says stays, unless an interface is given.
+    ``GLOO_SOCKET_IFNAME`` is kept unless an interface is given.
     """
     chosen = interface or os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(gateway)
     if chosen:
@@ -46,13 +46,13 @@ def use_interface(interface: str | None, gateway: str) -> None:
 
 
 def own_name(gateway: str) -> str:
-    """This process for people, like ``process 4711 on nano-2, 10.0.0.3``."""
+    """This process as text, like ``process 4711 on nano-2, 10.0.0.3``."""
     name, address = own_host(gateway)
     return f"process {os.getpid()} on {name}" + (f", {address}" if address else "")
 
 
 def own_host(gateway: str) -> tuple[str, str]:
-    """Name and address of this host; the address is empty where all processes are on one host.
+    """Name and address of this host; the address is empty if all processes are on one host.
 
     Args:
         gateway: address of the first host.
@@ -63,7 +63,7 @@ def own_host(gateway: str) -> tuple[str, str]:
 
 
 def unique_names(hosts: Sequence[tuple[str, str]]) -> list[str]:
-    """One name for each host: its own, with its address where another host has the same name."""
+    """A unique name for each host: its own, with its address if another host has the same name."""
     return [
         f"{name} ({address})" if address and any(n == name and a != address for n, a in hosts) else name
         for name, address in hosts

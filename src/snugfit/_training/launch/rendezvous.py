@@ -1,8 +1,8 @@
-"""A rendezvous for torchrun in which the launcher says who takes part, and hosts prove that they reach the store.
+"""A rendezvous for torchrun: the launcher decides who takes part, and hosts prove that they reach the store.
 
-torch's ``c10d`` rendezvous keeps its state in the store as a pickle, so that whoever reaches the port runs code as the
-user; and hosts judge each other by their wall clocks. Here the state is the launcher's, which reaches every host by
-ssh; nothing about membership is in the store.
+torch's ``c10d`` rendezvous keeps its state in the store as a pickle, so anyone who reaches the port can run code as the
+user; and hosts judge each other by their wall clocks. Here the launcher keeps the state, which reaches every host by
+ssh; the store contains nothing about membership.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BACKEND = "snugfit"
 _PROBE_BYTES = 2**18
 _POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 60.0
-"""Silence of the launcher after which a host without work ends."""
+"""A host without work ends after this silence of the launcher."""
 
 
 class Reach:
@@ -43,10 +43,10 @@ class Reach:
         return time.monotonic() - self._last if self._generation else None
 
     def probe(self, endpoint: str) -> str | None:
-        """Write a quarter of a megabyte to the store and read it back; go on asking every second if that works.
+        """Write a quarter of a megabyte to the store and read it back; if that works, repeat it every second.
 
         Returns:
-            None where it works within the limit, else why not.
+            None if it works within the limit, else why not.
         """
         payload = os.urandom(_PROBE_BYTES // 2).hex()
         try:
@@ -81,10 +81,10 @@ class Reach:
 
 
 class Rendezvous(RendezvousHandler):
-    """Rounds as the launcher orders them.
+    """Rounds that the launcher orders.
 
     Args:
-        control: the line to the launcher.
+        control: the connection to the launcher.
         reach: to the store.
         run_id: name of the launch.
     """
@@ -106,7 +106,7 @@ class Rendezvous(RendezvousHandler):
         """Answer probes, and wait until the launcher begins a round with this host.
 
         Raises:
-            RendezvousClosedError: the launcher has ended the launch, or is gone.
+            RendezvousClosedError: the launcher has ended the launch, or is lost.
         """
         while not self.control.ended.is_set():
             order = self.control.next_order(_POLL_SECONDS)
@@ -124,7 +124,7 @@ class Rendezvous(RendezvousHandler):
         raise RendezvousClosedError("the launch has ended")
 
     def num_nodes_waiting(self) -> int:
-        """More than 0 where the launcher wants a new round, for which torchrun stops the workers."""
+        """More than 0 if the launcher wants a new round, for which torchrun stops the workers."""
         return int(self.control.pending())
 
     def is_closed(self) -> bool:
@@ -132,12 +132,12 @@ class Rendezvous(RendezvousHandler):
         return self.control.ended.is_set()
 
     def set_closed(self) -> None:
-        """Nothing: the launcher alone ends a launch."""
+        """Do nothing: only the launcher ends a launch."""
 
     def get_run_id(self) -> str:
         """Name of the launch."""
         return self.run_id
 
     def shutdown(self) -> bool:
-        """Nothing is left to free."""
+        """Do nothing; there is nothing to free."""
         return True

@@ -1,4 +1,4 @@
-"""Words in the store that only members of the launch can have written: torch's store knows no passwords."""
+"""Authenticated messages in the store: torch's store has no passwords."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import hmac
 from snugfit.errors import WorkerLostError
 
 SECRET_VARIABLE = "SNUGFIT_SECRET"
-"""Set by the agent, which has it from the launcher over ssh; no command line shows it."""
+"""Set by the agent, which receives it from the launcher over ssh; no command line shows it."""
 
 
 def seal(secret: str, key: str, text: str) -> str:
-    """A text with the code that proves who wrote it, and for which key: HMAC-SHA256 in hexadecimal, then the text."""
+    """A text with a code that authenticates its writer and its key: HMAC-SHA256 in hexadecimal, then the text."""
     return f"{_code(secret, key, text)}{text}"
 
 
 def unseal(secret: str, key: str, sealed: str) -> str:
-    """The text.
+    """Check a sealed text and return the text.
 
     Raises:
-        WorkerLostError: somebody without the secret wrote it, or for another key.
+        WorkerLostError: it was written without the secret, or for another key.
     """
     length = 2 * hashlib.sha256().digest_size
     code, text = sealed[:length], sealed[length:]

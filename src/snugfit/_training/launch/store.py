@@ -1,4 +1,4 @@
-"""The store in which processes meet: hosted by the gateway, on the gateway's own address alone."""
+"""The store in which processes meet, hosted by the gateway on its own address only."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 def host_store(here: World) -> TCPStore | None:
-    """Start the store on the gateway; None on all others, and where torchrun itself hosts it.
+    """Start the store on the gateway; None on all others, and if torchrun itself hosts it.
 
-    torch's own default is to listen on all addresses of the host.
+    By default torch listens on all addresses of the host.
 
     Raises:
         SnugfitError: the address is not this host's, or the port is taken.
@@ -35,7 +35,7 @@ def host_store(here: World) -> TCPStore | None:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens on one address alone; port 0 is any free one.
+    """A socket that listens on one address only; port 0 is any free one.
 
     Raises:
         SnugfitError: the address is not this host's, or the port is taken.
@@ -51,10 +51,10 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def connect(here: World, seconds: float) -> Store:
-    """A connection of one's own to the store of this launch and restart.
+    """A separate connection to the store of this launch and restart.
 
     Raises:
-        WorkerLostError: the gateway did not answer within so many seconds.
+        WorkerLostError: the gateway did not answer in time.
     """
 
     def dial() -> TCPStore:
@@ -72,15 +72,15 @@ def connect(here: World, seconds: float) -> Store:
 
 
 def sealed_set(here: World, store: Store, key: str, text: str) -> None:
-    """Write what only a member of the launch can have written."""
+    """Write a message that only a member of the launch can have written."""
     store.set(key, seal(here.secret, _named(here, key), text))
 
 
 def sealed_get(here: World, store: Store, key: str) -> str:
-    """Wait for such words and read them.
+    """Wait for such a message and read it.
 
     Raises:
-        WorkerLostError: somebody else wrote them.
+        WorkerLostError: somebody else wrote it.
     """
     return unseal(here.secret, _named(here, key), store.get(key).decode(errors="replace"))
 
@@ -90,7 +90,7 @@ def _named(here: World, key: str) -> str:
 
 
 def names(here: World, store: Store, seconds: float) -> dict[int, str]:
-    """Process and host of every rank that has joined, for people.
+    """Process and host of every rank that has joined, as text.
 
     Raises:
         WorkerLostError: the gateway does not answer.
@@ -105,10 +105,10 @@ def names(here: World, store: Store, seconds: float) -> dict[int, str]:
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """What some work returns that may block in native code, given up after so many seconds.
+    """Run work that may block in native code, with a timeout in seconds, and return its result.
 
     Raises:
-        TimeoutError: it was not done by then; its thread is left behind.
+        TimeoutError: it was not done in time; its thread is left behind.
     """
     found: list[T] = []
     failed: list[BaseException] = []

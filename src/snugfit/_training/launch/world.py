@@ -1,4 +1,4 @@
-"""Who this process is among those that torchrun started."""
+"""The identity of this process among those that torchrun started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from snugfit._training.launch.seal import SECRET_VARIABLE
 from snugfit.errors import UsageError
 
 GATEWAY = 0
-"""Rank of the process that reads data, writes the run folder and tells the others what to do."""
+"""Rank of the process that reads data, writes the run folder and sends commands to the others."""
 
 TIMEOUT_VARIABLE = "SNUGFIT_TIMEOUT"
 DEFAULT_TIMEOUT = "10s"
@@ -27,18 +27,18 @@ class World:
 
     Attributes:
         rank: of this process; 0 is the gateway.
-        size: processes in all.
+        size: number of processes.
         local_rank: among the processes of this host.
         local_size: processes of this host.
-        restarts: round of the launch: how often all processes were started anew, counted alike on every host.
+        restarts: round of the launch: how often all processes were restarted, the same on every host.
         addr: address of the gateway's host.
         port: of the gateway's store.
-        max_restarts: how often torchrun will start them anew.
+        max_restarts: how often torchrun restarts them.
         run_id: name of the launch.
-        timeout_seconds: how long a collective may wait, and a process be silent: `--timeout` of the launch.
+        timeout_seconds: timeout of a collective, and longest silence of a process: `--timeout` of the launch.
         join_seconds: how long processes wait for each other at the start: `--join-timeout` of the launch.
-        threads: compute threads that ``OMP_NUM_THREADS`` gives this process; None where it says nothing.
-        secret: of the launch, by which words in the store are known to be its own; empty under plain torchrun.
+        threads: compute threads of this process from ``OMP_NUM_THREADS``; None if it is not set.
+        secret: of the launch, which authenticates messages in the store; empty under plain torchrun.
     """
 
     rank: int
@@ -62,16 +62,16 @@ class World:
 
 
 def world(environment: Mapping[str, str] | None = None) -> World | None:
-    """This process among those that torchrun started, by the variables that it sets.
+    """The identity of this process, from the variables that torchrun sets.
 
     Args:
-        environment: that of the process by default.
+        environment: the process's by default.
 
     Returns:
-        None where torchrun did not start this process.
+        None if torchrun did not start this process.
 
     Raises:
-        UsageError: variables are missing, are no numbers, or contradict each other.
+        UsageError: variables are missing, are not numbers, or contradict each other.
     """
     given = os.environ if environment is None else environment
     if "RANK" not in given and "WORLD_SIZE" not in given:
@@ -122,10 +122,10 @@ def _check(found: World) -> None:
 
 
 def _threads(given: Mapping[str, str]) -> int | None:
-    """What ``OMP_NUM_THREADS`` says, of which nested levels count no more than the first, like ``4,2``.
+    """The first level of ``OMP_NUM_THREADS``, which may have several, like ``4,2``.
 
-    torchrun writes 1 for several processes of a host where the user wrote nothing. A launch of snugfit, which alone
-    has a secret, writes each process's share instead; so 1 is the user's own there.
+    torchrun writes 1 for several processes of a host if the user set nothing. A launch of snugfit, recognised by its
+    secret, writes each process's share instead; so a 1 there is the user's own.
     """
     text = given.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     by_torchrun = text == "1" and "TORCHELASTIC_RUN_ID" in given and not given.get(SECRET_VARIABLE)
@@ -133,14 +133,14 @@ def _threads(given: Mapping[str, str]) -> int | None:
 
 
 def share_of_threads(here: World | None, asked: int | None = None) -> int | None:
-    """Compute threads of this process: what the user asked for, or its share of the host's cores.
+    """Compute threads of this process: the user's number, or its share of the host's cores.
 
     Args:
-        here: this process; None where it is alone.
-        asked: ``--threads``, which precedes ``OMP_NUM_THREADS``.
+        here: this process; None if it is alone.
+        asked: ``--threads``, which overrides ``OMP_NUM_THREADS``.
 
     Returns:
-        None where neither says anything.
+        None if neither is given.
     """
     if asked is not None or here is None:
         return asked

@@ -25,7 +25,7 @@ from snugfit.lean import enable_inplace, release_images, use_lean
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.profiling.activation import paper_activation_memory, resident_bytes, true_activation_memory
+from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory, resident_bytes
 from snugfit.profiling.liveness import StepOptions
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_synthetic_weights, random_batch
 from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
@@ -78,11 +78,11 @@ def activation_table(
     if lean and subject.trained != "full":
         spent = release_images(run)
     paper, ahead = (
-        paper_activation_memory(subject.module, shape, subject.names, batch=workload.batch_size, side_first=first)
+        analytic_activation_memory(subject.module, shape, subject.names, batch=workload.batch_size, side_first=first)
         for first in (False, True)
     )
     copies = workload.optimizer.state_per_parameter
-    true = true_activation_memory(
+    true = liveness_activation_memory(
         network, shape, subject.names, StepOptions(batch=workload.batch_size, state_copies=copies, spent=spent)
     )
     with limit:

@@ -16,7 +16,7 @@ from snugfit._chain import Chain, ModuleBlock, classifier_names, find_blocks
 from snugfit.errors import ModelError
 from snugfit.lean import run_per_sample
 from snugfit.memory.activation import ActivationMemory
-from snugfit.profiling.activation import paper_activation_memory
+from snugfit.profiling.activation import analytic_activation_memory
 from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.config import prune_ratio
 from snugfit.strategies.sidenet.trainer import SIDE
@@ -68,7 +68,7 @@ class Frozen:
         if self.side_width:
             network = attach_side_network(backbone, self.input_shape, width=self.side_width)
         trains = self.classifier | {name for name, _ in network.named_parameters() if name.startswith(SIDE)}
-        return paper_activation_memory(network, self.input_shape, trains)
+        return analytic_activation_memory(network, self.input_shape, trains)
 
     @cached_property
     def unpruned(self) -> ActivationMemory:
@@ -146,7 +146,7 @@ class Frozen:
     def _layers(self, widths: Mapping[str, int]) -> list[np.ndarray]:
         """Temporary bytes of every block's layers at some widths."""
         twin = narrowed_meta_copy(self.backbone, self.groups, widths)
-        blocks = paper_activation_memory(twin, self.input_shape, self.classifier).blocks
+        blocks = analytic_activation_memory(twin, self.input_shape, self.classifier).blocks
         return [np.array([layer.temporary_bytes for layer in block.layers]) for block in blocks]
 
     @cached_property
