@@ -70,13 +70,6 @@ class Unit:
         tensors = chain(self.module.parameters(), self.module.buffers())
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    @property
-    def downsamples_before_last_conv(self) -> bool:
-        """Whether feature maps shrink up to and including the last convolution (a pool after it does not count)."""
-        if not self.convs:
-            return True
-        return self.convs[-1].output_size < tuple(self.input_shape[-2:])
-
 
 def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -> Unit:
     """Find a unit's output shape and convolutions, and prevent it from modifying its input.

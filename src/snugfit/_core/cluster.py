@@ -82,11 +82,6 @@ class Cluster:
             f"the link from rank {source} to rank {target} was not measured; run `snugfit cluster doctor`."
         )
 
-    def slowest_link(self, rank: int | None = None) -> Link | None:
-        """The link with the least bandwidth, of a rank or of all; None where there is none."""
-        links = [link for link in self.links if rank is None or rank in (link.source, link.target)]
-        return min(links, key=lambda link: link.bytes_per_second, default=None)
-
     def speeds(self) -> tuple[float, ...]:
         """Each rank's share of the cluster's compute speed; they add up to 1."""
         total = sum(rank.macs_per_second for rank in self.ranks)

@@ -102,7 +102,11 @@ class Adjoint:
         fill: value of the padding.
     """
 
-    reads: Reads = "input"
+    @property
+    def reads(self) -> Reads:
+        """What its backward pass reads."""
+        return "input"
+
     owns_memory = False
     """Whether the gradient that it returns is in memory of its own, or in memory that was reusable."""
 
@@ -191,7 +195,7 @@ class ConvAdjoint(Adjoint):
         self.layer = layer
 
     @property
-    def reads(self) -> Reads:  # type: ignore[override]
+    def reads(self) -> Reads:
         """The tile's own part of the input if weights are trained."""
         return "core" if self.layer.weight.requires_grad else "nothing"
 
@@ -245,7 +249,7 @@ class BatchNormAdjoint(Adjoint):
         self.layer = layer
 
     @property
-    def reads(self) -> Reads:  # type: ignore[override]
+    def reads(self) -> Reads:
         """Its input: all of it if it normalises by its batch, the tile's own part if its weight is trained."""
         if self.by_batch:
             return "input"

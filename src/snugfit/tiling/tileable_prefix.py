@@ -159,8 +159,8 @@ def _with_rest(function: Callable[..., Tensor], rest: tuple[Any, ...], options: 
 def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...], shapes: tuple[Any, Any]) -> Operator | None:
     if type(layer) in (nn.MaxPool2d, nn.AvgPool2d):
         return _pool(name, layer, reads, shapes)
-    if type(layer) in _CONVOLUTIONS and layer.padding_mode == "zeros":
-        return _convolution(name, layer, reads)  # type: ignore[arg-type]
+    if isinstance(layer, nn.Conv2d) and type(layer) in _CONVOLUTIONS and layer.padding_mode == "zeros":
+        return _convolution(name, layer, reads)
     if isinstance(layer, nn.BatchNorm2d):
         sums = layer.num_features if normalises_by_batch(layer) else 0
         return Operator(Layer(name, reads, sums=sums), layer, adjoint.BatchNormAdjoint(layer), module=layer)
@@ -202,7 +202,7 @@ def _keeping_input(layer: nn.Module) -> nn.Module:
     if not getattr(layer, "inplace", False):
         return layer
     quiet = copy.copy(layer)
-    quiet.inplace = False  # type: ignore[assignment]
+    vars(quiet)["inplace"] = False
     return quiet
 
 

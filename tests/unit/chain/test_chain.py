@@ -48,7 +48,6 @@ def test_units_of_vgg16():
     assert list(chain.units[0].module.state_dict())[:2] == ["features.0.weight", "features.0.bias"]
     assert chain.units[0].parameters == 64 * 27 + 64 + 128
     assert chain.units[0].weight_bytes == 4 * (64 * 27 + 64 + 4 * 64) + 8
-    assert [unit.downsamples_before_last_conv for unit in chain.units[:3]] == [False] * 3
 
 
 def test_units_of_resnet18():
@@ -56,7 +55,6 @@ def test_units_of_resnet18():
     blocks = [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]
     assert [unit.name for unit in chain.all_units] == ["conv1", *blocks, "fc"]
     assert chain.head.input_shape == (512, 4, 4)
-    assert [unit.downsamples_before_last_conv for unit in chain.units[2:4]] == [False, True]
 
 
 def test_units_of_mobilenet_v2():

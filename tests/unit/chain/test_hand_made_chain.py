@@ -46,7 +46,6 @@ def test_facts_and_shapes():
     assert chain.name == "mine"
     assert [unit.output_shape for unit in chain.all_units] == [(4, 16, 16), (4, 7, 7), (4, 3, 3), (5,)]
     assert chain.units[1].convs == (ConvFact("layers.0.1", 4, 4, (3, 3), (2, 2), 1, (16, 16), (7, 7)),)
-    assert chain.units[1].downsamples_before_last_conv
 
 
 def test_untraceable_as_a_whole():

@@ -24,8 +24,6 @@ def test_survives_json():
 def test_what_a_cost_model_asks():
     assert TWO.size == 2 and TWO.speeds() == (0.75, 0.25)
     assert TWO.link(1, 0).seconds(2e6) == pytest.approx(1.02)
-    assert TWO.slowest_link(1) == TWO.slowest_link() == TWO.link(0, 1)
-    assert Cluster(RANKS[:1]).slowest_link(0) is None
     with pytest.raises(UsageError, match="was not measured"):
         TWO.link(0, 0)
 
