@@ -103,6 +103,9 @@ def corrected(cost: Cost, by: Correction) -> Cost:
         for phase in cost.phases
     )
     return replace(
-        cost, phases=phases, peak_bytes=int(cost.peak_bytes * by.peak), seconds=cost.seconds * by.seconds,
+        cost,
+        phases=phases,
+        peak_bytes=int(cost.peak_bytes * by.peak),
+        seconds=cost.seconds * by.seconds,
         seconds_per_epoch=cost.seconds_per_epoch * by.seconds,
-    )  # fmt: skip
+    )

@@ -26,16 +26,21 @@ def identified(probe: Measured, strategy: Strategy, workload: Workload, network:
     part = probe.same or f"{probe.name}\n{network}"
     sizes = probe.sizes if isinstance(probe, Probe) else ()
     settings = {
-        "strategy": strategy.name, "settings": to_data(strategy), "work": _work(workload),
-        "limit": probe.batch_limit, "sizes": sizes,
-    }  # fmt: skip
+        "strategy": strategy.name,
+        "settings": to_data(strategy),
+        "work": _work(workload),
+        "limit": probe.batch_limit,
+        "sizes": sizes,
+    }
     return replace(probe, same=f"{json.dumps(settings, sort_keys=True)}\n{part}")
 
 
 def _work(workload: Workload) -> dict[str, object]:
     optimizer = workload.optimizer
     return {
-        "input": workload.input_shape, "classes": workload.classes, "precision": workload.precision,
+        "input": workload.input_shape,
+        "classes": workload.classes,
+        "precision": workload.precision,
         "optimizer": (optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0),
         "task": (workload.task, workload.anchors, workload.most_boxes),
-    }  # fmt: skip
+    }

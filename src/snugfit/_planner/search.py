@@ -190,9 +190,7 @@ def _together(known: Profile, more: Profile) -> Profile:
     )
 
 
-def _reasons(
-    strategy: Strategy, workload: Workload, chain: Chain, hardware: Hardware, *, alone: bool
-) -> list[str]:  # fmt: skip
+def _reasons(strategy: Strategy, workload: Workload, chain: Chain, hardware: Hardware, *, alone: bool) -> list[str]:
     """Why a strategy cannot serve; an unusable model is an error where no other strategy is considered."""
     try:
         return strategy.validate(workload, chain, hardware)
@@ -227,10 +225,16 @@ def candidates_of(
         lack = strategy.shortfall(workload, profile, hardware, budget)
         candidates.append(
             Candidate(
-                strategy.name, False, to_data(strategy), None, lack.reasons, lack.smallest_bytes, strategy.exact,
+                strategy.name,
+                False,
+                to_data(strategy),
+                None,
+                lack.reasons,
+                lack.smallest_bytes,
+                strategy.exact,
                 lack.smallest_ratio,
             )
-        )  # fmt: skip
+        )
     return candidates
 
 
@@ -263,8 +267,10 @@ def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
         reasons = "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in asked)
         return InfeasibleBudgetError(
             f"no strategy can serve {plan.workload.model}: {reasons}.",
-            closest="none", lacking_bytes=0, smallest_bytes=plan.budget.memory_bytes or 0,
-        )  # fmt: skip
+            closest="none",
+            lacking_bytes=0,
+            smallest_bytes=plan.budget.memory_bytes or 0,
+        )
     (lacking, smallest), closest = min(short, key=lambda pair: pair[0])
     return InfeasibleBudgetError(
         f"{plan.workload.model} on {plan.workload.data} does not fit a budget of {plan.budget}.",
