@@ -238,7 +238,7 @@ def test_a_damaged_log_changes_no_weights(made: Path) -> None:
     log = run / "metrics.csv"
     log.write_bytes(flip(log.read_bytes(), random.Random(1)) or b"")
     said = script(RESUME, made, run.name)
-    assert "metrics.csv is damaged" in said and "training goes on" in said
+    assert "metrics.csv is damaged" in said and "training continues" in said
     for name in (*(path.relative_to(finished) for path in files(finished / "weights")), Path("model.safetensors")):
         assert (run / name).read_bytes() == (finished / name).read_bytes()
     found = snugfit.verify(run)

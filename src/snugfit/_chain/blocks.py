@@ -117,8 +117,8 @@ def _crossing(part: list[fx.Node], joined: list[tuple[str, list[fx.Node]]]) -> b
     """Whether any value except the last is used outside the parts so far."""
     inside = {node for _, nodes in joined for node in nodes}
     image = next(node for node in part[0].graph.nodes if node.op == "placeholder")
-    beside = {user for user in image.users if _is_beside(user)}
-    return any(user not in inside | beside for node in {image, *inside} - {part[-1]} for user in node.users)
+    side = {user for user in image.users if _is_beside(user)}
+    return any(user not in inside | side for node in {image, *inside} - {part[-1]} for user in node.users)
 
 
 def _is_beside(node: fx.Node) -> bool:

@@ -77,11 +77,11 @@ def _train_step(
     progress = (position.epoch * steps + position.step) / (workload.epochs * steps)
     factor = lr_factor(workload.optimizer.schedule, progress)
     trainable.set_lr_factor(factor)
-    loss, correct, samples, tells = 0.0, 0, 0, True
+    loss, correct, samples, known = 0.0, 0, 0, True
     for index in range(group):
         result, labels = _step_within_budget(trainable, batches, run, share=1 / group, update=index == group - 1)
         loss, correct, samples = loss + result.loss / group, correct + (result.correct or 0), samples + len(labels)
-        tells = result.correct is not None
+        known = result.correct is not None
     run.require_finite(loss, phase.name)
     run.tick()
     position.step += 1
@@ -95,7 +95,7 @@ def _train_step(
             position.step,
             steps,
             loss,
-            correct / samples if tells else None,
+            correct / samples if known else None,
             workload.optimizer.lr * factor,
             time.perf_counter() - started,
             run.meter.current_bytes,

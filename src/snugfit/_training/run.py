@@ -178,7 +178,7 @@ class Run:
         flaw = listed.flaw(self.metrics.path) if listed else None
         if not flaw and (listed is None or listed.bytes >= wanted):
             return wanted
-        self.emit(Notice(f"{self.metrics.path} {flaw or 'was damaged'}; it begins anew, and training goes on"))
+        self.emit(Notice(f"{self.metrics.path} {flaw or 'was damaged'}; it starts again, and training continues"))
         return 0
 
     @property
@@ -193,7 +193,7 @@ class Run:
             CheckpointError: the run was not resumed, or its checkpoint lacks the group.
         """
         if self._resumed is None:
-            raise CheckpointError(f"there is no checkpoint to load '{group}' from; start the run anew.")
+            raise CheckpointError(f"there is no checkpoint to load '{group}' from; start the run again.")
         return self._resumed.load(group)
 
     def save(self, tensors: Mapping[str, Mapping[str, torch.Tensor | Deferred]]) -> None:

@@ -76,8 +76,8 @@ def _remember(key: Any, output: Any, storages: set[int]) -> None:
             continue
         if type(one) is not Tensor or one.device.type != "meta":
             return
-        alike, own = _empty(one.shape, one.stride(), one.dtype), one.untyped_storage()
-        if own._cdata in storages or one.storage_offset() or alike.untyped_storage().nbytes() != own.nbytes():
+        same, own = _empty(one.shape, one.stride(), one.dtype), one.untyped_storage()
+        if own._cdata in storages or one.storage_offset() or same.untyped_storage().nbytes() != own.nbytes():
             return
         storages.add(own._cdata)
         made.append((one.shape, one.stride(), one.dtype))

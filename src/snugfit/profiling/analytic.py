@@ -63,8 +63,8 @@ def analytic_records(
     records = []
     for node, layer in layers:
         block = members.block[node]
-        beside = block in members.residual and node not in members.side and layer.counts
-        held = _floats(shapes, members.entries[block]) if beside else 0
+        residual = block in members.residual and node not in members.side and layer.counts
+        held = _floats(shapes, members.entries[block]) if residual else 0
         kept = layer.kept + (layer.mask if passed else 0)
         records.append(LayerRecord(str(node.target), block, layer.temporary + held, kept))
     return records

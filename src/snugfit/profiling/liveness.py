@@ -63,7 +63,7 @@ def liveness_records(
     step = SampledStep(tensors, {IMAGE: image_bytes}, stretches, batch, spent=options.spent)
     step.forward()
     output = operators[-1].output_bytes
-    # The loss keeps logarithms of probabilities, beside which their gradient is made.
+    # The loss keeps logarithms of probabilities while their gradient is computed.
     temporary = step.live + output - step.kept
     loss = LayerRecord(LOSS, len(members.names) - 1, temporary, output, temporary + output)
     step.backward(output)
@@ -88,12 +88,12 @@ def _with_floats(tensors: OperatorTensors, frozen_bytes: int) -> OperatorTensors
 def sampled_nodes(members: Members, by_sample: Set[int]) -> frozenset[fx.Node]:
     """Operators of these blocks, without their side modules and the readers of those."""
     found: set[fx.Node] = set()
-    beside: dict[fx.Node, int] = {}
+    side: dict[fx.Node, int] = {}
     for node, number in members.block.items():
         if number not in by_sample:
             continue
-        if node in members.side or any(beside.get(source) == number for source in node.all_input_nodes):
-            beside[node] = number
+        if node in members.side or any(side.get(source) == number for source in node.all_input_nodes):
+            side[node] = number
         else:
             found.add(node)
     return frozenset(found)

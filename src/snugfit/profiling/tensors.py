@@ -166,7 +166,7 @@ class _UnitTimer(fx.Interpreter):
         self, module: fx.GraphModule, found: _Found, make_update: _MakeUpdate | None, kernels: KernelContext
     ) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # errors are told in our own words
+        self.extra_traceback = False  # errors get our own messages
         self.found, self.make_update, self.kernels = found, make_update, kernels
         self.values: dict[fx.Node, tuple[int, int]] = {}
         self.entry = found.entry[0]
@@ -228,7 +228,7 @@ class _UnitTimer(fx.Interpreter):
         seen = {tensor.name for operator in self.found.operators for tensor in operator.tensors}
         twice = next((name for name in named if name in seen), None)
         if twice is not None:
-            raise ModelError(f"{twice} is read by two operators, so its time cannot be told. Use another strategy.")
+            raise ModelError(f"{twice} is read by two operators, so its time cannot be measured. Use another strategy.")
         return {name: parameter for name, parameter in named.items() if self.trains[name]}
 
     def _constants(self, node: fx.Node) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """What a selection of tensors costs, from the profile of every operator: seconds, bytes and multiply-accumulates.
 
 Two views of one network. The *chain* of section 2.2 and 5 in ElasticTrainer, tensors in order of execution with one
-``t_dw`` and one ``t_dy`` each, is what the dynamic programme solves. The *graph* of operators tells the cost of a given
+``t_dw`` and one ``t_dy`` each, is the input of the dynamic program. The *graph* of operators gives the cost of a given
 selection more exactly: where branches meet, the chain charges for a branch that no gradient enters.
 """
 
@@ -25,7 +25,7 @@ class Network:
 
     Attributes:
         profile: what was measured.
-        batch: samples of a (micro-)batch; times and maps grow with it, updates do not.
+        batch: samples of a (micro-)batch; times and feature maps grow with it, updates do not.
         state_copies: tensors of optimizer state that each trained tensor carries.
     """
 

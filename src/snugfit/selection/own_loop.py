@@ -79,7 +79,7 @@ class TensorSelection:
         self.times = StepTimes(Network(profile, batch))
         if ratio < min(self.times.smallest_ratio, 1.0):  # all times are measured: a full step may seem the cheaper one
             raise InfeasibleTimeError(
-                f"no tensor beside the classifier can train in {ratio:g} of a full step",
+                f"no tensor besides the classifier can train in {ratio:g} of a full step",
                 smallest_ratio=self.times.smallest_ratio,
                 advice="train the classifier alone",
             )

@@ -70,7 +70,7 @@ def best_widths(
 
     Args:
         module, input_shape: as for :func:`widths_for`.
-        profile: tells peak and cumulative memory of each block, equations (2) and (6).
+        profile: returns peak and cumulative memory of each block, equations (2) and (6).
         bound: bytes that the peak, equation (1), may come to.
         loss: what a group's width costs in accuracy, by the group's name; nothing for the full one.
         steps: number of choices per block.

@@ -34,7 +34,7 @@ def channel_importance(
         module: a traced network; it runs in evaluation mode, without a graph, up to the last of these channels.
         groups: from ``hidden_groups`` or ``find_groups``.
         batches: images of a calibration set, (B, C, H, W) each; only activations need them.
-        by: ``"activation"``: l2 norm of the channel's map over all images, after the layer's BatchNorm and activation
+        by: ``"activation"``: l2 norm of the channel over all images, after the layer's BatchNorm and activation
             (the paper's); ``"filter"``: l2 norm of the weights that make the channel. BatchNorm's own weights take no
                 part: they scale a channel, but do not say what it contains.
         micro_batch: images run at once.
@@ -143,7 +143,7 @@ def _activation_squares(
 
 
 def _interpreter(module: fx.GraphModule, sums: dict[str, Tensor]) -> _Squares:
-    """An interpreter that runs the network up to the last layer asked for and adds to ``sums``, (channels,) each."""
+    """An interpreter that runs the network up to the last of these layers and adds to ``sums``, (channels,) each."""
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     ends = {_end(module, node): str(node.target) for node in nodes if str(node.target) in sums}
     last = max(index for index, node in enumerate(nodes) if node in ends)

@@ -158,7 +158,7 @@ def _is_too_small(module: fx.GraphModule, plans: tuple[_Plan, ...], image: tuple
 
 
 def _convolves_pixels(module: fx.GraphModule, image: tuple[int, ...]) -> bool:
-    """Whether a convolution wider than 1x1 reads a map of one pixel."""
+    """Whether a convolution wider than 1x1 reads a feature map of one pixel."""
     shapes = node_shapes(module, image)
     for node in module.graph.nodes:
         layer = module.get_submodule(str(node.target)) if node.op == "call_module" else None

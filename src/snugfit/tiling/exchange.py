@@ -64,7 +64,7 @@ class Exchange:
     Attributes:
         held: parts of a feature map. Those of one process do not overlap; those of two do only where both have all of
             it.
-        wanted: parts that are needed; where nobody holds anything they stay uninitialised.
+        wanted: parts that are needed; what no shard holds stays uninitialised.
         channels: of the feature map.
     """
 

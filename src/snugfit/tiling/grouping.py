@@ -83,7 +83,7 @@ def group_work(
         layer = layers.layers[number]
         if direction == "forward":
             macs += regions[number + 1].area * layer.macs if number + 1 in regions else 0
-        else:  # a pixel of the gradient takes part in as many products as its map's pixels are read
+        else:  # as many products per pixel of the gradient as layers read it
             macs += regions[layer.reads[0]].area * layer.macs // layer.strides
         sums += layer.sums > 0
     elements = layers.maps[exchanged].channels * (regions[exchanged].area - (own & regions[exchanged]).area)

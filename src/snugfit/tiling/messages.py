@@ -34,7 +34,7 @@ class NullChannel:
         Raises:
             LookupError: always.
         """
-        raise LookupError("nobody gives orders")
+        raise LookupError("a channel without a sender has no commands")
 
 
 def send_tensors(tensors: dict[str, Tensor], transport: Transport) -> None:

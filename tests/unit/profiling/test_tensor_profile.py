@@ -273,7 +273,7 @@ class Twice(nn.Module):
 def test_a_parameter_that_two_operators_read_is_refused():
     with pytest.raises(ModelError) as error:
         small(model=Twice())
-    assert str(error.value) == "scale is read by two operators, so its time cannot be told. Use another strategy."
+    assert str(error.value) == "scale is read by two operators, so its time cannot be measured. Use another strategy."
     frozen = Twice()
     frozen.scale.requires_grad_(False)
     assert "scale" not in {t.name for t in small(model=frozen).tensors}

@@ -68,7 +68,7 @@ class Commands:
         """Wait for the next command, for as long as the gateway's heart beats; on all others.
 
         Raises:
-            WorkerLostError: a process was lost meanwhile, or somebody else wrote the command.
+            WorkerLostError: a process was lost meanwhile, or another program wrote the command.
         """
         while True:
             try:

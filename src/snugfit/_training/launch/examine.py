@@ -49,13 +49,13 @@ def examine(here: World) -> Cluster | None:
         "host": own_host(here.addr),
         "links": list(map(asdict, links)),
     }
-    told = gather_json(here, mine)
+    reports = gather_json(here, mine)
     if not here.is_gateway:
         return None
-    named = unique_names([(str(name), str(address)) for name, address in (each["host"] for each in told)])
-    ranks = tuple(Rank(**each["rank"] | {"host": name}) for each, name in zip(told, named, strict=True))
+    named = unique_names([(str(name), str(address)) for name, address in (each["host"] for each in reports)])
+    ranks = tuple(Rank(**each["rank"] | {"host": name}) for each, name in zip(reports, named, strict=True))
     ordered = sorted(
-        (Link(**link) for each in told for link in each["links"]), key=lambda link: (link.source, link.target)
+        (Link(**link) for each in reports for link in each["links"]), key=lambda link: (link.source, link.target)
     )
     return Cluster(ranks, tuple(ordered))
 

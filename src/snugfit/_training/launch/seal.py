@@ -26,7 +26,7 @@ def unseal(secret: str, key: str, sealed: str) -> str:
     code, text = sealed[:length], sealed[length:]
     if not hmac.compare_digest(code.encode(), _code(secret, key, text).encode()):
         raise WorkerLostError(
-            f"'{key}' in the store was written by somebody who does not belong to this launch; it is not obeyed.\n"
+            f"'{key}' in the store was not written by this launch and is ignored.\n"
             "Look who reaches the network of the hosts, and resume the run on one that you trust."
         )
     return text

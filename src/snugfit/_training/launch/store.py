@@ -80,7 +80,7 @@ def sealed_get(here: World, store: Store, key: str) -> str:
     """Wait for such a message and read it.
 
     Raises:
-        WorkerLostError: somebody else wrote it.
+        WorkerLostError: another program wrote it.
     """
     return unseal(here.secret, _named(here, key), store.get(key).decode(errors="replace"))
 
