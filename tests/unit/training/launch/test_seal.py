@@ -37,7 +37,7 @@ def test_what_is_sealed_is_read_back():
     ],
 )
 def test_what_others_write_is_refused(secret, key, text):
-    with pytest.raises(WorkerLostError, match="does not belong to this launch"):
+    with pytest.raises(WorkerLostError, match="was not written by this launch"):
         unseal(secret, key, text)
 
 
@@ -73,7 +73,7 @@ def test_a_command_from_an_outsider_is_not_obeyed(two):
     with Commands(Beating(second)) as takes:
         outsider = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
         outsider.set("snugfit/x/0/command/1/0", json.dumps({"workload": {"model": "os:getcwd"}}))
-        with pytest.raises(WorkerLostError, match="does not belong to this launch"):
+        with pytest.raises(WorkerLostError, match="was not written by this launch"):
             takes.receive()
 
 
