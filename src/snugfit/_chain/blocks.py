@@ -13,6 +13,7 @@ from itertools import takewhile
 from torch import fx, nn
 
 from snugfit._chain.propagation import Shapes, node_shapes
+from snugfit._chain.subgraph import computed_nodes, input_node
 from snugfit._chain.tracing import LAYERS, owner_of
 
 SIDE_NETWORK = "side"
@@ -54,8 +55,8 @@ def find_blocks(module: fx.GraphModule, input_shape: tuple[int, ...]) -> tuple[M
         input_shape: channels, height, width of one image.
     """
     shapes = node_shapes(module, input_shape)
-    entry = next(node for node in module.graph.nodes if node.op == "placeholder")
-    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    entry = input_node(module.graph)
+    nodes = computed_nodes(module.graph)
     blocks: list[ModuleBlock] = []
     for path, part in _joined(_named(module, nodes, shapes)):
         first = next((str(node.target) for node in part if _holds_layer(module, [node])), "network")
@@ -116,7 +117,7 @@ def _joined(parts: list[tuple[str, list[fx.Node]]]) -> list[tuple[str, list[fx.N
 def _crossing(part: list[fx.Node], joined: list[tuple[str, list[fx.Node]]]) -> bool:
     """Whether any value except the last is used outside the parts so far."""
     inside = {node for _, nodes in joined for node in nodes}
-    image = next(node for node in part[0].graph.nodes if node.op == "placeholder")
+    image = input_node(part[0].graph)
     side = {user for user in image.users if _is_beside(user)}
     return any(user not in inside | side for node in {image, *inside} - {part[-1]} for user in node.users)
 

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from snugfit._chain.propagation import BATCH
+from snugfit._chain.subgraph import computed_nodes
 from snugfit._chain.tracing import LAYERS, Traced, is_torch_class, owner_of
 
 _LAYER_FUNCTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d}
@@ -37,7 +38,7 @@ def cut(traced: Traced, model: nn.Module) -> list[NodeSpan]:
     A stretch without parameters joins the unit before it, except from the first operation that belongs to the next
     unit: one that removes the spatial axes, an adaptive or global pooling, or the norm of a pre-activation block.
     """
-    nodes = [node for node in traced.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    nodes = computed_nodes(traced.graph)
     layers = {node for node in nodes if _is_layer(node, traced.attributes)}
     atoms = _atoms(nodes, _cut_points(nodes, traced) - _inside_blocks(nodes, traced.attributes, model))
     heavy = [index for index, atom in enumerate(atoms) if layers.intersection(atom)]

@@ -33,6 +33,12 @@ def subgraph_module(module: fx.GraphModule, nodes: Sequence[fx.Node], entry: fx.
     return fx.GraphModule(module, graph, class_name="Part")
 
 
-def computed(part: fx.GraphModule) -> list[fx.Node]:
-    """The nodes of a part that correspond one by one to the nodes that it was built from."""
-    return [node for node in part.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+def computed_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes of a graph that compute something, in order; not its inputs, constants and output."""
+    return [node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+
+
+def input_node(graph: fx.Graph) -> fx.Node:
+    """The input of a graph, or the first one of several."""
+    found: fx.Node = next(node for node in graph.nodes if node.op == "placeholder")
+    return found

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.modules import pooling
 from torch.nn.modules.dropout import _DropoutNd
 
+from snugfit._chain.subgraph import computed_nodes
 from snugfit._chain.tracing import assemble, attributes_of
 
 _TAIL_MODULES: tuple[type[nn.Module], ...] = (
@@ -31,7 +32,7 @@ def split_tail(module: fx.GraphModule) -> tuple[fx.GraphModule, nn.Module]:
     even with dropout in place. If the unit ends otherwise the tail is an identity, and the body is the unit itself.
     """
     attributes = attributes_of(module)
-    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    nodes = computed_nodes(module.graph)
     tail: list[fx.Node] = []
     while len(nodes) > 1 and _is_tail(nodes[-1], nodes[-2], attributes):
         tail.insert(0, nodes.pop())

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit._chain.subgraph import computed, subgraph_module
+from snugfit._chain.subgraph import computed_nodes, input_node, subgraph_module
 from snugfit.errors import ModelError, UsageError
 from snugfit.surgery import operators
 from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, width
@@ -144,12 +144,12 @@ def _activation_squares(
 
 def _interpreter(module: fx.GraphModule, sums: dict[str, Tensor]) -> _Squares:
     """An interpreter that runs the network up to the last of these layers and adds to ``sums``, (channels,) each."""
-    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    nodes = computed_nodes(module.graph)
     ends = {_end(module, node): str(node.target) for node in nodes if str(node.target) in sums}
     last = max(index for index, node in enumerate(nodes) if node in ends)
-    entry = next(node for node in module.graph.nodes if node.op == "placeholder")
+    entry = input_node(module.graph)
     part = subgraph_module(module, nodes[: last + 1], entry)
-    points = {copy: ends[node] for copy, node in zip(computed(part), nodes, strict=False) if node in ends}
+    points = {copy: ends[node] for copy, node in zip(computed_nodes(part.graph), nodes, strict=False) if node in ends}
     return _Squares(part, points, sums)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit._chain.subgraph import subgraph_module
+from snugfit._chain.subgraph import computed_nodes, input_node, subgraph_module
 from snugfit.errors import UsageError
 from snugfit.surgery.channels import ChannelGroup, width
 from snugfit.surgery.importance import channel_importance, evaluating, most_important
@@ -126,8 +126,8 @@ def _moments(
     module: fx.GraphModule, readers: list[fx.Node], batches: Iterable[Tensor], micro_batch: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Centred second moments (C*F, C*F) of layers' inputs, and their weights (C*F, O), in float64 on the CPU."""
-    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-    entry = next(node for node in module.graph.nodes if node.op == "placeholder")
+    nodes = computed_nodes(module.graph)
+    entry = input_node(module.graph)
     part = subgraph_module(module, nodes[: max(nodes.index(node) for node in readers) + 1], entry)
     layers = [module.get_submodule(str(node.target)) for node in readers]
     found = [Regression(layer) for layer in layers if isinstance(layer, (nn.Conv2d, nn.Linear))]

@@ -18,6 +18,7 @@ from torch import fx, nn
 from snugfit._chain import ModuleBlock, find_blocks
 from snugfit._chain.blocks import SIDE_NETWORK as SIDE
 from snugfit._chain.propagation import node_shapes
+from snugfit._chain.subgraph import input_node
 from snugfit._chain.tracing import assemble, attributes_of, is_torch_class
 from snugfit.errors import ModelError
 from snugfit.lean.fused_frozen_conv import disable_inplace
@@ -211,7 +212,7 @@ def _connect(
     names = list(layers)
     point = last = copies[block.nodes[-1]]
     if "shrink" in names[0]:
-        entry = next(node for node in graph.nodes if node.op == "placeholder")
+        entry = input_node(graph)
     else:
         entry = copies[block.entry]
         with _insertion_point(graph, copies[block.nodes[0]], attributes):

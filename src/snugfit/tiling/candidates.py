@@ -16,8 +16,7 @@ from snugfit.tiling.geometry import SAME, balanced
 from snugfit.tiling.grouping import Direction, cheapest
 from snugfit.tiling.layers import Layers, Tiling
 from snugfit.tiling.profile import Profile
-
-FLOAT = 4
+from snugfit.tiling.step_cost import FLOAT
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from snugfit.tiling.messages import CommandChannel, receive_tensor, receive_tensors, send_tensor, send_tensors
 from snugfit.tiling.plan import Tiles
 from snugfit.tiling.sequential import rest_of
-from snugfit.tiling.transport import GATEWAY
+from snugfit.tiling.step_cost import GATEWAY
 
 NOTHING, STATISTICS, WEIGHTS, ALL = range(4)
 

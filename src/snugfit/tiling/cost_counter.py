@@ -17,6 +17,7 @@ from snugfit.tiling.schedule import BackwardGroup, Regions, Schedule
 from snugfit.tiling.step_cost import (
     DIRECT,
     FLOAT,
+    GATEWAY,
     Kind,
     Messages,
     Pass,
@@ -29,8 +30,6 @@ from snugfit.tiling.step_cost import (
 
 if TYPE_CHECKING:
     from snugfit.tiling.routes import Cell
-
-GATEWAY = 0
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Literal
 
 from snugfit.tiling.layers import Layer, Layers, Region, Tiling
 from snugfit.tiling.profile import Profile
+from snugfit.tiling.step_cost import GATEWAY
 
 Direction = Literal["forward", "backward"]
-GATEWAY = 0
 
 
 @dataclass(frozen=True)

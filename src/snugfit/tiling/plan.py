@@ -17,8 +17,9 @@ from snugfit.tiling.profile import Profile, named_profile
 from snugfit.tiling.reductions import buckets, flattened
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.schedule import BackwardRules, Schedule
+from snugfit.tiling.step_cost import GATEWAY
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
-from snugfit.tiling.transport import GATEWAY, Transport
+from snugfit.tiling.transport import Transport
 
 Shares = tuple[tuple[float, ...], tuple[float, ...]]
 """Weights of a grid's rows and of its columns."""

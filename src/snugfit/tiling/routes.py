@@ -11,7 +11,7 @@ from snugfit.tiling.exchange import Exchange, Shard
 from snugfit.tiling.geometry import Interval, balanced
 from snugfit.tiling.layers import EMPTY_REGION, Region
 from snugfit.tiling.schedule import Schedule
-from snugfit.tiling.transport import GATEWAY
+from snugfit.tiling.step_cost import GATEWAY
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit._chain.subgraph import subgraph_module
+from snugfit._chain.subgraph import computed_nodes, subgraph_module
 from snugfit.memory.mapped import MappedScratch
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.layers import Tiling, require_grid
@@ -103,6 +103,6 @@ class TiledForward:
 
 def rest_of(module: fx.GraphModule, prefix: TileablePrefix) -> nn.Module | None:
     """The layers behind the tiled ones, sharing the network's weights; None if there are none."""
-    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    nodes = computed_nodes(module.graph)
     after = nodes[len(prefix.nodes) :]
     return subgraph_module(module, after, prefix.nodes[-1]) if after else None

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+GATEWAY = 0
+"""Rank of the process that has images, labels and the rest of the network."""
+
 FLOAT = 4
 """Bytes."""
 

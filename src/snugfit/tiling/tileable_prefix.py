@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from snugfit._chain.propagation import node_shapes
+from snugfit._chain.subgraph import input_node
 from snugfit.errors import ModelError
 from snugfit.lean import LeanConv2d, LeanReLU, LeanReLU6
 from snugfit.tiling import adjoint
@@ -72,7 +73,7 @@ def find_tileable_prefix(module: fx.GraphModule, input_shape: tuple[int, ...]) -
         ModelError: not even the first operator can be tiled.
     """
     shapes = node_shapes(module, input_shape)
-    entry = next(node for node in module.graph.nodes if node.op == "placeholder")
+    entry = input_node(module.graph)
     numbers, found, nodes = {entry: 0}, list[Operator](), list[fx.Node]()
     maps = [MapSize(*input_shape)]
     for node in module.graph.nodes:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from snugfit.tiling.step_cost import DIRECT
+from snugfit.tiling.step_cost import DIRECT, GATEWAY
 
 
 class Handle(Protocol):
@@ -63,10 +63,6 @@ class Transport(Protocol):
 
     def broadcast(self, flat: Tensor) -> None:
         """Fill a tensor (n,) with the gateway's."""
-
-
-GATEWAY = 0
-"""Rank of the process that has images, labels and the rest of the network."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from chain_zoo import BottleneckNet
 
 from snugfit import _models as models
 from snugfit._chain import Chain, find_blocks
-from snugfit._chain.subgraph import computed, subgraph_module
+from snugfit._chain.subgraph import computed_nodes, subgraph_module
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "vgg16", "bottlenecks", "vit_b_16"])
@@ -28,7 +28,7 @@ def test_a_part_shares_the_layers_and_their_names():
     own = dict(part.named_parameters())
     assert own and all(parameter is module.get_parameter(name) for name, parameter in own.items())
     assert {name.rsplit(".", 2)[0] for name in own} == {block.name}
-    assert [node.target for node in computed(part)] == [node.target for node in block.nodes]
+    assert [node.target for node in computed_nodes(part.graph)] == [node.target for node in block.nodes]
 
 
 def test_no_second_value_may_enter():

@@ -20,9 +20,7 @@ from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import named_profile
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import rest_of
-from snugfit.tiling.step_cost import FLOAT, StepCost
-
-GATEWAY = 0
+from snugfit.tiling.step_cost import FLOAT, GATEWAY, StepCost
 
 
 @dataclass(frozen=True)
