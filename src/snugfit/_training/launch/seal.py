@@ -27,7 +27,7 @@ def unseal(secret: str, key: str, sealed: str) -> str:
     if not hmac.compare_digest(code.encode(), _code(secret, key, text).encode()):
         raise WorkerLostError(
             f"'{key}' in the store was not written by this launch and is ignored.\n"
-            "Look who reaches the network of the hosts, and resume the run on one that you trust."
+            "Check who can reach the network of the hosts, and resume the run on a network that you trust."
         )
     return text
 

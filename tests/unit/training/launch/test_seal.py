@@ -98,7 +98,7 @@ def test_names_are_the_launchs_own(two):
         each.join()
     assert set(names(first, connect(first, 2), 2.0)) == {0, 1}
     connect(first, 2).set("joined/1", pickle.dumps("me"))
-    with pytest.raises(WorkerLostError, match="does not belong"):
+    with pytest.raises(WorkerLostError, match="was not written by this launch"):
         names(first, connect(first, 2), 2.0)
 
 
