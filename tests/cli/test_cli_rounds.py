@@ -177,7 +177,7 @@ def test_reports_that_are_none_are_shown(report, capfd):
     member.dial()
     try:
         member.hear(0, report)
-        assert "a: a report that is none" in capfd.readouterr().err
+        assert "a: an invalid report" in capfd.readouterr().err
     finally:
         member.hang_up()
 

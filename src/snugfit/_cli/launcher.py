@@ -1,4 +1,4 @@
-"""The launcher: rounds of a launch over its hosts, each with those that are there, until the first host is done."""
+"""The launcher: rounds of a launch over the hosts that answer, until the first host is done."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from snugfit._cli.output import note
 from snugfit.errors import InterruptedRunError, WorkerLostError
 
 WORTHWHILE = frozenset({1, WorkerLostError.exit_code})
-"""Exit codes of ranks after which a restart may help; usage errors and impossible budgets stay what they are."""
+"""Exit codes of ranks after which a restart may help; it does not help after usage errors or impossible budgets."""
 _TICK_SECONDS = 0.1
 _BEAT_SECONDS = 5.0
 _SETTLE_SECONDS = 1.0
-"""For others to say what they know, once one has failed."""
+"""Wait for reports of other hosts after one has failed."""
 _REGROUP_SECONDS = 3.0
-"""For other hosts to come back, once the first host can start again."""
+"""Wait for other hosts to return after the first host can start again."""
 _AGAIN_SECONDS = 3.0
-"""Between two tries with a host that is needed."""
+"""Between two attempts to reach a required host."""
 _SLUGGISH_SECONDS = 2.0
-"""Without an answer of the store, after which a host is not waited for."""
+"""Without an answer of the store, after which the launch does not wait for a host."""
 _END_SECONDS = 15.0
 _LAST_SECONDS = 60.0
 
@@ -49,7 +49,7 @@ class Terms:
 
 
 def run_all(starts: Sequence[Start], terms: Terms, on_line: Callable[[str], None] | None = None) -> int:
-    """Run the processes of all hosts until the first host's have ended; Ctrl-C and the like reach every one.
+    """Run the processes of all hosts until those of the first host have ended; signals reach every process.
 
     Args:
         starts: of all hosts, the gateway's first.
@@ -57,7 +57,7 @@ def run_all(starts: Sequence[Start], terms: Terms, on_line: Callable[[str], None
         on_line: called with every line that the processes print on stdout; they go to stdout otherwise.
 
     Returns:
-        Exit code: 0 where the first host's is, else that of the rank that failed.
+        Exit code: 0 if the first host's is 0, else that of the failed rank.
     """
     launch = Launch(starts, terms, on_line or _print)
     with _signals_to(launch):
@@ -75,7 +75,7 @@ def _print(line: str) -> None:
 
 @contextlib.contextmanager
 def _signals_to(launch: Launch) -> Iterator[None]:
-    """Note signals for the launch; a hang-up that nohup made this process ignore stays ignored."""
+    """Record signals for the launch; a hang-up that nohup ignores stays ignored."""
 
     def tell(number: int, frame: object) -> None:
         launch.signals.append("SIGINT" if number == signal.SIGINT else "SIGTERM")
@@ -91,7 +91,7 @@ def _signals_to(launch: Launch) -> Iterator[None]:
 
 
 class Launch:
-    """One launch: who its members are, and which round they are in.
+    """One launch: its members and its rounds.
 
     Args:
         starts: of all hosts, the gateway's first.
@@ -128,7 +128,7 @@ class Launch:
         return self._end(exit_code(codes))
 
     def _gather(self, number: int) -> list[Member]:
-        """Members that reach the first one's store, in the order of the hosts; none where these are too few."""
+        """Members that reach the store of the first, in the order of the hosts; none if they are too few."""
         for member in self.members:
             if member.silent(self.terms.timeout_seconds) or (member.code is not None and number):
                 member.dial()
@@ -151,12 +151,12 @@ class Launch:
         return [member for member in self.members if member.reached == (number, True) and member.code is None]
 
     def _possible(self) -> bool:
-        """Whether enough hosts have not failed yet at the start, where a wrong address does not get better."""
+        """Whether enough hosts have not failed yet at the start, when a wrong address is not tried again."""
         left = [member for member in self.members if member.code is None]
         return self.members[0] in left and len(left) >= self.terms.min_hosts
 
     def _ask(self, number: int, asked: dict[Member, float]) -> None:
-        """Ask hosts whether they reach the store, and again those that did not; start agents again that have ended."""
+        """Ask hosts whether they reach the store, repeatedly if they do not; restart agents that have ended."""
         now, first = time.monotonic(), self.members[0]
         for member in self.members:
             waited = now - asked.get(member, 0.0) > _AGAIN_SECONDS
@@ -169,7 +169,7 @@ class Launch:
                 member.probe(number, first)
 
     def _answered(self, number: int) -> bool:
-        """Whether nobody is left to wait for; a host that was hard to reach before is only waited for at the start."""
+        """Whether no host is left to wait for; a host that was hard to reach before is awaited only at the start."""
         return all(
             member.code is not None or member.reached[0] == number or (number and member.age() > _SLUGGISH_SECONDS)
             for member in self.members
@@ -183,8 +183,8 @@ class Launch:
         if self._interrupted is not None or (self.members[0] in there and len(there) >= self.terms.min_hosts):
             return there
         note(
-            f"too few hosts: {len(there)} of {len(self.members)} are there, --min-hosts is {self.terms.min_hosts}, and "
-            "the first is needed, which has the data. `snugfit train --resume RUN` goes on once they are back."
+            f"too few hosts: {len(there)} of {len(self.members)} answer, --min-hosts is {self.terms.min_hosts}, and "
+            "the first host, which has the data, is required. `snugfit train --resume RUN` continues later."
         )
         return []
 
@@ -199,7 +199,7 @@ class Launch:
             first += member.start.processes
 
     def _watch(self, there: Sequence[Member]) -> list[int]:
-        """Wait until a round is over; returns exit codes of what failed, or none where the first host is done."""
+        """Wait until a round is over; returns exit codes of failed ranks, or none if the first host is done."""
         over: float | None = None
         while True:
             self._pump()
@@ -216,14 +216,14 @@ class Launch:
                     return []
             elif codes or lost:
                 over = over or now
-                told = all(member.codes for member in there)
-                if lost or told or now > over + min(_SETTLE_SECONDS, self.terms.timeout_seconds):
+                reported = all(member.codes for member in there)
+                if lost or reported or now > over + min(_SETTLE_SECONDS, self.terms.timeout_seconds):
                     for member in lost:
                         note(f"host {member.start.host} is lost: {member.lost(self.terms.timeout_seconds)}.")
                     return codes or [WorkerLostError.exit_code]
 
     def _end(self, code: int) -> int:
-        """Tell all that the launch has ended, and wait a little for those that clean up."""
+        """End the agents of all hosts, and wait a little while they clean up."""
         for member in self.members:
             member.send("end")
         deadline = time.monotonic() + _END_SECONDS
@@ -235,7 +235,7 @@ class Launch:
         return code
 
     def _pump(self) -> None:
-        """Take in what is reported, pass signals on, and give a sign of life."""
+        """Handle reports, pass signals on, and send heartbeats."""
         while self.signals:
             name = self.signals.pop(0)
             self._interrupted = time.monotonic()
@@ -254,7 +254,7 @@ class Launch:
 
 
 def exit_code(codes: Sequence[int]) -> int:
-    """One exit code for several ranks that failed: a fault of its own before the loss of others before interruption."""
+    """One exit code for several failed ranks: a rank's own fault first, then lost ranks, then interruption."""
     lost = WorkerLostError.exit_code
     interrupted = InterruptedRunError.exit_code
     found = [code if 0 < code < lost or code == interrupted else lost for code in codes if code]

@@ -1,4 +1,4 @@
-"""The launcher's line to one host: the agent there, started by ssh, its reports, and what they tell of its state."""
+"""The launcher's connection to one host: its agent, started by ssh, the agent's reports, and the state of the host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Start:
     Attributes:
         host: its address.
         command: arguments, the program first.
-        environment: variables beside those of this process.
+        environment: variables in addition to those of this process.
         processes: how many it starts.
         remote: whether the last argument is a command for the shell of another host.
     """
@@ -41,12 +41,12 @@ class Start:
     remote: bool = False
 
     def __str__(self) -> str:
-        """As one would type it."""
+        """The command as typed in a shell."""
         words = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return " ".join([*words, shlex.join(self.command)])
 
     def after(self, pid: int | None) -> tuple[str, ...]:
-        """The command, which first ends the agent of that process id, should one that fell silent be left there."""
+        """The command, which first kills a silent agent with that process id, if one is left."""
         if pid is None or not self.remote:
             return self.command
         last = f"ps -o args= -p {pid} | grep -q {AGENT} && kill -9 {pid}; {self.command[-1]}"
@@ -61,16 +61,16 @@ class Member:
 
     Attributes:
         start: how it is started.
-        code: exit code of its agent; None while that runs.
-        ready: whether its agent has said so.
-        store: where it serves the store; None where it does not.
-        reached: last round for which it has answered whether it reaches the store, and whether it does.
-        codes: exit codes of its workers, once one has failed.
+        code: exit code of its agent; None while it runs.
+        ready: whether its agent is ready.
+        store: address at which it serves the store, if it does.
+        reached: last round for which it reported whether it reaches the store, and whether it does.
+        codes: exit codes of its workers after one has failed.
         done: whether its workers have ended well.
 
     Args:
         start: how to start it.
-        reports: where its reports go.
+        reports: queue of its reports.
         secret: of the launch.
         on_line: called with every line that its workers print.
     """
@@ -93,7 +93,7 @@ class Member:
         self._age: float | None = None
 
     def dial(self) -> None:
-        """Start the agent; one that was started before is ended.
+        """Start the agent; an earlier one is ended.
 
         Raises:
             UsageError: there is no such program here.
@@ -126,7 +126,7 @@ class Member:
         self._reports.put((self, generation, None))
 
     def _parsed(self, line: str) -> dict[str, Any]:
-        """A report; what else comes over the line is for people, like the greeting of a shell."""
+        """A report; other output is for people, like the greeting of a shell."""
         try:
             found = json.loads(line)
         except ValueError:
@@ -134,14 +134,14 @@ class Member:
         return found if isinstance(found, dict) and isinstance(found.get("said"), str) else {"said": "?", "line": line}
 
     def send(self, order: str, **more: Any) -> None:
-        """Order something; a line that broke is noticed by the end of its reports."""
+        """Send an order; a broken connection shows in the end of its reports."""
         with contextlib.suppress(OSError, ValueError):
             assert self._process is not None and self._process.stdin is not None
             self._process.stdin.write(json.dumps({"order": order, **more}) + "\n")
             self._process.stdin.flush()
 
     def hear(self, generation: int, report: dict[str, Any] | None) -> None:
-        """Take in a report, or that no more will come."""
+        """Handle a report, or the end of reports."""
         if generation != self._generation or self._process is None:
             return
         if report is None:
@@ -151,7 +151,7 @@ class Member:
         try:
             self._take_in(report)
         except (KeyError, TypeError, ValueError):
-            sys.stderr.write(f"{self.start.host}: a report that is none: {json.dumps(report)[:200]}\n")
+            sys.stderr.write(f"{self.start.host}: an invalid report: {json.dumps(report)[:200]}\n")
 
     def _take_in(self, report: dict[str, Any]) -> None:
         said = report["said"]
@@ -172,7 +172,7 @@ class Member:
             sys.stderr.write(f"{self.start.host}: {report.get('line', '')}")
 
     def lost(self, limit: float) -> str | None:
-        """Why this host is no use now; None where it is.
+        """Why this host cannot take part now; None if it can.
 
         Args:
             limit: seconds of silence after which it is lost.
@@ -187,15 +187,15 @@ class Member:
         return None
 
     def age(self) -> float:
-        """Seconds since it reached the store, as it last said; 0 where that is unknown."""
+        """Seconds since it reached the store, by its last report; 0 if unknown."""
         return self._age or 0.0
 
     def silent(self, limit: float) -> bool:
-        """Whether the agent runs, but has said nothing for so many seconds."""
+        """Whether the agent runs, but has sent nothing for so many seconds."""
         return self.ready and self.code is None and time.monotonic() - self._heard > limit
 
     def wants_probe(self, number: int, first: Member, again: bool) -> bool:
-        """Whether to ask it for a round: not asked yet since its agent or the first was started, or asked in vain."""
+        """Whether to ask it for a round: it was not asked since its agent or the first started, or had no success."""
         asked = self._probed == (number, first.starts, self.starts)
         return self.ready and (not asked or (again and self.reached == (number, False)))
 
@@ -206,12 +206,12 @@ class Member:
         self.send("probe", round=number, store=first.store)
 
     def begin(self, **assigned: Any) -> None:
-        """Let its workers start, in a round of which it is told."""
+        """Start its workers for a round with this assignment."""
         self.codes, self.done = [], False
         self.send("round", **assigned)
 
     def hang_up(self) -> None:
-        """End the line, and what is left of the agent's side here."""
+        """End the connection and its local process."""
         if self._process is None:
             return
         self._generation += 1
