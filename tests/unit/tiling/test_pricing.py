@@ -3,7 +3,7 @@
 import pytest
 from tiling_samples import figure_4_4, yolo
 
-from snugfit._core.cluster import Cluster, Link, Rank, made_up
+from snugfit._core.cluster import Cluster, Link, Rank, uniform_cluster
 from snugfit.errors import UsageError
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.grouping import CostModel, Prices, group_work
@@ -91,6 +91,6 @@ def test_a_group_without_a_halo_is_no_synchronisation():
 
 
 def test_clusters_that_are_not_at_hand():
-    found = made_up(3, rank(0, "pi", 5.0), Link(0, 1, 10.0, 0.5))
+    found = uniform_cluster(3, rank(0, "pi", 5.0), Link(0, 1, 10.0, 0.5))
     assert [each.host for each in found.ranks] == ["pi-0", "pi-1", "pi-2"] and found.size == 3
     assert found.link(2, 0) == Link(2, 0, 10.0, 0.5) and len(found.links) == 6

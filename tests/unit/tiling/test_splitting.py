@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiling_samples import layer, yolo
 
-from snugfit._core.cluster import Link, Rank, made_up
+from snugfit._core.cluster import Link, Rank, uniform_cluster
 from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.geometry import Interval, Window, balanced
 from snugfit.tiling.layers import MapSize, Region, Tiling
@@ -60,7 +60,7 @@ def found_at(bytes_per_second, cuts=None):
     network = BackwardRules.of(layers, [each.macs > 0 for each in layers.layers], ["nothing"] * len(layers.layers))
     schedule = Schedule(tiling, profile, profile, network)
     cells = cells_of(tiling.tiles, 1, 2)
-    cluster = made_up(2, Rank(0, "host", 1, 30e9, 0), Link(0, 1, bytes_per_second, 1e-4))
+    cluster = uniform_cluster(2, Rank(0, "host", 1, 30e9, 0), Link(0, 1, bytes_per_second, 1e-4))
     return schedule, groups_to_split(schedule, cells, Prediction(count_step_cost(schedule, cells, 1), cluster), 1)
 
 
