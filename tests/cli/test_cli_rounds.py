@@ -109,7 +109,7 @@ def test_restarts_run_out(capfd):
 def test_the_first_host_is_needed(capfd):
     code, _ = launched(host("a", store=STORE, absent=255), host("b"))
     err = capfd.readouterr().err
-    assert code == 8 and "host a does not take part: ssh failed" in err and "the first is needed" in err
+    assert code == 8 and "host a does not take part: ssh failed" in err and "the first host, which has the data" in err
 
 
 def test_as_many_hosts_as_are_asked_for_are_needed(capfd):
@@ -129,7 +129,7 @@ def test_hosts_that_are_needed_are_waited_for():
 def test_a_first_host_that_is_gone_is_waited_for_no_longer_than_the_time_to_join(capfd):
     code, _ = launched(host("a", "fail 8", store=STORE, unreached=[1]), host("b", "", "done"), joining=1.0)
     err = capfd.readouterr().err
-    assert code == 8 and "too few hosts: 1 of 2" in err and "the first is needed" in err
+    assert code == 8 and "too few hosts: 1 of 2" in err and "the first host, which has the data" in err
 
 
 def test_joining_is_limited(capfd):
