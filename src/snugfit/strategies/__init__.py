@@ -1,7 +1,7 @@
-"""The strategies, one folder each, and the names that a strategy of your own needs.
+"""The strategies, one folder each, and the names that an own strategy needs.
 
-Strategies share a protocol and never import each other. Importing this package does not import torch, so that a
-``config.py`` may import from it; names that need torch are imported when they are first used.
+Strategies share a protocol and never import each other. Importing this package does not import torch, so a
+``config.py`` may import from it. Names that need torch are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What strategies share that keep the whole network in memory; most train it by its own loss."""
+"""Shared code of strategies that keep the whole network in memory; most train it by its own loss."""
 
 from __future__ import annotations
 
@@ -36,41 +36,26 @@ from snugfit.strategies.memory_estimates import (
     smallest_budget,
     step_headroom,
     synthetic_batch,
+    weight_layers,
     with_safety,
 )
 from snugfit.strategies.micro_batch import MicroBatching, choose_batch, divisors, hold_modes, line_name, probe_of_line
 
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
-"""Makes a trainer of a chain, its units as one module, the workload, and the micro-batches that make a step."""
+"""Makes a trainer from a chain, its units as one module, the workload, and the micro-batches of a step."""
 
 PLAIN_PROBE = "network"
-"""Name of the probe of the whole network's step without recomputation, which several strategies may have measured."""
+"""Name of the probe of the network's step without recomputation; several strategies share it."""
 
 
 def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
-    """What trains a network by its own loss, through the forward pass that ``make_forward`` makes of the chain."""
+    """Make trainers with the network's own loss and the forward pass that ``make_forward`` builds from the chain."""
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
         return NetworkTrainer(module, make_forward(chain), workload, micro_batches)
 
     return make
-
-
-def network_probes(
-    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, accumulate: bool
-) -> list[Probe]:
-    """Probes of one training step of the whole network: gradients applied in the backward pass, and gradients held.
-
-    Args:
-        name: key of the line; with gradients held, :func:`line_name` of it.
-        chain: the chain, on the meta device.
-        workload: what is trained.
-        device: where.
-        make_trainer: makes what trains it.
-        accumulate: whether the strategy may accumulate.
-    """
-    return [network_probe(name, chain, workload, device, make_trainer, hold=hold) for hold in hold_modes(accumulate)]
 
 
 def network_probe(
@@ -79,9 +64,13 @@ def network_probe(
     """The probe of one training step of the whole network.
 
     Args:
-        name: key of the line; with gradients held, :func:`line_name` of it.
-        chain, workload, device, make_trainer: as in :func:`network_probes`.
-        hold: whether gradients are held, and applied after a second micro-batch.
+        name: key of the line; with held gradients, :func:`line_name` of it.
+        chain: the network, on the meta device.
+        workload: model, data shapes, optimizer and precision.
+        device: the device to measure on.
+        make_trainer: makes the trainer.
+        hold: whether gradients are held, and applied after a second micro-batch; otherwise the backward pass applies
+            them.
     """
 
     def batch_of(batch: int, where: str) -> tuple[Tensor, Tensor]:
@@ -107,20 +96,18 @@ def network_probe(
         trainer.train_mode()
         require_images(batch, limit, trainer.module)
         peak = tensor_peak_bytes(lambda: step(trainer, batch, "meta"), trainer.modules, repeats=2)
-        return max(
-            peak, sum(unit.weight_bytes for unit in chain.all_units)
-        )  # they may be stored smaller than they come
+        weights = sum(unit.weight_bytes for unit in chain.all_units)  # stored weights may be smaller than loaded ones
+        return max(peak, weights)
 
     limit = workload.effective_batch
     sizes = divisors(limit) if hold else ()
-    layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())
-    return Probe(line_name(name, hold=hold), build, floor, limit, sizes=sizes, layers=layers)
+    return Probe(line_name(name, hold=hold), build, floor, limit, sizes=sizes, layers=weight_layers(chain))
 
 
 def batch_settings(
     workload: Workload, profile: Profile, budget: Budget, probe: str, *, accumulate: bool
 ) -> MicroBatching | None:
-    """The batch to train at within a budget; see :func:`snugfit.strategies.micro_batch.choose_batch`."""
+    """The batch size within a budget; see :func:`snugfit.strategies.micro_batch.choose_batch`."""
     headroom = step_headroom(budget, profile.base_bytes)
     return choose_batch(profile.lines, probe, headroom, workload.effective_batch, accumulate=accumulate)
 
@@ -137,7 +124,7 @@ def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroB
 
 
 def network_shortfall(profile: Profile, probe: str, budget: Budget) -> Shortfall:
-    """Why a whole network does not fit at one sample, and the smallest budget that would do."""
+    """Why the network does not fit even at one sample, and the smallest budget that suffices."""
     smallest = max(smallest_budget(profile, profile.floors[probe]), (budget.memory_bytes or 0) + 1_000_000)
     return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
 
@@ -145,7 +132,7 @@ def network_shortfall(profile: Profile, probe: str, budget: Budget) -> Shortfall
 def fit_network(
     strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, make_trainer: MakeTrainer
 ) -> Record:
-    """Train the whole network with a strategy's settings, evaluate it, save it, and return the record."""
+    """Train, evaluate and save the whole network with a strategy's settings; return the record."""
 
     def load(parts: int) -> NetworkTrainer:
         return make_trainer(chain, load_network(chain, run), run.workload, parts)
@@ -163,13 +150,13 @@ def fit_network(
 
 @dataclass(frozen=True)
 class Trained:
-    """A network after its last step, its optimizers released.
+    """A network after its last step, without optimizer state.
 
     Attributes:
-        trainer: what trained it.
-        phase: the phase, at the batch that it ran at.
-        steps: of an epoch.
-        settings: the micro-batches as they were in the end.
+        trainer: the trainer.
+        phase: the phase, with the batch size that it ran at.
+        steps: steps of an epoch.
+        settings: the micro-batches at the end of training.
     """
 
     trainer: NetworkTrainer
@@ -186,14 +173,14 @@ def train_network(
     micro_batches: int,
     accumulates: bool,
 ) -> Trained:
-    """Rehearse and train a network in the run's present phase, which is left open for what is to be done with it.
+    """Run a dry run and train a network in the run's current phase. The caller ends the phase.
 
     Args:
-        load: makes the trainer for a number of micro-batches, with the weights that training starts from.
-        data: the splits.
+        load: makes the trainer for a number of micro-batches, with the initial weights.
+        data: the training, validation and test splits.
         run: the run.
         micro_batches: micro-batches of a step, as planned.
-        accumulates: whether a batch that is refused memory may be accumulated in smaller parts.
+        accumulates: whether a batch that does not fit may be accumulated in smaller parts.
     """
     index, workload = run.position.phase, run.workload
     phase = run.predicted.phases[index]
@@ -223,12 +210,12 @@ def train_network(
 
 
 def _may_accumulate(run: Run, batch: int) -> bool:
-    """Whether a whole effective batch may be cut into micro-batches: that was measured, since the user allows it."""
+    """Whether the effective batch may be split: if the user allows accumulation, its step was measured."""
     return batch == run.workload.effective_batch and any(name != probe_of_line(name) for name in run.profile.lines)
 
 
 def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: bool) -> list[int]:
-    """Batch sizes to try after ``size`` was refused: those that accumulate to the whole batch, where it may."""
+    """Batch sizes to try after ``size`` ran out of memory; with accumulation, only divisors of the whole batch."""
     smallest = min((line.smallest_batch for line in profile.lines.values()), default=1)
     if not accumulates:
         return smaller_batch_sizes(size, smallest)
@@ -271,7 +258,10 @@ class FullNetwork(MicroBatching, ABC):
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """The whole network's step, with gradients applied at once and with gradients held."""
         make_trainer = self.make_trainer(unit_facts(chain))
-        return network_probes(self.probe, chain, workload, hardware.device, make_trainer, accumulate=self.accumulate)
+        return [
+            network_probe(self.probe, chain, workload, hardware.device, make_trainer, hold=hold)
+            for hold in hold_modes(self.accumulate)
+        ]
 
     def propose(
         self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget

@@ -1,4 +1,4 @@
-"""From measured lines to predicted peaks: what every strategy adds to them, and the smallest budget that would do."""
+"""Predicted peaks from measured lines: safety margins, smallest budgets, and synthetic batches and weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.literals import CacheDtype
 from snugfit._core.profile import Profile
@@ -20,61 +21,62 @@ from snugfit._upstream import to_channels_last
 from snugfit.memory.tensors import tensor_peak_bytes
 
 SAFETY = 0.02
-"""Share of a peak added for what no probe sees: Python objects, file buffers, the allocator's slack."""
+"""Share of a peak that is added for memory that no probe sees: Python objects, file buffers, allocator slack."""
 
 SAFETY_BYTES = 5_500_000
-"""Added beside it: kernels of new shapes, the heap's fragments, and a real run's reading, augmenting and saving, which
-probes do not have; real phases were up to 6 MB above their probes."""
+"""Bytes added to every peak: kernels of new shapes, heap fragments, and reading, augmentation and saving, which probes
+do not have. Real phases were up to 6 MB above their probes."""
 
 RESERVED_BYTES = 1_000_000
-"""What a budget must have beyond the predicted peak, since a dry run reserves space for kernels (4.2 MB) and for
-what only the real phase holds (1 MB), and new shapes leave up to 1 MB of kernels behind; the safety covers 5.5 MB."""
+"""Bytes that a budget must have beyond the predicted peak. A dry run reserves space for kernels (4.2 MB) and for the
+real phase (1 MB), and new shapes leave up to 1 MB of kernels behind. The safety covers 5.5 MB."""
 
 DRIFT_BYTES = 2_000_000
-"""How far the memory in use before training differs between two processes: a named budget must do in the next one."""
+"""Difference in memory before training between two processes; a recommended budget must suffice in the next one."""
 
 TENSOR_TO_PROCESS = 1.12
-"""Process peak over tensor peak, at most: measured 2-9 % (DESIGN section 5), and workspace of the first layers."""
+"""Upper bound of process peak over tensor peak: measured 2-9 %, and workspace of the first layers."""
 
 MOST_PARTIALS = 3
-"""Further partial weight gradients that oneDNN adds up, at most: 1 with 2 or 4 threads, 3 with 8 or 16."""
+"""Most additional partial weight gradients that oneDNN sums: 1 with 2 or 4 threads, 3 with 8 or 16."""
 
 SYNTHETIC_SAMPLES = 8
-"""Different samples in a made-up batch, which repeats them: drawing them takes longer than copying."""
+"""Distinct samples in a synthetic batch, which repeats them: drawing takes longer than copying."""
 
 DISTINCT_WEIGHTS = 4099
-"""Different values in made-up weights; a prime number, so that no two rows of a matrix are the same."""
+"""Distinct values in synthetic weights; a prime number, so that no two rows of a matrix are equal."""
 
 MB = 10**6
 
 
 def with_safety(resident_bytes: float, step_bytes: float) -> int:
-    """Predicted peak of a phase: what is resident before it, what its step adds, and the safety."""
+    """Predicted peak of a phase: resident bytes, bytes of its step, and the safety margin."""
     return int((resident_bytes + step_bytes) * (1 + SAFETY)) + SAFETY_BYTES
 
 
 def step_headroom(budget: Budget, resident_bytes: float) -> float:
-    """Bytes that a step may take, so that its predicted peak leaves ``RESERVED_BYTES``; infinite without a budget."""
+    """Bytes available to a step such that its predicted peak leaves ``RESERVED_BYTES``; infinite without a budget."""
     return available_headroom(float("inf") if budget.memory_bytes is None else budget.memory_bytes) - resident_bytes
 
 
 def available_headroom(available_bytes: float) -> float:
-    """Bytes that what is resident and a step may take together, so that their peak leaves ``RESERVED_BYTES``."""
+    """Bytes available to resident memory plus a step such that their peak leaves ``RESERVED_BYTES``."""
     return (available_bytes - RESERVED_BYTES - SAFETY_BYTES) / (1 + SAFETY)
 
 
 def partial_gradient_bytes(workload: Workload, device: str, *modules: nn.Module) -> int:
     """Workspace of the largest convolution's weight gradient that depends on the batch size.
 
-    In bfloat16 oneDNN shares a convolution's weight gradient among threads by channels, or by images. By images, every
-    group of threads has a float32 gradient of its own, and these are added up. That is chosen from some batch on, and
-    sooner for multiples of the number of threads: 512 to 512 channels on 12x12 feature maps with 2 threads needed
-    14.4 MB at 31, 33 and 35 images, and 24.1 MB at 32, 34 and 36. In float32 the workspace is the same for all.
+    In bfloat16 oneDNN splits a convolution's weight gradient among threads by channels or by images. By images, every
+    group of threads has its own float32 gradient, and these are summed. oneDNN does so above some batch size, and
+    earlier for multiples of the number of threads: 512 to 512 channels on 12x12 feature maps with 2 threads needed
+    14.4 MB at 31, 33 and 35 images, and 24.1 MB at 32, 34 and 36. In float32 the workspace does not depend on the
+    batch size.
 
     Args:
-        workload: its precision counts.
-        device: where it is trained.
-        modules: what is trained.
+        workload: sets the precision.
+        device: the device of training.
+        modules: the trained modules.
     """
     if workload.precision != "bfloat16" or device != "cpu":
         return 0
@@ -84,11 +86,11 @@ def partial_gradient_bytes(workload: Workload, device: str, *modules: nn.Module)
 
 
 def forward_images(workload: Workload, *, tracks: bool) -> int:
-    """Images of an epoch that pass without training: validation's, and those that statistics are taken over anew.
+    """Images of an epoch that only pass forward: for validation, and to recompute the statistics of norms.
 
     Args:
-        workload: what is trained.
-        tracks: whether norms that train have running statistics.
+        workload: sets the numbers of images.
+        tracks: whether trained norms have running statistics.
     """
     return workload.val_count + (images_for(workload.train_count) if tracks else 0)
 
@@ -100,23 +102,28 @@ def smallest_budget(profile: Profile, floor_bytes: int) -> int:
 
 
 def step_floor(trainable: Trainable, batch: Callable[[], tuple[Tensor, Tensor]]) -> int:
-    """Peak tensor bytes of two steps (the second one has optimizer state) on the meta device, each on a new batch."""
+    """Peak tensor bytes of two steps on the meta device, each on a new batch; the second has optimizer state.
+
+    Args:
+        trainable: the trainable, on the meta device.
+        batch: makes inputs (B, ...) and targets (B, ...).
+    """
     return tensor_peak_bytes(lambda: trainable.step(*batch(), 1.0, True), trainable.modules, repeats=2)
 
 
 def require_images(batch: int, most: int, *modules: nn.Module) -> None:
-    """Refuse to train batch norms on one image of several, as torch does on 1x1 maps alone.
+    """Refuse to train batch norms on micro-batches of one image, as torch does for 1x1 feature maps only.
 
-    The few values of small maps normalise away what tells classes apart: MobileNetV2 at 96 px diverged at step 3.
-    Norms in evaluation mode keep to their statistics, and take any batch.
+    Normalising the few values of a small feature map removes the difference between classes: MobileNetV2 at 96 px
+    diverged at step 3. Norms in evaluation mode use their stored statistics and accept any batch.
 
     Args:
         batch: images at once.
-        most: images of a batch, by the user's options: a batch size of 1 is what was asked for.
-        modules: as they are in a step.
+        most: the user's batch size; a batch size of 1 is accepted.
+        modules: the modules, in the modes of a step.
 
     Raises:
-        ValueError: they cannot train on so few.
+        ValueError: batch norms cannot train on one image.
     """
     norms = (layer for module in modules for layer in module.modules() if isinstance(layer, _BatchNorm))
     if batch == 1 < most and any(norm.training for norm in norms):
@@ -124,12 +131,12 @@ def require_images(batch: int, most: int, *modules: nn.Module) -> None:
 
 
 def random_batch(shape: tuple[int, ...], classes: int, batch: int, device: str) -> tuple[Tensor, Tensor]:
-    """Made-up inputs (batch, *shape) in channels_last and labels (batch,) below ``classes``."""
+    """Random inputs (batch, *shape) in channels_last and labels (batch,) below ``classes``."""
     return synthetic_batch(Classification(classes), shape, batch, device)
 
 
 def synthetic_batch(task: Task, shape: tuple[int, ...], batch: int, device: str) -> tuple[Tensor, Tensor]:
-    """Made-up inputs (batch, *shape) in channels_last and targets of a task."""
+    """Random inputs (batch, *shape) in channels_last and targets (batch, ...) of a task."""
     memory_format = torch.channels_last if len(shape) == 3 else torch.contiguous_format
     inputs = torch.empty((batch, *shape), device=device, memory_format=memory_format)
     if device != "meta":
@@ -140,15 +147,16 @@ def synthetic_batch(task: Task, shape: tuple[int, ...], batch: int, device: str)
 
 
 def stored_batches(shape: tuple[int, ...], batch: int, dtype: CacheDtype) -> Tensor:
-    """Memory of two batches in a cache's type, the one in use and the one being read: (2, batch, bytes), uint8."""
+    """Memory of two batches of cached activations, one in use and one being read: (2, batch, bytes), uint8."""
     return torch.ones((2, batch, RowFormat(shape, dtype).row_bytes), dtype=torch.uint8)
 
 
 def place_synthetic_weights(module: nn.Module, device: str) -> None:
-    """Put a module on a device with made-up weights, as they lie in a real run.
+    """Put a module on a device with synthetic weights in the layout of a real run.
 
-    On the meta device that is the layout alone. Autograd copies a gradient whose layout is not its weight's, so that
-    floors of networks with wide convolutions on small maps had a gradient twice: VGG-11 at 32 px 132.8 MB for 123.4.
+    On the meta device only the layout changes. Autograd copies a gradient whose layout differs from its weight's, so
+    floors of networks with wide convolutions on small feature maps counted a gradient twice: VGG-11 at 32 px 132.8 MB
+    instead of 123.4 MB.
     """
     if device == "meta":
         to_channels_last(module)
@@ -157,9 +165,9 @@ def place_synthetic_weights(module: nn.Module, device: str) -> None:
 
 
 def fill_synthetic_weights(module: nn.Module) -> None:
-    """Give made-up weights to a module, in channels_last, so that steps on it neither diverge nor hit denormals.
+    """Give a module synthetic weights in channels_last, so that steps neither diverge nor meet denormals.
 
-    They are given before the layout is changed, as real ones are, which takes a copy of the largest for a moment.
+    The layout changes afterwards, as for real weights; this briefly takes a copy of the largest weight.
     """
     for parameter in module.parameters():
         if parameter.dim() > 1:
@@ -171,8 +179,14 @@ def fill_synthetic_weights(module: nn.Module) -> None:
     to_channels_last(module)
 
 
+def weight_layers(chain: Chain) -> int:
+    """Number of convolutions and linear layers."""
+    layers = (layer for unit in chain.all_units for layer in unit.module.modules())
+    return sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for layer in layers)
+
+
 def _fill_normal(weight: Tensor) -> None:
-    """Repeat a few draws of a normal distribution: drawing all would take a fifth of the time of a plan."""
+    """Fill a weight of any shape with repeated normal draws; drawing every value takes a fifth of a plan's time."""
     is_dense = weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
     if not is_dense or weight.numel() < DISTINCT_WEIGHTS:
         weight.normal_(std=0.02)

@@ -1,4 +1,4 @@
-"""Micro-batches: how many images of a step are in memory at once, and the lines of steps with and without them."""
+"""Micro-batches: how many images of a step are in memory at once, with and without accumulation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AccumulationOptions(Checked):
     """Accumulation.
 
     Attributes:
-        accumulate: accumulate micro-batches to the batch size, where a whole batch does not fit (off: one step for each
+        accumulate: accumulate micro-batches to the batch size if a whole batch does not fit (off: one step for each
             batch that fits).
     """
 
@@ -29,13 +29,13 @@ class AccumulationOptions(Checked):
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """The settings of a strategy that accumulates gradients; strategies inherit them.
+    """The settings of a strategy that accumulates gradients; such strategies inherit from it.
 
     Attributes:
-        name: name of the strategy that inherits them, in the registry.
-        micro_batch: images in memory at once; filled in by ``propose``.
-        micro_batches: micro-batches accumulated to one step; filled in by ``propose``.
-        accumulate: whether to accumulate to the effective batch; off is the baseline of NeuroFlux's evaluation, one
+        name: name of the inheriting strategy in the registry.
+        micro_batch: images in memory at once; set by ``propose``.
+        micro_batches: micro-batches accumulated to one step; set by ``propose``.
+        accumulate: whether to accumulate to the effective batch; off is the baseline of NeuroFlux's evaluation: one
             step per batch that fits.
     """
 
@@ -56,11 +56,11 @@ class MicroBatching:
 
     @property
     def holds_gradients(self) -> bool:
-        """Whether gradients of weights are held over micro-batches, instead of applied and freed one by one."""
+        """Whether weight gradients are held over micro-batches instead of applied and freed one by one."""
         return self.micro_batches > 1
 
     def line(self, probe: str) -> str:
-        """Key of a probe's line: that of a step that holds gradients if this one does."""
+        """Key of a probe's line: of the step that holds gradients if this one does."""
         return line_name(probe, hold=self.holds_gradients)
 
     def seconds(self, line: ProbeLine) -> float:
@@ -71,9 +71,9 @@ class MicroBatching:
         """Seconds of an epoch.
 
         Args:
-            line: of the step.
-            train_count: images that train.
-            passed: images that pass forward only: validation, and the recomputation of statistics.
+            line: the line of the step.
+            train_count: images to train on.
+            passed: images that only pass forward: for validation, and to recompute statistics.
         """
         steps = max(train_count // self.effective_batch, 1) * self.micro_batches
         seconds = self.seconds(line)
@@ -81,22 +81,22 @@ class MicroBatching:
 
 
 def line_name(probe: str, *, hold: bool) -> str:
-    """Key of a probe's line: that of the step that holds gradients for accumulation, or of the other one."""
+    """Key of a probe's line, for a step that holds gradients for accumulation or one that does not."""
     return f"{probe}:accumulate" if hold else probe
 
 
 def probe_of_line(line: str) -> str:
-    """Name of the probe of a line, with gradients held or not."""
+    """Name of the probe of a line; inverse of :func:`line_name`."""
     return line.removesuffix(line_name("", hold=True))
 
 
 def hold_modes(accumulate: bool) -> tuple[bool, ...]:
-    """Whether gradients are held, in each of the steps that are worth measuring."""
+    """Values of ``hold`` of the steps to measure."""
     return (False, True) if accumulate else (False,)
 
 
 def divisors(batch: int) -> tuple[int, ...]:
-    """Sizes of the micro-batches that accumulate to exactly the effective batch, smallest first."""
+    """Sizes of micro-batches that accumulate to exactly the effective batch, ascending."""
     return tuple(size for size in range(1, batch + 1) if batch % size == 0)
 
 
@@ -107,13 +107,13 @@ def choose_batch(
 
     Args:
         lines: measured lines by name.
-        probe: name of the probe whose step is taken.
-        headroom: bytes that a step may take; infinite without a budget.
+        probe: name of the probe of the step.
+        headroom: bytes available to a step; infinite without a budget.
         batch: the effective batch.
         accumulate: whether micro-batches may be accumulated.
 
     Returns:
-        The settings, with ``accumulate`` on where gradients accumulate; None when not one image fits.
+        The settings, with ``accumulate`` on if gradients accumulate; None if not even one image fits.
     """
     whole = _largest(lines.get(probe), headroom, batch)
     held = lines.get(line_name(probe, hold=True))
@@ -126,7 +126,7 @@ def choose_batch(
 
 
 def _largest(line: ProbeLine | None, headroom: float, limit: int) -> int:
-    """Largest batch of a line that fits; 0 when none does."""
+    """Largest batch of a line that fits; 0 if none fits."""
     if line is None:
         return 0
     return limit if headroom == float("inf") else line.largest_batch(headroom, limit)

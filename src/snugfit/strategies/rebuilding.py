@@ -12,13 +12,13 @@ from snugfit.surgery import adopt_widths
 
 
 def with_saved_widths(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
-    """The full network; where ``structure`` says that it was pruned, its layers as wide as the saved tensors.
+    """Rebuild the full network; if it was pruned, with layers as wide as the saved tensors.
 
     Args:
         chain: the full network, without weights.
-        structure: ``pruned``, where channels were removed.
+        structure: ``pruned`` is true if channels were removed.
         classes: number of classes.
-        state: saved tensors by name.
+        state: saved tensors by name, of any shapes.
     """
     module = chain.to_module()
     if structure.get("pruned"):

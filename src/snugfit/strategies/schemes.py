@@ -1,4 +1,4 @@
-"""The option ``scheme``, which several strategies have with values of their own."""
+"""The option ``scheme`` of several strategies; each has its own values."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def require_scheme(strategy: str, schemes: Sequence[str], scheme: str | None) ->
 
 
 def foreign_scheme(schemes: Sequence[str], request: BaseRequest) -> str | None:
-    """The reason why ``auto`` does not consider a strategy that lacks the scheme of a request; None where it has it."""
+    """Why ``auto`` excludes a strategy that lacks the requested scheme; None if it has the scheme."""
     scheme = getattr(request.strategy, "scheme", None)
     return None if scheme is None or scheme in schemes else f"has no --scheme {scheme}"

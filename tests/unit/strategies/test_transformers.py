@@ -22,7 +22,7 @@ def chain():
 
 def test_local_losses_refuse_tokens(chain):
     (reason,) = Blockwise().validate(workload(), chain, HARDWARE)
-    assert reason == "unit conv_proj gives 5x8 values per image, and local losses need maps or vectors"
+    assert reason == "unit conv_proj gives 5x8 values per image, but local losses require feature maps or vectors"
 
 
 @pytest.mark.parametrize("kind", [Backprop, Checkpoint])

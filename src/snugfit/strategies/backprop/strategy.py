@@ -20,14 +20,14 @@ def _forward(chain: Chain) -> Forward:
 class Backprop(FullNetwork):
     """Backpropagation through the whole network.
 
-    Where the effective batch fits, every gradient is applied and freed in the backward pass. Otherwise micro-batches
-    are accumulated to it; where even that does not fit, since accumulation holds all gradients, the effective batch is
-    lowered to what does, and the plan says so.
+    If the effective batch fits, every gradient is applied and freed in the backward pass. Otherwise micro-batches are
+    accumulated to it. Accumulation holds all gradients; if they do not fit either, the effective batch is lowered, and
+    the plan says so.
     """
 
     name: ClassVar[str] = "backprop"
     probe: ClassVar[str] = PLAIN_PROBE
 
     def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
-        """The network's own loss through the chain's own forward pass."""
+        """Trainers with the network's own loss and the chain's own forward pass."""
         return by_own_loss(_forward)

@@ -1,4 +1,4 @@
-"""From measured lines to blocks: the Partitioner, and the predicted cost of its blocks. Pure functions."""
+"""The Partitioner of NeuroFlux: blocks from measured lines, and their predicted cost. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from snugfit.local.partition import Block, cut, partition, repair, shrunk
 from snugfit.strategies.memory_estimates import forward_images, with_safety
 
 EVALUATION_SHARE = 0.35
-"""Seconds of a unit's forward pass, exit included, over those of its training step."""
+"""Seconds of a unit's forward pass, including its exit, over seconds of its training step."""
 RECOMPUTED_CHUNK = 8
-"""Images in one forward pass of the trained units, where activations are recomputed."""
+"""Images in one forward pass of the trained units when activations are recomputed."""
 IMAGE_VALUE_BYTES = 5
-"""An image's value as it was read (uint8) and as the network takes it (float32)."""
+"""Bytes of an image's value as read (uint8) and as the network's input (float32)."""
 
 
 @dataclass(frozen=True)
 class UnitNeeds:
-    """What one unit with its local loss needs, from its measured line.
+    """Memory needs of one unit with its local loss, from its measured line.
 
     Attributes:
-        kept_bytes: weights, local loss and optimizer state, held between steps.
+        kept_bytes: weights, local loss and optimizer state between steps.
         fixed_bytes, sample_bytes: its step's upper bound at a batch: ``fixed + sample * batch`` (kept bytes included).
-        input_elements: elements of one sample's input.
-        input_bytes: one sample's input in the cache's type.
-        output_bytes: one sample's output in the cache's type.
-        smallest_batch: fewest samples that it can train on.
-        weight_bytes: weights and buffers of the unit alone.
-        saved_bytes: bytes that one sample's forward pass has in memory, at most.
-        shape_bytes: what training it leaves in memory for good: kernels of batch sizes that were not measured (part of
-            ``fixed_bytes``, too).
+        input_elements: elements of one input sample.
+        input_bytes: bytes of one input sample in the cache's type.
+        output_bytes: bytes of one output sample in the cache's type.
+        smallest_batch: smallest batch that it can train on.
+        weight_bytes: weights and buffers of the unit only.
+        saved_bytes: upper bound of the bytes of one sample's forward pass.
+        shape_bytes: bytes that stay in memory after its training: kernels of batch sizes that were not measured (also
+            part of ``fixed_bytes``).
         measured_batch: largest batch that was measured.
-        partial_bytes: workspace that larger batches may need besides.
+        partial_bytes: additional workspace of larger batches.
     """
 
     name: str
@@ -58,7 +58,7 @@ class UnitNeeds:
         return self.fixed_bytes + self.sample_bytes * batch + partial
 
     def largest_batch(self, step_bytes: float, limit: int) -> int:
-        """Largest batch up to ``limit`` whose step needs at most ``step_bytes``; 0 if there is none."""
+        """Largest batch up to ``limit`` whose step fits ``step_bytes``; 0 if there is none."""
         batch = _samples(step_bytes - self.fixed_bytes, self.sample_bytes, limit)
         if self.partial_bytes and batch > self.measured_batch:
             larger = _samples(step_bytes - self.fixed_bytes - self.partial_bytes, self.sample_bytes, limit)
@@ -67,7 +67,7 @@ class UnitNeeds:
 
 
 def _samples(free_bytes: float, sample_bytes: float, limit: int) -> int:
-    """How many samples fit, up to ``limit``."""
+    """Number of samples that fit, up to ``limit``."""
     if sample_bytes * limit <= free_bytes:
         return limit
     return int(free_bytes / sample_bytes) if free_bytes > 0 else 0
@@ -75,14 +75,14 @@ def _samples(free_bytes: float, sample_bytes: float, limit: int) -> int:
 
 @dataclass(frozen=True)
 class Residency:
-    """What is in memory together, and what it may take.
+    """What is in memory at the same time, and how much memory it may use.
 
     Attributes:
-        needs: per unit.
-        base_bytes: in memory before any unit.
-        headroom_bytes: what base, kept units and a step may take together.
+        needs: the needs of each unit.
+        base_bytes: bytes in memory before any unit.
+        headroom_bytes: bytes for the base, resident units and a step together.
         all_units: whether units outside the active block stay in memory, as in classic local learning.
-        recompute: whether a block's input is recomputed by the trained units before it instead of read from a cache.
+        recompute: whether the trained units recompute a block's input, instead of a cache.
     """
 
     needs: Sequence[UnitNeeds]
@@ -92,10 +92,10 @@ class Residency:
     recompute: bool = False
 
     def bytes_of(self, block: Block) -> float:
-        """Bytes of a block at its batch, above the base: what is kept, and its hungriest unit's step.
+        """Bytes of a block at its batch size, above the base: resident units, and the largest step of its units.
 
-        The block's own input stays in memory until its last unit is done, in the cache's type (one batch in use, one
-        being read) and in float32; a unit's line was measured with its own input in that place.
+        The block's input stays in memory until its last unit is done, in the cache's type (one batch in use, one being
+        read) and in float32. A unit's line was measured with the unit's own input instead.
         """
         resident = self.needs if self.all_units else [self.needs[index] for index in block.units]
         kept = sum(need.kept_bytes for need in resident)
@@ -108,18 +108,18 @@ class Residency:
                 held = 2 * (first.input_bytes - need.input_bytes) + first.input_elements * 4
                 step += held * block.batch_size
             steps.append(step - need.shape_bytes)
-        return kept + max(steps) + self.left_bytes(block.last) + self._trunk_bytes(block)
+        return kept + max(steps) + self.leftover_bytes(block.last) + self._trunk_bytes(block)
 
-    def left_bytes(self, last: int) -> float:
-        """Kernels that training leaves in memory for the units up to ``last``, those of earlier blocks included.
+    def leftover_bytes(self, last: int) -> float:
+        """Bytes of kernels that stay in memory after training the units up to ``last``, including earlier blocks.
 
-        Of VGG-8 in bfloat16, 7.4 MB were there before the sixth block, and the lines say 6.5; of ResNet-18 3.1 and 2.2
-        before the ninth; of MobileNetV2 2.8 and 5.1 before the fourth. What is above is left to the safety.
+        Measured and predicted: VGG-8 in bfloat16 before the sixth block 7.4 MB and 6.5 MB, ResNet-18 before the ninth
+        3.1 and 2.2, MobileNetV2 before the fourth 2.8 and 5.1. The safety margin covers the excess.
         """
         return sum(need.shape_bytes for need in self.needs[: last + 1])
 
     def _trunk_bytes(self, block: Block) -> int:
-        """Bytes of the images, the trained units that turn them into a block's input, and their forward pass."""
+        """Bytes of recomputing a block's input: images, trained units before it, and their forward pass."""
         before = self.needs[: block.first]
         if not self.recompute or not before:
             return 0
@@ -132,33 +132,33 @@ class Residency:
         return self.bytes_of(block) <= self.headroom_bytes
 
     def largest_batches(self, limit: int) -> list[int]:
-        """Largest batch of each unit within the budget, capped (Algorithm 1, lines 2-5)."""
+        """Largest batch of each unit within the budget, at most ``limit`` (Algorithm 1, lines 2-5)."""
         all_kept = sum(need.kept_bytes for need in self.needs)
         batches = []
         for index, need in enumerate(self.needs):
-            left = self.left_bytes(index) - need.shape_bytes
+            left = self.leftover_bytes(index) - need.shape_bytes
             others = all_kept - need.kept_bytes if self.all_units else 0
             batches.append(need.largest_batch(self.headroom_bytes - left - others, limit))
         return batches
 
     def trains(self, block: Block) -> bool:
-        """Whether every unit of a block can train on its batch."""
+        """Whether every unit of a block can train at its batch size."""
         return block.batch_size >= max(self.needs[index].smallest_batch for index in block.units)
 
 
 def make_blocks(
     residency: Residency, limit: int, rho: float, *, adaptive_batch: bool, most_units: int | None = None
 ) -> list[Block]:
-    """Algorithm 1 and residency repair; empty when a unit fits at no batch size.
+    """Algorithm 1 and residency repair; empty if a unit fits at no batch size.
 
-    Where all units stay in memory, splitting a block would free nothing; its batch is lowered instead.
+    If all units stay in memory, splitting a block frees nothing, so its batch is lowered instead.
 
     Args:
-        residency: the units' needs and the headroom for them.
+        residency: the units' needs and their headroom.
         limit: batch size limit B.
         rho: grouping threshold.
-        adaptive_batch: a batch per block; otherwise the smallest everywhere (the paper's AAN-only ablation).
-        most_units: units in a block, at most.
+        adaptive_batch: a batch size per block; otherwise the smallest everywhere (the paper's AAN-only ablation).
+        most_units: most units in a block.
     """
     batches = residency.largest_batches(limit)
     if min(batches) < 1:
@@ -176,7 +176,7 @@ def make_blocks(
 
 
 def block_name(names: Sequence[str], index: int) -> str:
-    """Name of a block: its position and its first and last unit."""
+    """Name of a block: position, first and last unit."""
     stretch = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     return f"block {index + 1}: {stretch}"
 
@@ -194,9 +194,9 @@ def estimate_blocks(
     Args:
         residency: the units' needs.
         blocks: the blocks.
-        seconds_per_sample: per block and unit, seconds of a training step per sample at the block's batch.
+        seconds_per_sample: seconds of a training step per sample, by block and unit, at the block's batch size.
         workload: epochs and counts.
-        views: augmented passes that are cached.
+        views: number of cached augmented passes.
         final: the phase that tests and saves the exit model.
     """
     phases, epoch_seconds, previous, storage, trunk = [], 0.0, 0, 0, 0.0

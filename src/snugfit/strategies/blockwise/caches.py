@@ -1,4 +1,4 @@
-"""The activation caches of a blockwise run: two per block, of which only those of neighbouring blocks exist."""
+"""The activation caches of a blockwise run: two per block; at most those of two neighbouring blocks exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from snugfit.errors import CheckpointError
 
 
 class BlockCaches:
-    """Names, opens, writes and removes caches in a run's cache folder, which holds nothing else.
+    """Opens, writes and removes caches in a run's cache folder, which contains nothing else.
 
     Args:
         run: the run, for its cache folder and storage budget.
@@ -20,7 +20,7 @@ class BlockCaches:
         self.run, self.folder, self.dtype = run, run.cache_dir, dtype
 
     def open(self, block: int, split: str) -> ActivationCache:
-        """Open what a block has written for a split.
+        """Open the cache that a block has written for a split.
 
         Raises:
             CheckpointError: it is missing or damaged.
@@ -34,10 +34,10 @@ class BlockCaches:
         return cache
 
     def writer(self, block: int, split: str, rows: int, row_shape: tuple[int, ...]) -> CacheWriter:
-        """Begin a cache of a block.
+        """Create a cache of a block.
 
         Raises:
-            OutOfStorageError: it would not fit the storage budget or the disk.
+            OutOfStorageError: it exceeds the storage budget or the disk.
         """
         budget = self.run.budget.storage_bytes
         left = None if budget is None else max(budget - self._used_bytes(), 0)
@@ -45,7 +45,7 @@ class BlockCaches:
         return CacheWriter(self.folder, name, rows, row_shape, dtype=self.dtype, storage_left=left, manifest=manifest)
 
     def keep_only(self, block: int | None) -> None:
-        """Remove every file but the caches of one block: what came before it, and what an interruption left behind."""
+        """Remove every file except the caches of one block: older caches, and leftovers of an interruption."""
         if not self.folder.is_dir():
             return
         kept = None if block is None else _name(block, "")

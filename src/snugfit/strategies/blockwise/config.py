@@ -18,16 +18,16 @@ class BlockwiseOptions(Checked):
     """How blocks train.
 
     Attributes:
-        local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options of its own
-            where needed, like ``lls:basis=cosine,mode=paper``; aan by default, or lls-mxm where nothing fits with aan.
+        local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options if needed,
+            like ``lls:basis=cosine,mode=paper``; aan by default, or lls-mxm if nothing fits with aan.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
         block_units: most units in a block; 2 with the saturation stop, any number without.
         adaptive_batch: give every block its own batch size (off: the smallest one everywhere).
         residency: keep only the active ``block`` in memory, or ``all`` units as classic local learning does.
-        saturation_stop: stop opening deeper blocks once a block no longer improves validation accuracy.
-        exit_tolerance: validation accuracy that may be given up for a smaller exit; one standard error by default.
-        cache: keep activations on disk, recompute them (``never``), or recompute only where the storage budget is too
-            small for them (``auto``).
+        saturation_stop: stop before deeper blocks once a block no longer improves validation accuracy.
+        exit_tolerance: validation accuracy to give up for a smaller exit; one standard error by default.
+        cache: keep activations on disk (``always``), recompute them (``never``), or recompute only if the storage
+            budget is too small (``auto``).
         cache_dtype: stored type of cached activations.
         views: augmented passes that are cached.
     """
@@ -54,10 +54,10 @@ class Config(StrategyConfig):
     rebuild = "snugfit.strategies.blockwise.rebuild:exit_model"
 
     def check_names(self, request: BaseRequest) -> None:
-        """The local loss must be known.
+        """Check the local loss.
 
         Raises:
-            UnknownNameError: it is not.
+            UnknownNameError: it is unknown.
         """
         local_loss = getattr(request.strategy, "local_loss", None)
         if local_loss is not None:

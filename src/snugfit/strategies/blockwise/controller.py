@@ -1,4 +1,4 @@
-"""The Controller of NeuroFlux: hands blocks to the Worker, keeps caches, measures and chooses exits."""
+"""The Controller of NeuroFlux: runs the Worker on each block, manages caches, measures and chooses exits."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Controller:
     """One blockwise run.
 
     Args:
-        strategy: the configuration, blocks filled in.
-        layout: chain and local losses.
+        strategy: the settings, with blocks.
+        layout: the chain and its local losses.
         data: the splits.
         run: the run.
     """
@@ -57,7 +57,7 @@ class Controller:
         self._stored: Tensor | None = None
 
     def fit(self) -> Record:
-        """Train the blocks that are left, then choose, test and save the exit."""
+        """Train the remaining blocks, then choose, test and save the exit."""
         position = self.run.position
         try:
             while position.phase < len(self.blocks) and not position.notes.get("saturated"):
@@ -89,14 +89,14 @@ class Controller:
         stop_if_requested(run)
 
     def _dry_run(self, index: int) -> tuple[Block, Phase]:
-        """The block and its phase at the batch size that the budget holds in fact."""
+        """The block and its phase at the batch size that fits in a dry run."""
         run, block, phase = self.run, self.blocks[index], self.run.predicted.phases[index]
         shape = self.layout.chain.units[block.first].input_shape
         phase = dry_run_phase(
             phase,
             smaller_batch_sizes(block.batch_size, self._smallest_batch(block)),
             lambda size: self._dry_run_trainer(block),
-            lambda size: self._made_up_batch(tuple(shape), size),
+            lambda size: self._synthetic_batch(tuple(shape), size),
             run,
         )
         self._stored = None
@@ -104,34 +104,34 @@ class Controller:
         return replace(block, batch_size=phase.batch_size), phase
 
     def _smallest_batch(self, block: Block) -> int:
-        """Fewest samples that every unit of a block can train on."""
+        """Smallest batch that every unit of a block can train on."""
         lines = self.run.profile.lines
         names = [unit_probe_name(self.layout.chain.units[index].name) for index in block.units]
         return max((lines[name].smallest_batch for name in names if name in lines), default=1)
 
     @staticmethod
     def _forward_batch(block: Block) -> int:
-        """Inputs at once in a pass that trains nothing.
+        """Batch size of a forward pass without training.
 
-        Such a pass holds a unit's map up to three times, behind its convolution, its norm and its activation; a
-        training step may hold it once (:mod:`snugfit.lean`), and it is the step that was measured.
+        Such a pass may hold a unit's feature map three times: after its convolution, norm and activation. A training
+        step may hold it once (:mod:`snugfit.lean`), and only the step was measured.
         """
         return max(min(2, block.batch_size), block.batch_size // 4)
 
     def _dry_run_trainer(self, block: Block) -> BlockTrainer:
-        """The block, with the units before it where they recompute its input."""
+        """Load the block, and the units before it if they recompute its input."""
         if self.strategy.cache == "never" and block.first > 0:
             self._load_trunk(block.first)
         return BlockTrainer(self._load_units(block))
 
-    def _made_up_batch(self, shape: tuple[int, ...], size: int) -> tuple[Tensor, Tensor]:
-        """Inputs and labels, with the two batches of stored activations beside them that real training holds."""
+    def _synthetic_batch(self, shape: tuple[int, ...], size: int) -> tuple[Tensor, Tensor]:
+        """Inputs (B, *shape) and labels (B,); two batches of stored activations are kept too, as in real training."""
         self._stored = None
         self._stored = stored_batches(shape, size, self.strategy.cache_dtype)
         return random_batch(shape, self.run.workload.classes, size, str(self.run.device))
 
     def _load_units(self, block: Block) -> list[LocalUnit]:
-        """Bring a block into memory: weights from disk, local losses freshly initialised."""
+        """Load the weights of a block from disk and initialise its local losses."""
         if self.strategy.residency == "all" and not self.residents:
             self.residents = {index: self._load_unit(index) for index in range(len(self.layout))}
         return [self.residents.get(index) or self._load_unit(index) for index in block.units]
@@ -166,9 +166,9 @@ class Controller:
             release(unit)
 
     def _sources(self, index: int, opened: ExitStack) -> tuple[BatchSource, BatchSource]:
-        """Training and validation inputs of a block: the data set, or what the block before wrote or would write.
+        """Training and validation inputs of a block: the data set, or outputs of the previous block.
 
-        Shuffled alike wherever they come from: a cache and the trained units say the same.
+        Cached and recomputed outputs have the same values and the same order.
         """
         if index == 0:
             return self.data.train, self.data.val
@@ -189,7 +189,7 @@ class Controller:
         return sources[0], sources[1]
 
     def _load_trunk(self, stop: int) -> Callable[[Tensor], Tensor]:
-        """Bring the trained units before ``stop`` into memory, in evaluation mode."""
+        """Load the trained units before ``stop`` in evaluation mode; return their forward pass on (B, C, H, W)."""
         modules: list[nn.Module] = []
         for index, unit in enumerate(self.layout.chain.units[:stop]):
             if any(parameter.is_meta for parameter in unit.module.parameters()):
@@ -209,7 +209,7 @@ class Controller:
     def _pass_outputs(
         self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource, val: BatchSource
     ) -> int:
-        """Measure the block's exits, then write its outputs for the next block; returns the bytes written."""
+        """Measure the exits of the block, then cache its outputs for the next block; return the bytes written."""
         run, shape = self.run, tuple(self.layout.chain.units[block.last].output_shape)
         last = index == len(self.blocks) - 1 or self.strategy.cache == "never"
         with ExitStack() as opened:
@@ -219,7 +219,9 @@ class Controller:
             run.add_overhead("exit_selection", time.perf_counter() - started)
             if self.strategy.saturation_stop and saturated(run.position.exits, list(block.units), len(self.data.val)):
                 run.position.notes["saturated"] = True
-                run.emit(Notice(f"block {index + 1} no longer improves validation accuracy; deeper blocks stay closed"))
+                run.emit(
+                    Notice(f"block {index + 1} no longer improves validation accuracy; deeper blocks are not trained")
+                )
             if writer is None or run.position.notes.get("saturated"):
                 return 0
             writer.close().close()
@@ -273,7 +275,7 @@ class Controller:
             stop_if_requested(run)
 
     def _training_inputs(self, train: BatchSource, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every training input once per view; with a single view the first block's inputs are not augmented."""
+        """Training inputs (B, ...) and labels (B,), once per view; a single view is not augmented."""
         if self.strategy.views == 1:
             yield from train.in_order(batch)
             return
@@ -281,7 +283,7 @@ class Controller:
             yield from train.in_order(batch, view=view)
 
     def _finish(self) -> Record:
-        """Choose the exit, test it, save it."""
+        """Choose, test and save the exit."""
         run, layout, phase = self.run, self.layout, self.run.predicted.phases[-1]
         run.start_phase(phase, len(self.blocks), len(self.blocks), 0, 0)
         chosen = choose_exit(run.position.exits, len(self.data.val), self.strategy.exit_tolerance)
@@ -296,7 +298,7 @@ class Controller:
         return make_record(run, self.data, Outcome(self.strategy.name, settings, evaluation, parameters, taken))
 
     def _load_exit(self, index: int) -> nn.Module:
-        """The exit model; on the processor its weights are maps of their files, which the budget does not count."""
+        """Load the exit model; on the CPU its weights are memory-mapped files, which the budget does not count."""
         run, chain = self.run, self.layout.chain
         self._release_all()
         for position, unit in enumerate(chain.units[: index + 1]):
@@ -308,11 +310,11 @@ class Controller:
             loss = self.layout.make_loss(index)
             loss.load_state_dict(self._stored_state(run.exits, index, loss), assign=True)
         first: nn.Module = chain.units[0].module
-        to_channels_last(first)  # later maps follow the first
+        to_channels_last(first)  # later feature maps follow the layout of the first
         return self.layout.exit_model(index, loss).to(run.device)
 
     def _stored_state(self, store: UnitStore, index: int, module: nn.Module) -> dict[str, Tensor]:
-        """Weights for forward passes; only what a module may write even then, its buffers, in private memory."""
+        """Weights, of any shapes, for forward passes; buffers, which a module may write, are in private memory."""
         if self.run.device.type != "cpu":
             return store.load(index)
         parameters = {name for name, _ in module.named_parameters()}

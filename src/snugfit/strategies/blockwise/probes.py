@@ -1,10 +1,8 @@
-"""Probes of single units with their local losses: what a unit's training step takes (NeuroFlux section 5.2)."""
+"""Probes of a training step of one unit with its local loss (NeuroFlux section 5.2)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from torch import nn
 
 from snugfit._core.hardware import Hardware
 from snugfit._core.literals import CacheDtype
@@ -29,7 +27,7 @@ def unit_probe_name(unit_name: str) -> str:
 
 
 def unit_probes(layout: Layout, workload: Workload, hardware: Hardware, dtype: CacheDtype) -> list[Probe]:
-    """One probe per unit; ``dtype`` is that of stored activations."""
+    """One probe per unit; ``dtype`` is the type of stored activations."""
     return [_unit_probe(layout, index, workload, hardware.device, dtype) for index in range(len(layout))]
 
 
@@ -37,10 +35,10 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
     unit = layout.chain.units[index]
 
     def make(where: str) -> BlockTrainer:
-        modules: list[nn.Module] = list(clone_unit(layout, index))
-        for module in modules:
-            place_synthetic_weights(module, where)
-        return BlockTrainer([LocalUnit(modules[0], modules[1], workload)])  # type: ignore[arg-type]
+        module, loss = clone_unit(layout, index)
+        place_synthetic_weights(module, where)
+        place_synthetic_weights(loss, where)
+        return BlockTrainer([LocalUnit(module, loss, workload)])
 
     def build() -> Callable[[int], object]:
         trainer = make(device)

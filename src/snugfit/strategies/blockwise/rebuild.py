@@ -12,13 +12,13 @@ from snugfit.local.assignment import Layout
 
 
 def exit_model(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
-    """The units up to the exit, with its local loss as classifier; the full network where there was no exit.
+    """Build the units up to the exit, with its local loss as classifier; the full network without an exit.
 
     Args:
         chain: the full network, without weights.
         structure: ``local_loss`` and the index of the ``exit``.
         classes: number of classes.
-        state: saved tensors by name.
+        state: saved tensors by name, of any shapes.
     """
     if not structure:
         return chain.to_module()

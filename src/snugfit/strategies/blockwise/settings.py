@@ -15,17 +15,17 @@ class BlockwiseSettings:
     Attributes:
         local_loss: name of the local loss.
         rho: grouping threshold of Algorithm 1.
-        block_units: most units in a block; with ``saturation_stop`` 2 unless said otherwise, else any number.
-        adaptive_batch: a batch size per block (the paper's AB-LL); otherwise one for all.
+        block_units: most units in a block; by default 2 with ``saturation_stop``, otherwise any number.
+        adaptive_batch: a batch size per block (the paper's AB-LL); otherwise the same for all.
         residency: ``block`` keeps the active block in memory, ``all`` every unit (classic local learning).
-        saturation_stop: stop once a finished block no longer improves validation accuracy.
-        exit_tolerance: accuracy that may be given up for a smaller exit; None is one standard error.
-        cache: ``always`` keeps activations on disk, ``never`` recomputes them; ``auto`` proposes both where the
+        saturation_stop: stop once a block no longer improves validation accuracy.
+        exit_tolerance: accuracy to give up for a smaller exit; None is one standard error.
+        cache: ``always`` keeps activations on disk, ``never`` recomputes them; ``auto`` also proposes ``never`` if the
             storage budget is too small.
         cache_dtype: stored type of activations.
-        views: augmented passes that are cached.
-        blocks: (first unit, last unit, batch size) of each block; filled in by ``propose``.
-        test_batch: images at once when the exit model is tested; filled in by ``propose``.
+        views: number of cached augmented passes.
+        blocks: (first unit, last unit, batch size) of each block; set by ``propose``.
+        test_batch: batch size of the test of the exit model; set by ``propose``.
     """
 
     name: ClassVar[str] = "blockwise"

@@ -1,4 +1,4 @@
-"""The table of the learning signal: what each method of training costs in arithmetic, parameters and memory."""
+"""The table of the learning signal: arithmetic, parameters and memory of each training method."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def signal_table(
     """One row for backpropagation and one for each local loss (LLS, Table 3). Nothing is allocated.
 
     ``peak_bytes`` are the peak tensor bytes of a training step at the workload's batch size and with its optimizer,
-    from a run on the meta device: for backpropagation the step of the whole network; for a local loss the step of the
-    hungriest unit, with that unit alone in memory (weights, local loss, optimizer state, input, activations), which is
-    what ``blockwise`` holds with one unit in each block. In both, gradients are applied and freed in the backward pass.
-    The paper measured a device's memory with the whole network resident, so its megabytes are others.
+    from a run on the meta device. For backpropagation it is the step of the whole network. For a local loss it is the
+    step of the unit that needs most, with only that unit in memory (weights, local loss, optimizer state, input,
+    activations), as in ``blockwise`` with one unit per block. The backward pass applies and frees gradients in both.
+    The paper measured a device's memory with the whole network resident, so its figures differ.
 
     Args:
         chain: the network, on the meta device.
-        workload: what is trained.
-        hardware: where.
-        local_losses: names; every registered one by default.
+        workload: data shapes, batch size and optimizer.
+        hardware: the device.
+        local_losses: names; all registered ones by default.
 
     Returns:
         By method: ``macs`` per sample, ``additional_parameters`` and ``peak_bytes``.
@@ -47,7 +47,7 @@ def signal_table(
 
 
 def _peak_bytes(probe: Probe, batch: int) -> int:
-    """Tensor bytes of a step; of two samples where BatchNorm refuses one."""
+    """Tensor bytes of a step; with two samples if BatchNorm rejects one."""
     try:
         return probe.floor(batch)
     except ValueError:

@@ -37,24 +37,23 @@ from snugfit.strategies.blockwise.settings import BlockwiseSettings
 from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
 
 TRAINED_BLOCKS_BYTES = 2_000_000
-"""What trained blocks leave behind for the final test, at least: kernels of their shapes, file buffers."""
-
+"""Lower bound of the bytes that trained blocks leave in memory: kernels of their shapes, file buffers."""
 
 LEAN_LOSS = "lls-mxm"
-"""The local loss without an auxiliary network: MobileNetV2 on CIFAR-10 trains at batches of 98 and more where ``aan``
-needs a unit's maps for its convolutions, too."""
+"""The local loss without an auxiliary network: MobileNetV2 on CIFAR-10 trains at batches of 98 and more. The
+convolutions of ``aan`` also keep feature maps."""
 
 UNITS_BEFORE_STOP = 2
-"""Units in a block where training may stop between two blocks: the fewer, the sooner it does."""
+"""Units in a block if training may stop early between blocks; with fewer units it stops earlier."""
 
 
 @dataclass(frozen=True)
 class Blockwise(BlockwiseSettings):
-    """Blocks of units train one after another on local losses; each leaves its outputs on disk for the next."""
+    """Trains blocks of units one after another on local losses; each block caches its outputs for the next."""
 
     @staticmethod
     def check_options(options: StrategyOptions) -> None:
-        """Check what only torch knows: the local loss and its own options.
+        """Check the local loss and its options, which requires torch.
 
         Raises:
             UsageError: the local loss is unknown, or lacks an option.
@@ -64,12 +63,12 @@ class Blockwise(BlockwiseSettings):
 
     @staticmethod
     def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
-        """Settings of those that the user left open that need less memory, to be tried where nothing fits."""
+        """Settings that need less memory, among those that the user left open; tried if nothing fits."""
         if options.local_loss is None:
             yield {"local_loss": LEAN_LOSS}
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why it cannot serve this model: local losses are of feature maps and vectors, not of tokens."""
+        """Reasons why the model is unsupported: local losses require feature maps or vectors, not tokens."""
         if reasons := needs_classes(workload):
             return reasons
         if not chain.units:
@@ -80,15 +79,15 @@ class Blockwise(BlockwiseSettings):
         if strange is None:
             return []
         shape = "x".join(map(str, strange.output_shape))
-        return [f"unit {strange.name} gives {shape} values per image, and local losses need maps or vectors"]
+        return [f"unit {strange.name} gives {shape} values per image, but local losses require feature maps or vectors"]
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
-        """Every unit with its local loss."""
+        """Probes of every unit with its local loss."""
         layout = Layout.of(chain, self.local_loss, workload.classes)
         return unit_probes(layout, workload, hardware, self.cache_dtype)
 
     def _needs(self, workload: Workload, profile: Profile) -> tuple[UnitNeeds, ...]:
-        """What each unit needs; a unit that does not fit at one sample needs infinitely much."""
+        """Memory needs of each unit; infinite for a unit that does not fit at one sample."""
         shape, needs = tuple(workload.input_shape), []
         known = [line.shape_bytes for line in profile.lines.values() if len(line.points) > 1]
         unknown = median(known) if known else 0.0
@@ -117,17 +116,17 @@ class Blockwise(BlockwiseSettings):
         return tuple(needs)
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Blockwise]:
-        """The blocks of Algorithm 1 after residency repair, with a cache; without one where it would not fit."""
+        """The blocks of Algorithm 1 after residency repair, with a cache; also without one if it does not fit."""
         if self.cache != "auto":
-            yield from self._filled_in(workload, profile, hardware, budget)
+            yield from self._with_blocks(workload, profile, hardware, budget)
             return
-        for cached in replace(self, cache="always")._filled_in(workload, profile, hardware, budget):
+        for cached in replace(self, cache="always")._with_blocks(workload, profile, hardware, budget):
             yield cached
             storage = cached.estimate(workload, profile, hardware).storage_bytes
             if budget.storage_bytes is not None and storage > budget.storage_bytes:
-                yield from replace(self, cache="never")._filled_in(workload, profile, hardware, budget)
+                yield from replace(self, cache="never")._with_blocks(workload, profile, hardware, budget)
 
-    def _filled_in(
+    def _with_blocks(
         self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
     ) -> Iterator[Blockwise]:
         limit = min(workload.batch_limit, workload.train_count)
@@ -137,7 +136,7 @@ class Blockwise(BlockwiseSettings):
         if blocks:
             found = tuple((block.first, block.last, block.batch_size) for block in blocks)
             largest = max(residency.bytes_of(block) for block in blocks)
-            headroom = min(largest, step_headroom(budget, profile.base_bytes + _left(residency)))
+            headroom = min(largest, step_headroom(budget, profile.base_bytes + _leftover_bytes(residency)))
             yield replace(self, blocks=found, test_batch=_test_batch(profile, headroom, limit, hardware))
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
@@ -146,11 +145,11 @@ class Blockwise(BlockwiseSettings):
         return Residency(needs, profile.base_bytes, headroom, self.residency == "all", self.cache == "never")
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
-        """Cost from the measured lines; one phase per block and one for the final test."""
+        """Cost from the measured lines: one phase per block and one for the final test."""
         blocks = [Block(*block) for block in self.blocks]
         seconds = [[self._seconds(profile, i, block.batch_size) for i in block.units] for block in blocks]
         residency = self._residency(workload, profile, Budget())
-        final = self._final_phase(workload, profile, hardware, sum(map(sum, seconds)), _left(residency))
+        final = self._final_phase(workload, profile, hardware, sum(map(sum, seconds)), _leftover_bytes(residency))
         return estimate_blocks(residency, blocks, seconds, workload, self.views, final)
 
     def _seconds(self, profile: Profile, index: int, batch: int) -> float:
@@ -160,54 +159,54 @@ class Blockwise(BlockwiseSettings):
     def _final_phase(
         self, workload: Workload, profile: Profile, hardware: Hardware, seconds: float, left: float
     ) -> Phase:
-        """Test of the exit model, at most the whole network."""
+        """The final test of the exit model, which is at most the whole network."""
         weights, sample = _tested_weights(profile, hardware), _tested_sample(profile)
         peak = with_safety(profile.base_bytes + left, weights + sample * self.test_batch)
         images = workload.test_count + workload.val_count
         return Phase("exit", peak, EVALUATION_SHARE * seconds * images, self.test_batch)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
-        """Why nothing was proposed: the hungriest unit, and the smallest memory budget that would do."""
+        """Why nothing was proposed: the unit that needs most memory, and the smallest budget that suffices."""
         names = [facts.name for facts in profile.units[:-1]]
         kept = {name: profile.kept[unit_probe_name(name)] if self.residency == "all" else 0 for name in names}
         floors = {name: profile.floors[unit_probe_name(name)] + sum(kept.values()) - kept[name] for name in names}
-        hungriest = max(floors, key=lambda name: floors[name])
-        smallest = max(smallest_budget(profile, floors[hungriest]), (budget.memory_bytes or 0) + 1_000_000)
-        reason = f"unit {hungriest} needs {smallest / 1e6:.0f} MB for one sample"
+        largest = max(floors, key=lambda name: floors[name])
+        smallest = max(smallest_budget(profile, floors[largest]), (budget.memory_bytes or 0) + 1_000_000)
+        reason = f"unit {largest} needs {smallest / 1e6:.0f} MB for one sample"
         tested = smallest_budget(profile, TRAINED_BLOCKS_BYTES + _tested_weights(profile, hardware))
         return Shortfall((reason,), max(smallest, tested))
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
-        """Train block after block."""
+        """Train one block after another."""
         return Controller(self, Layout.of(chain, self.local_loss, run.workload.classes), data, run).fit()
 
 
-def _left(residency: Residency) -> float:
-    """Bytes that trained blocks leave in memory for the final test."""
-    return max(TRAINED_BLOCKS_BYTES, residency.left_bytes(len(residency.needs)))
+def _leftover_bytes(residency: Residency) -> float:
+    """Bytes that trained blocks leave in memory during the final test."""
+    return max(TRAINED_BLOCKS_BYTES, residency.leftover_bytes(len(residency.needs)))
 
 
 def _test_batch(profile: Profile, headroom_bytes: float, limit: int, hardware: Hardware) -> int:
-    """Images that are tested at once beside an exit's weights: no more bytes than training took."""
+    """Batch size of the final test, such that the test needs no more memory than training."""
     weights, sample = _tested_weights(profile, hardware), _tested_sample(profile)
     return min(limit, max(1, int((headroom_bytes - weights) / sample)))
 
 
 def _tested_weights(profile: Profile, hardware: Hardware) -> int:
-    """Bytes of weights while an exit is tested, at most the whole network.
+    """Bytes of weights while an exit is tested, which is at most the whole network.
 
-    On the processor they are maps of files, which do not count; one layer's are in memory twice while it computes, in
-    the order of its input's memory and in oneDNN's.
+    On the CPU they are memory-mapped files, which do not count. The weights of the current layer are in memory twice:
+    in the layout of its input and in oneDNN's layout.
     """
     sizes = [unit.weight_bytes for unit in profile.units]
     return 2 * max(sizes) if hardware.device == "cpu" else sum(sizes)
 
 
 def _tested_sample(profile: Profile) -> int:
-    """Bytes of one image's largest maps while an exit is tested: at most those of training."""
-    maps = [max(unit.saved_bytes, 3 * unit.output_bytes) for unit in profile.units]
-    steps = [_map_bytes(line, profile.kept[unit_probe_name(unit.name)]) for unit, line in _unit_lines(profile)]
-    return max(maps + steps)
+    """Upper bound of the bytes of one image's feature maps while an exit is tested; at most those of training."""
+    forward = [max(unit.saved_bytes, 3 * unit.output_bytes) for unit in profile.units]
+    steps = [_image_bytes(line, profile.kept[unit_probe_name(unit.name)]) for unit, line in _unit_lines(profile)]
+    return max(forward + steps)
 
 
 def _unit_lines(profile: Profile) -> Iterator[tuple[UnitFacts, ProbeLine]]:
@@ -217,7 +216,7 @@ def _unit_lines(profile: Profile) -> Iterator[tuple[UnitFacts, ProbeLine]]:
             yield unit, line
 
 
-def _map_bytes(line: ProbeLine, kept_bytes: int) -> int:
-    """Bytes of a step for each image: the line's slope, or less where a single point says nothing of what is fixed."""
+def _image_bytes(line: ProbeLine, kept_bytes: int) -> int:
+    """Bytes of a step per image: the line's slope, or less if a single point does not show the fixed part."""
     point = line.points[-1]
     return int(min(line.sample_bytes, max(point.peak_bytes - kept_bytes, 0) / point.batch))

@@ -1,4 +1,4 @@
-"""Units with their local losses: copies to probe, bytes they keep, and first weights."""
+"""Units with their local losses: copies for probes, resident bytes, and initial weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from snugfit.local.assignment import DetachedHeadLoss, HeadLoss, Layout
 
 
 def clone_unit(layout: Layout, index: int) -> tuple[nn.Module, LocalLoss]:
-    """Copies of a unit and its local loss, on the meta device and tied to nothing."""
+    """Independent copies of a unit and its local loss, on the meta device."""
     return copy.deepcopy(layout.chain.units[index].module), copy.deepcopy(layout.make_loss(index))
 
 
 def kept_bytes(layout: Layout, index: int, workload: Workload) -> int:
-    """Bytes that a unit holds between two of its steps: weights, buffers, local loss, optimizer state."""
+    """Bytes of a unit between two of its steps: weights, buffers, local loss, optimizer state."""
     unit, loss = layout.chain.units[index].module, layout.make_loss(index)
     copies = 1 + workload.optimizer.state_per_parameter
     weights = sum(parameter.nbytes for module in (unit, loss) for parameter in module.parameters())
@@ -26,14 +26,14 @@ def kept_bytes(layout: Layout, index: int, workload: Workload) -> int:
 
 
 def loss_without_head(loss: LocalLoss) -> LocalLoss | None:
-    """The part of a unit's local loss that is not the network's head; None where there is none."""
+    """A unit's local loss without the network's head; None if the head is all of it."""
     if isinstance(loss, DetachedHeadLoss):
         return loss.local
     return None if isinstance(loss, HeadLoss) else loss
 
 
 def initialise_loss(loss: nn.Module, seed: int) -> None:
-    """Give a local loss on the meta device its first weights; they depend on the seed alone."""
+    """Initialise a local loss from the meta device; the weights depend only on the seed."""
     loss.to_empty(device="cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

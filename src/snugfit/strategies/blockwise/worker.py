@@ -22,11 +22,11 @@ from snugfit.local.unit_pass import training_pass
 
 
 class LocalUnit:
-    """A unit, its local loss, and their optimizers; every gradient is applied and freed in the backward pass.
+    """A unit, its local loss, and their optimizers; the backward pass applies and frees every gradient.
 
     Args:
         unit: maps (B, ...) to features (B, ...).
-        loss: the local loss, and exit, of those features.
+        loss: the local loss, and exit, of these features.
         workload: optimizer and precision.
     """
 
@@ -43,20 +43,28 @@ class LocalUnit:
         self.bfloat16 = workload.precision == "bfloat16"
 
     def step(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, StepResult]:
-        """Train on one batch; returns the features computed before the update, detached (Algorithm 2, lines 3-7)."""
+        """Train on one batch (Algorithm 2, lines 3-7).
+
+        Args:
+            inputs: (B, ...), the input of the unit.
+            labels: (B,).
+
+        Returns:
+            The features (B, ...) from before the update, detached, and the result.
+        """
         self.unit.train()
         self.loss.train()
         self.optimizers.train()
         with precision_context(inputs, bfloat16=self.bfloat16):
             features, outputs = self._training_pass(inputs)
             output: LocalOutput = self.loss(features, labels)
-        del features  # whatever is left of the map is the gradient's
-        if output.loss.requires_grad:  # a frozen unit under a loss that trains nothing has nothing to learn
+        del features  # from here on, only the backward pass keeps the feature map
+        if output.loss.requires_grad:  # False for a frozen unit whose loss has no parameters
             output.loss.backward()
         return outputs.float(), StepResult.of(output.loss, output.logits, labels)
 
     def state(self) -> dict[str, Tensor | Deferred]:
-        """Weights, buffers and optimizer state."""
+        """Weights, buffers and optimizer state, of any shapes."""
         return {
             **{f"unit/{name}": tensor for name, tensor in self.unit.state_dict().items()},
             **{f"loss/{name}": tensor for name, tensor in self.loss.state_dict().items()},
@@ -65,14 +73,14 @@ class LocalUnit:
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take up :meth:`state`."""
+        """Load the tensors of :meth:`state`, with their shapes."""
         with foreign_state():
-            self.unit.load_state_dict(_under("unit/", state))
-            self.loss.load_state_dict(_under("loss/", state))
-        self.optimizers.load_state(_under("optimizer/", state))
+            self.unit.load_state_dict(_with_prefix("unit/", state))
+            self.loss.load_state_dict(_with_prefix("loss/", state))
+        self.optimizers.load_state(_with_prefix("optimizer/", state))
 
 
-def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_prefix(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
@@ -94,7 +102,7 @@ class _BlockPass(nn.Module):
 
 
 class BlockTrainer:
-    """A block as a trainable: its units train in turn on each batch."""
+    """Trains the units of a block one after another on each batch."""
 
     micro_batches = 1
 
@@ -103,7 +111,7 @@ class BlockTrainer:
         self.modules: list[nn.Module] = [module for unit in self.units for module in (unit.unit, unit.loss)]
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
-        """One step of every unit; the result is the last unit's, or that of the first unit that diverged."""
+        """Run a step of every unit on inputs (B, ...) and labels (B,); return the last, or first diverged, result."""
         for unit in self.units:
             inputs, result = unit.step(inputs, labels)
             if not math.isfinite(result.loss):
@@ -116,16 +124,16 @@ class BlockTrainer:
             unit.optimizers.set_lr_factor(factor)
 
     def state(self) -> dict[str, dict[str, Tensor | Deferred]]:
-        """One group per unit."""
+        """One group of tensors, of any shapes, per unit."""
         return {f"unit{index}": unit.state() for index, unit in enumerate(self.units)}
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
-        """Take up a state, one unit in memory at a time."""
+        """Load tensors of the shapes of :meth:`state`, one unit in memory at a time."""
         for index, unit in enumerate(self.units):
             unit.load_state(load(f"unit{index}"))
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Put averaged weights in place, if there are any, and take the statistics of the block's norms anew."""
+        """Install averaged weights, if any; recompute the norms' statistics from inputs (B, ...) and labels (B,)."""
         for unit in self.units:
             unit.optimizers.average()
         block, weight = _BlockPass(self.units), next(self.units[0].unit.parameters())
@@ -134,11 +142,11 @@ class BlockTrainer:
             recompute_statistics(norms, block.eval(), batches, weight.device)
 
     def release_optimizers(self) -> None:
-        """Drop the optimizer state: the block is trained."""
+        """Drop the optimizer state after training."""
         for unit in self.units:
             unit.optimizers.release()
 
     def evaluate(self) -> None:
-        """Put all units into evaluation mode."""
+        """Set all units to evaluation mode."""
         for module in self.modules:
             module.eval()

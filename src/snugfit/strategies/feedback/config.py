@@ -13,7 +13,7 @@ FeedbackRule = Literal["dfa", "drtp", "pepita"]
 
 @dataclass(frozen=True)
 class FeedbackOptions(Checked):
-    """Which rule trains.
+    """The feedback rule.
 
     Attributes:
         feedback_rule: learning rule of ``feedback``: dfa, drtp or pepita.

@@ -33,12 +33,12 @@ class Feedback(FullNetwork):
     feedback_rule: FeedbackRule = "dfa"
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why it cannot serve this model: PEPITA is defined for single layers, and needs exact differences."""
+        """Reasons why the model is unsupported: PEPITA requires single layers and exact differences."""
         reasons = needs_classes(workload) + chain.bypassed_hooks()
         if reasons or self.feedback_rule != "pepita":
             return reasons
         if workload.precision == "bfloat16":
-            reasons.append("pepita compares two nearly equal passes, which bfloat16 cannot tell apart")
+            reasons.append("pepita compares two nearly equal passes, which bfloat16 cannot distinguish")
         for unit in chain.all_units:
             try:
                 part = SingleLayer.of(unit)
@@ -50,5 +50,5 @@ class Feedback(FullNetwork):
         return reasons
 
     def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
-        """The rule's trainer."""
+        """Trainers by the rule."""
         return TRAINERS[self.feedback_rule]

@@ -1,8 +1,9 @@
-"""A training step by each feedback rule: autograd works within a unit at most, and only the head follows the loss."""
+"""Training steps of the feedback rules: autograd stays within a unit, and only the head follows the loss."""
 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,10 @@ from snugfit.strategies.feedback.config import FeedbackRule
 class FeedbackTrainer(NetworkTrainer):
     """Trains a chain by a feedback rule, with accumulation or with every gradient applied and freed at once.
 
-    Its random matrices are drawn from the run's seed, never change and are in no checkpoint.
+    The random matrices are drawn from the run's seed. They never change and are in no checkpoint.
 
     Args:
-        chain: the chain, whose units share the network's parameters.
+        chain: the chain; its units share the network's parameters.
         module: the network.
         workload: optimizer, precision, seed and number of classes.
         micro_batches: batches accumulated to one step.
@@ -44,32 +45,33 @@ class FeedbackTrainer(NetworkTrainer):
         super().__init__(module, chain.forward, workload, micro_batches)
         self.units, self.head = [unit.module for unit in chain.units], chain.head.module
         weight = next(module.parameters())
-        self.matrices = [
-            random_projection(
-                workload.classes,
-                shape,
-                derive_seed(workload.seed, "feedback", index),
-                scale=self.scale,
-                dtype=weight.dtype,
-                device=weight.device,
-            )
-            for index, shape in enumerate(self.projected_shapes(chain))
-        ]
+        draw = partial(random_projection, scale=self.scale, dtype=weight.dtype, device=weight.device)
+        self.matrices: list[Tensor] = []
         holder = nn.Module()
-        for index, matrix in enumerate(self.matrices):
-            holder.register_buffer(f"matrix_{index}", matrix)
+        for index, shape in enumerate(self.projected_shapes(chain)):
+            self.matrices.append(draw(workload.classes, shape, derive_seed(workload.seed, "feedback", index)))
+            holder.register_buffer(f"matrix_{index}", self.matrices[-1])
         self.modules.append(holder)
 
     def projected_shapes(self, chain: Chain) -> list[tuple[int, ...]]:
-        """Shapes, for one image, of what the matrices lead to: the output of every unit before the head."""
+        """Target shapes of the matrices, for one image: the output of every unit before the head."""
         return [tuple(unit.output_shape) for unit in chain.units]
 
     def learn(self, inputs: Tensor, labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """Give every parameter ``share`` of the rule's gradient; the loss (scalar) and the logits (B, K)."""
+        """Add ``share`` of the rule's gradient to every parameter.
+
+        Args:
+            inputs: (B, C, H, W).
+            labels: (B,).
+            share: weight of this micro-batch in the step.
+
+        Returns:
+            The loss (scalar) and the logits (B, K).
+        """
         raise NotImplementedError
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
-        """One (micro-)batch; see :class:`snugfit._training.loop.Trainable`."""
+        """One (micro-)batch, inputs (B, C, H, W) and labels (B,); see :class:`snugfit._training.loop.Trainable`."""
         self.module.train()
         self.optimizers.train()
         loss, logits = self.learn(inputs, labels, share)
@@ -83,17 +85,17 @@ class FeedbackTrainer(NetworkTrainer):
         return output
 
     def _train_head(self, features: Tensor, labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """Train the head by the loss; the loss and the logits (B, K), detached."""
+        """Train the head by the loss on features (B, ...); the loss (scalar) and the logits (B, K), detached."""
         loss, logits = cross_entropy_of(self.head, features, labels, bfloat16=self._bfloat16)
         _backward(loss * share)
         return loss.detach(), logits.detach()
 
 
 class DirectFeedback(FeedbackTrainer):
-    """DFA (Nokland 2016): the output error reaches every unit's output through that unit's own matrix."""
+    """DFA (Nokland 2016): the output error is projected to every unit's output by that unit's matrix."""
 
     def learn(self, inputs: Tensor, labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """Run all units, then give each one what the error says."""
+        """Run all units on inputs (B, C, H, W), then give each unit its projected error."""
         outputs = []
         for unit in self.units:
             outputs.append(self._run(unit, inputs))
@@ -106,10 +108,10 @@ class DirectFeedback(FeedbackTrainer):
 
 
 class TargetProjection(FeedbackTrainer):
-    """DRTP (Frenkel et al. 2021): the target reaches a unit's output as soon as that is there."""
+    """DRTP (Frenkel et al. 2021): the target is projected to a unit's output as soon as it is computed."""
 
     def learn(self, inputs: Tensor, labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """Train unit after unit; nothing of one is kept for another but the output that it had before its update."""
+        """Train unit after unit on inputs (B, C, H, W); a unit only passes on its output from before its update."""
         for unit, matrix in zip(self.units, self.matrices, strict=True):
             output = self._run(unit, inputs)
             inputs = output.detach()
@@ -119,9 +121,9 @@ class TargetProjection(FeedbackTrainer):
 
 
 class InputModulation(FeedbackTrainer):
-    """PEPITA (Dellaferrera and Kreiman 2022): a second pass, on an input that carries the error, tells what to change.
+    """PEPITA (Dellaferrera and Kreiman 2022): updates come from a second pass, on an input modulated by the error.
 
-    Both passes draw the same dropout. A norm's own scale and shift are not trained, as in the authors' experiments.
+    Both passes use the same dropout. Scale and shift of norms are not trained, as in the authors' experiments.
     """
 
     scale = MODULATION
@@ -132,12 +134,12 @@ class InputModulation(FeedbackTrainer):
         self.last = SingleLayer.of(chain.head)
 
     def projected_shapes(self, chain: Chain) -> list[tuple[int, ...]]:
-        """Shape of one image: the error is projected to the input alone."""
+        """Shape of one image: the error is projected to the input only."""
         return [tuple(chain.input_shape)]
 
     @torch.no_grad()
     def learn(self, inputs: Tensor, labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """Run both passes; every layer learns in the second, the output layer from the first one's error."""
+        """Run both passes on inputs (B, C, H, W); layers train in the second, the last by the error of the first."""
         seed = int(torch.randint(2**62, ()))
         torch.manual_seed(seed)
         answers, features = deque[Tensor](), inputs
@@ -166,7 +168,7 @@ def _differentiable(layer: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _backward(output: Tensor, delta: Tensor | None = None) -> None:
-    """Carry a gradient of the output's shape (1 for a scalar) to the parameters behind it, if any of them trains."""
+    """Propagate a gradient of the output's shape (1 for a scalar) to its parameters, if any of them trains."""
     if output.requires_grad:
         output.backward(None if delta is None else delta.to(output.dtype))
 
