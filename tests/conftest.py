@@ -76,6 +76,6 @@ def use_steady_times(monkeypatch):
 
     for module in (operator, tensors):
         monkeypatch.setattr(module, "enough", bool)
-    monkeypatch.setattr(drift, "LEAST_SECONDS", float("inf"))
+    monkeypatch.setattr(drift, "MIN_STEP_SECONDS", float("inf"))
     monkeypatch.setattr(TensorProbe, "measure_operators", measured)
     monkeypatch.setattr(TensorProbe, "measure", measured)

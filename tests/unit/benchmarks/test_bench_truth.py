@@ -82,6 +82,9 @@ def test_a_plan_that_fits_where_it_should_not_is_told_in_a_line():
 
 
 def test_elastic_that_finds_no_update_in_the_budget_named_does_not_lack_memory():
-    error = {"type": "InfeasibleTimeError", "message": "no update of a tensor beside the classifier lowers the loss."}
+    error = {
+        "type": "InfeasibleTimeError",
+        "message": "no update of a tensor outside the classifier lowers the loss.",
+    }
     assert verdict("named", {"exit_code": 3, "error": error}) == []
     assert verdict("named", {"exit_code": 3, "error": {**error, "type": "InfeasibleBudgetError"}})

@@ -22,9 +22,8 @@ from snugfit.selection.choice import Headroom, choose, needed_bytes
 from snugfit.selection.network import Network
 from snugfit.selection.timing import StepTimes
 from snugfit.strategies.elastic import drift, runner
-from snugfit.strategies.elastic.budgets import Sizes
+from snugfit.strategies.elastic.budgets import SelectionCosts
 from snugfit.strategies.elastic.drift import drifted, looks_drifted, ratio_without_updates
-from snugfit.strategies.elastic.schemes import scheme_mask
 from snugfit.strategies.elastic.strategy import Elastic
 from snugfit.strategies.micro_batch import MicroBatching
 
@@ -99,7 +98,7 @@ class TestRuns:
             tried.append(fit.trainer.selected)
             return len(tried) > 3
 
-        monkeypatch.setattr(runner._Fit, "_dry_run_fits", fits)
+        monkeypatch.setattr(runner._ElasticRun, "_dry_run_fits", fits)
         events = []
         found = plan(memory="200MB", epochs=1, time_ratio=1.0, importance="weight")
         record = found.run((events.append,), out=tmp_path / "run")
@@ -111,14 +110,14 @@ class TestRuns:
         """Instead of trying the same one for ever."""
         ranks(monkeypatch, 1.0, -1.0)
         answers = iter([True, *[False] * 50])
-        monkeypatch.setattr(runner._Fit, "_dry_run_fits", lambda fit: next(answers))
+        monkeypatch.setattr(runner._ElasticRun, "_dry_run_fits", lambda fit: next(answers))
         with pytest.raises(BudgetExceededError, match="--memory"):
             plan(memory="200MB").run((), out=tmp_path / "run")
         assert len(list(answers)) == 49
 
     @pytest.mark.parametrize("scheme", ["elastic", "head"])
     def test_a_refusal_without_a_budget_is_an_error(self, tmp_path, monkeypatch, scheme):
-        monkeypatch.setattr(runner._Fit, "_dry_run_fits", lambda fit: False)
+        monkeypatch.setattr(runner._ElasticRun, "_dry_run_fits", lambda fit: False)
         with pytest.raises(BudgetExceededError, match=f"--scheme {scheme}"):
             plan(scheme=scheme, time_ratio=0.8 if scheme == "elastic" else None).run((), out=tmp_path / "run")
 
@@ -133,7 +132,7 @@ class TestRuns:
         assert [(i.first_epoch, i.epochs, i.profiled) for i in record.intervals] == [(0, 1, False), (1, 3, True)]
         assert len(record.intervals[0].tensors) < len(record.tensors)
         assert set(record.intervals[1].importance) == set(record.tensors) == {n for n, _ in net().named_parameters()}
-        assert any("measured anew" in text for text in notices(events))
+        assert any("measured again" in text for text in notices(events))
         assert [phase.epochs for phase in record.phases] == [1, 3]
 
     def test_steps_that_keep_drifting_are_not_measured_again_at_once(self, tmp_path, monkeypatch):
@@ -254,11 +253,11 @@ class FakeRun:
 def test_a_busy_machine_does_not_look_like_a_wrong_model(monkeypatch, busy, slower, found):
     """It lengthens steps of both kinds; drift is a selection that takes longer beside the classifier alone."""
     profile = elastic_profile(tensor_profile(whole_steps(head=5e-3, full=12e-3, stock=14e-3)))
-    sizes = Sizes(profile, FakeRun.workload, MicroBatching(8))
-    everything = np.ones(len(sizes.memory.names), dtype=bool)
-    predicted, rng = ratio_without_updates(sizes.times, everything), np.random.default_rng(0)
+    costs = SelectionCosts(profile, FakeRun.workload, MicroBatching(8))
+    everything = np.ones(len(costs.memory.names), dtype=bool)
+    predicted, rng = ratio_without_updates(costs.times, everything), np.random.default_rng(0)
     assert 1.5 < predicted < 4
-    steps = SimpleNamespace(selected=sizes.memory.selected(everything), dry_step=lambda inputs, labels, only=None: only)
+    steps = SimpleNamespace(selected=costs.memory.selected(everything), dry_step=lambda inputs, labels, only=None: only)
 
     def timed(step, device):
         only = step()
@@ -267,8 +266,8 @@ def test_a_busy_machine_does_not_look_like_a_wrong_model(monkeypatch, busy, slow
 
     monkeypatch.setattr(drift, "timed", timed)
     run = FakeRun()
-    assert drifted(steps, sizes, run, (3, 8, 8)) is found
-    assert 1 <= run.ticks <= drift.PAIRS
+    assert drifted(steps, costs, run, (3, 8, 8)) is found
+    assert 1 <= run.ticks <= drift.STEP_PAIRS
 
 
 def test_the_ratio_of_dry_steps_leaves_updates_out():
@@ -283,7 +282,7 @@ def test_the_ratio_of_dry_steps_leaves_updates_out():
 def test_a_profile_made_anew_scales_whole_steps_as_its_operators():
     old = tensor_profile(whole_steps(head=5e-3, full=12e-3, stock=14e-3))
     new = tensor_profile(seconds=2e-3)
-    steps = drift._changed(old, new)
+    steps = drift._scaled_steps(old, new)
     network = [Network(profile, 8) for profile in (old, new)]
     everything = np.ones(len(network[0].names), dtype=bool)
     full, head = (
@@ -294,7 +293,7 @@ def test_a_profile_made_anew_scales_whole_steps_as_its_operators():
     assert (steps.batch, steps.full) == (8, pytest.approx(12e-3 * full[1] / full[0]))
     assert steps.stock == pytest.approx(14e-3 * full[1] / full[0])
     assert steps.head == pytest.approx(5e-3 * head[1] / head[0])
-    assert drift._changed(tensor_profile(), new) is None
+    assert drift._scaled_steps(tensor_profile(), new) is None
 
 
 def test_a_profile_at_another_batch_scales_whole_steps_all_the_same():
@@ -302,7 +301,7 @@ def test_a_profile_at_another_batch_scales_whole_steps_all_the_same():
     old = tensor_profile(whole_steps(), seconds=1e-3)
     half = tensor_profile(seconds=0.5e-3, batch=4)
     updates = sum(part.update_seconds for part in old.tensors)
-    assert drift._changed(old, half).full == pytest.approx(12e-3, rel=2 * updates / 12e-3 + 0.01)
+    assert drift._scaled_steps(old, half).full == pytest.approx(12e-3, rel=2 * updates / 12e-3 + 0.01)
 
 
 @given(st.integers(1, 6), st.floats(1e-6, 1.0), st.integers(1, 64))
@@ -337,17 +336,17 @@ def norms_network():
 def test_what_the_baselines_train(scheme, weights, biases):
     network = norms_network()
     wanted = {f"{i}.weight" for i in weights} | {f"{i}.bias" for i in biases}
-    assert set(network.selected(scheme_mask(scheme, network))) == wanted
+    assert set(network.selected(Elastic(scheme=scheme).fixed(network))) == wanted
 
 
 def test_a_linear_layer_before_the_classifier_trains_its_bias_alone():
     operators = (*layers(1)[:2], operator(2, "Linear", "fc", (tensor("fc.weight"), tensor("fc.bias"))))
     operators += (operator(3, "Linear", "out", (tensor("out.weight"), tensor("out.bias"))),)
     network = Network(TensorProfile(8, operators), 8)
-    found = network.selected(scheme_mask("bn+bias", network))
+    found = network.selected(Elastic(scheme="bn+bias").fixed(network))
     assert found == ("conv0.bias", "fc.bias", "out.weight", "out.bias")
 
 
 def test_fixed_selections_are_those_of_the_scheme():
-    sizes = Elastic(scheme="head", micro_batch=8).sizes(workload(batch_size=8), elastic_profile())
-    assert sizes.memory.selected(Elastic(scheme="head").fixed(sizes.memory)) == ("head.weight", "head.bias")
+    costs = Elastic(scheme="head", micro_batch=8).costs(workload(batch_size=8), elastic_profile())
+    assert costs.memory.selected(Elastic(scheme="head").fixed(costs.memory)) == ("head.weight", "head.bias")

@@ -37,9 +37,9 @@ def lack(strategy=None, profile=None, work=WORK, **budget):
 
 def selection(found, profile, work=WORK, importance=None):
     """What it would select, with importances as given or all alike."""
-    sizes = found.sizes(work, profile)
-    values = np.ones(len(sizes.memory.names)) if importance is None else importance
-    return sizes, choose(sizes.times, sizes.memory, values, sizes.headroom(found.budget, found.time_ratio))
+    costs = found.costs(work, profile)
+    values = np.ones(len(costs.memory.names)) if importance is None else importance
+    return costs, choose(costs.times, costs.memory, values, costs.headroom(found.budget, found.time_ratio))
 
 
 def test_the_whole_batch_at_the_asked_ratio():
@@ -83,9 +83,9 @@ def test_the_smallest_ratio_works(count, seconds, measured, batch_size, share, s
     if smallest > 0.002:
         assert lack(profile=profile, work=work, time_ratio=smallest - 0.0015).smallest_ratio == smallest
     found = proposal(profile=profile, work=work, time_ratio=smallest)
-    sizes, mask = selection(found, profile, work)
-    assert (mask & ~sizes.memory.head).any()
-    assert sizes.times.ratio(mask) <= smallest * (1 + 1e-6)
+    costs, mask = selection(found, profile, work)
+    assert (mask & ~costs.memory.head).any()
+    assert costs.times.ratio(mask) <= smallest * (1 + 1e-6)
 
 
 @settings(max_examples=25, deadline=None, phases=NO_SHRINKING)
@@ -110,10 +110,10 @@ def test_selections_keep_to_both_budgets_and_the_prediction(
     assert importance_peak(profile, found.chunk) <= cost.peak_bytes
     size = 2 * count + 2
     values = np.array(data.draw(st.lists(st.floats(0.01, 10), min_size=size, max_size=size)))
-    sizes, mask = selection(found, profile, work, values)
-    assert (mask & ~sizes.memory.head).any() and mask[sizes.memory.head].all()
-    assert sizes.times.ratio(mask) <= ratio * (1 + 1e-6)
-    assert sizes.predicted(mask) <= cost.peak_bytes
+    costs, mask = selection(found, profile, work, values)
+    assert (mask & ~costs.memory.head).any() and mask[costs.memory.head].all()
+    assert costs.times.ratio(mask) <= ratio * (1 + 1e-6)
+    assert costs.predicted_peak(mask) <= cost.peak_bytes
 
 
 @pytest.mark.parametrize("scheme", ["elastic", "full", "head", "bn+bias"])
@@ -224,16 +224,16 @@ def values(profile, **named):
 
 def test_an_empty_selection_says_which_of_worth_time_and_memory_lacks():
     profile = elastic_profile(tensor_profile(whole_steps(), map_bytes=3 * MB, parameters=MB))
-    sizes = proposal(profile=profile, time_ratio=0.6).sizes(WORK, profile)
-    error = nothing_selected(sizes, Budget(time_ratio=0.6), values(profile, head_weight=1.0))
+    costs = proposal(profile=profile, time_ratio=0.6).costs(WORK, profile)
+    error = nothing_selected(costs, Budget(time_ratio=0.6), values(profile, head_weight=1.0))
     assert isinstance(error, InfeasibleTimeError) and error.smallest_ratio is None
     assert "--lr" in str(error) and "--scheme head" in str(error)
     deep = values(profile, conv0_weight=1.0)
-    error = nothing_selected(sizes, Budget(time_ratio=0.6), deep)
+    error = nothing_selected(costs, Budget(time_ratio=0.6), deep)
     assert isinstance(error, InfeasibleTimeError) and 0.6 < error.smallest_ratio <= 0.86
     _, mask = selection(proposal(profile=profile, time_ratio=error.smallest_ratio), profile, importance=deep)
     assert mask[0], "the ratio that it names works"
-    error = nothing_selected(sizes, Budget("20MB", time_ratio=0.9), deep)
+    error = nothing_selected(costs, Budget("20MB", time_ratio=0.9), deep)
     assert isinstance(error, InfeasibleBudgetError) and error.smallest_bytes > 20 * MB
     assert error.lacking_bytes == error.smallest_bytes - 20 * MB
 

@@ -1,4 +1,4 @@
-"""Predicted peaks of a network of which some tensors train: bytes followed through operators, held against steps."""
+"""Predicted peaks of training selected tensors: analytic bytes of operators, calibrated by measured steps."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from snugfit.strategies.micro_batch import MicroBatching
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """A profiled network at the batch that it trains at.
+class SelectionCosts:
+    """Memory and time of selections, in a profiled network at its batch size.
 
     Attributes:
-        profile: what was measured.
-        workload: what is trained.
+        profile: the measurements.
+        workload: the number of samples, optimizer and precision.
         micro: the micro-batches of a step.
     """
 
@@ -61,43 +61,43 @@ class Sizes:
         """Bytes of weights and buffers."""
         return sum(unit.weight_bytes for unit in self.profile.units)
 
-    def analytic(self, mask: Mask) -> int:
-        """Bytes of tensors at the peak of a step with a selection: weights, state, maps and gradients."""
+    def analytic_bytes(self, mask: Mask) -> int:
+        """Tensor bytes at the peak of a step with a selection (N,): weights, state, feature maps and gradients."""
         return self.weight_bytes + needed_bytes(
             self.memory, mask, Headroom(1.0, holds_gradients=self.micro.holds_gradients)
         )
 
     def peak(self, mask: Mask) -> int:
-        """Predicted peak of a step with a selection, above what is in memory before it."""
+        """Predicted peak of a step with a selection (N,), above the memory before it."""
         least, most = self._overheads
-        share = (self.analytic(mask) - least[0]) / max(most[0] - least[0], 1)
-        return int(self.analytic(mask) + least[1] + max(share, 0.0) * max(most[1] - least[1], 0.0))
+        share = (self.analytic_bytes(mask) - least[0]) / max(most[0] - least[0], 1)
+        return int(self.analytic_bytes(mask) + least[1] + max(share, 0.0) * max(most[1] - least[1], 0.0))
 
     @cached_property
     def _overheads(self) -> tuple[tuple[int, float], tuple[int, float]]:
-        """Analytic bytes, and by how much the measured peak lies above them: with the fewest tensors and with all."""
+        """Analytic bytes and excess of the measured peak over them: with the fewest tensors and with all."""
         everything = np.ones(len(self.memory.tensors), dtype=bool)
         found = []
         for name, mask in ((HEAD, self.memory.head), (FULL, everything)):
-            analytic = replace(self, micro=replace(self.micro, micro_batches=1)).analytic(mask)
-            found.append((analytic, analytic * self._above(name, mask)))
+            analytic = replace(self, micro=replace(self.micro, micro_batches=1)).analytic_bytes(mask)
+            found.append((analytic, analytic * self._excess_share(name, mask)))
         return found[0], found[1]
 
-    def _above(self, probe: str, mask: Mask) -> float:
-        """Share by which the measured peak of a probe lies above the analytic one, at the batch nearest to ours."""
+    def _excess_share(self, probe: str, mask: Mask) -> float:
+        """Relative excess of a probe's measured peak over the analytic one, at the nearest measured batch size."""
         line = self.profile.lines.get(probe)
         if line is None or not line.points:
             return TENSOR_TO_PROCESS - 1
         point = min(line.points, key=lambda point: abs(point.batch - self.micro.micro_batch))
-        analytic = replace(self, micro=MicroBatching(point.batch)).analytic(mask)
+        analytic = replace(self, micro=MicroBatching(point.batch)).analytic_bytes(mask)
         return max(point.peak_bytes / analytic - 1, 0.0)
 
-    def predicted(self, mask: Mask) -> int:
-        """Predicted peak of an interval above the baseline, the pass that tells importance apart."""
+    def predicted_peak(self, mask: Mask) -> int:
+        """Predicted peak of an interval with a selection (N,), above the baseline; without the importance pass."""
         return with_safety(self.profile.base_bytes, self.peak(mask))
 
     def headroom(self, budget: Budget, ratio: float) -> Headroom:
-        """What a selection may take of a budget, less weights and what no tensor accounts for."""
+        """Headroom of a selection within a budget: without weights and without overhead beyond tensors."""
         step = step_headroom(budget, self.profile.base_bytes)
         if step == float("inf"):
             return Headroom(ratio, None, self.micro.holds_gradients)
@@ -106,53 +106,53 @@ class Sizes:
         analytic = (step - least[1] + slope * least[0]) / (1 + slope)
         return Headroom(ratio, int(analytic) - self.weight_bytes, self.micro.holds_gradients)
 
-    def most(self, budget: Budget, ratio: float) -> int:
-        """Upper bound of the predicted peak of every selection within the budgets."""
+    def max_peak(self, budget: Budget, ratio: float) -> int:
+        """Upper bound of the predicted peaks of all selections within the budgets."""
         network = self.memory
         alone = (network.own_bytes + network.input_bytes + network.gradient_bytes).astype(np.float64)
-        hungriest = choose(self.times, network, alone, Headroom(ratio))
-        passed = int(network.pass_bytes[: int(np.argmax(hungriest))].sum())
-        most = with_safety(self.profile.base_bytes, self.peak(hungriest) + passed)
+        largest = choose(self.times, network, alone, Headroom(ratio))
+        passed = int(network.pass_bytes[: int(np.argmax(largest))].sum())
+        most = with_safety(self.profile.base_bytes, self.peak(largest) + passed)
         return most if budget.memory_bytes is None else min(most, budget.memory_bytes - RESERVED_BYTES)
 
-    def least(self, ratio: float, wanted: np.ndarray) -> int | None:
-        """Smallest predicted peak with one of the tensors above 0, (N,), beside the classifier; None: too slow."""
+    def min_peak(self, ratio: float, wanted: np.ndarray) -> int | None:
+        """Smallest predicted peak of the classifier and one tensor with ``wanted`` (N,) > 0; None: all too slow."""
         network, peaks = self.memory, []
         for alone in np.eye(len(network.names), dtype=bool)[(wanted > 0) & ~network.head]:
             if self.times.smallest_ratio_for(alone) <= ratio:
-                peaks.append(self.predicted(network.head | alone))
+                peaks.append(self.predicted_peak(network.head | alone))
         return min(peaks, default=None)
 
 
 def importance_peak(profile: Profile, chunk: int) -> int:
-    """Predicted peak of the pass that tells importance; the optimizer state lies in a file meanwhile."""
+    """Predicted peak of the importance pass, during which the optimizer state is in a file."""
     return with_safety(profile.base_bytes, profile.lines[IMPORTANCE].bytes_at(chunk))
 
 
 def budget_for(peak_bytes: int, refused: int | None) -> int:
-    """Memory budget that holds a predicted peak, also in the next process, rounded up; above one that was refused."""
+    """Memory budget, rounded up, for a predicted peak in this and the next process; above the refused budget."""
     return max(-(-(peak_bytes + RESERVED_BYTES + DRIFT_BYTES) // MB) * MB, (refused or 0) + MB)
 
 
-def nothing_selected(sizes: Sizes, budget: Budget, importance: np.ndarray) -> SnugfitError:
-    """The error for a first selection without any tensor beside the classifier: worth, time or memory lacks."""
+def nothing_selected(costs: SelectionCosts, budget: Budget, importance: np.ndarray) -> SnugfitError:
+    """The error if the first selection contains only the classifier, for lack of importance (N,), time or memory."""
     ratio, head_alone = budget.time_ratio or 1.0, "train the classifier alone with --scheme head"
-    if not (importance[~sizes.memory.head] > 0).any():
+    if not (importance[~costs.memory.head] > 0).any():
         return InfeasibleTimeError(
-            "no update of a tensor beside the classifier lowers the loss",
+            "no update of a tensor outside the classifier lowers the loss",
             smallest_ratio=None,
             advice=f"choose another --lr, rank on more images with --importance-batch, or {head_alone}",
         )
-    least, smallest = sizes.least(ratio, importance), sizes.times.smallest_ratio_for(importance)
+    least, smallest = costs.min_peak(ratio, importance), costs.times.smallest_ratio_for(importance)
     if least is None or budget.memory_bytes is None:
         return InfeasibleTimeError(
-            f"of the tensors that lower the loss none trains in {ratio:g} of a full step's time",
+            f"none of the tensors that lower the loss trains in {ratio:g} of a full step's time",
             smallest_ratio=smallest,
             advice=head_alone,
         )
     enough = budget_for(least, budget.memory_bytes)
     return InfeasibleBudgetError(
-        f"of the tensors that lower the loss none fits a budget of {budget}.",
+        f"none of the tensors that lower the loss fits a budget of {budget}.",
         closest="elastic",
         lacking_bytes=enough - budget.memory_bytes,
         smallest_bytes=enough,
@@ -160,7 +160,7 @@ def nothing_selected(sizes: Sizes, budget: Budget, importance: np.ndarray) -> Sn
 
 
 def largest_chunk(profile: Profile, budget: Budget, sizes: Sequence[int]) -> int:
-    """Most images at once at which the pass that tells importance fits the budget; 0 when none does."""
+    """Most images at once with which the importance pass fits the budget; 0 if none fits."""
     line, headroom = profile.lines.get(IMPORTANCE), step_headroom(budget, profile.base_bytes)
     if line is None:
         return 0

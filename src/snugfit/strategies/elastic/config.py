@@ -24,15 +24,16 @@ class ElasticOptions(AccumulationOptions):
     """How tensors are selected.
 
     Attributes:
-        scheme: what trains: elastic (the default: the tensors that matter now), full (everything), head (the
-            classifier), bn+bias (norms, biases, classifier) or prunetrain (everything, while channels are removed).
-        importance: what ``elastic`` ranks tensors by: contribution (by how much an update lowers the loss), or for
-            comparison, gradient or weight (sums of magnitudes).
-        interval: epochs between two selections of ``elastic``, or between two prunings of ``prunetrain``; fewer follow
-            training more closely, and rank more often.
-        importance_batch: images that ``elastic`` ranks tensors with, drawn again for every selection; more images
-            estimate importance more precisely, and take longer.
-        lean: let frozen tensors of ``elastic`` keep no activations, which saves memory (off: torch's own operators).
+        scheme: tensors to train: elastic (the default: the most important ones, selected again during training), full
+            (all), head (the classifier), bn+bias (norms, biases, classifier) or prunetrain (all, while channels are
+            removed).
+        importance: measure by which ``elastic`` ranks tensors: contribution (decrease of the loss by an update), or
+            for comparison, gradient or weight (sums of magnitudes).
+        interval: epochs between two selections of ``elastic``, or between two prunings of ``prunetrain``; a shorter
+            interval follows training more closely but ranks more often.
+        importance_batch: images for ranking in ``elastic``, drawn again for every selection; more images estimate
+            importance more precisely but take longer.
+        lean: keep no activations for frozen tensors of ``elastic``, which saves memory (off: torch's own operators).
         lasso: share of the group lasso of ``prunetrain`` in the loss at the start.
     """
 
@@ -45,21 +46,21 @@ class ElasticOptions(AccumulationOptions):
 
 
 class Config(StrategyConfig):
-    """Trains the tensors that matter now, within a fraction of the time of a full step."""
+    """Trains the currently most important tensors, within a fraction of the time of a full step."""
 
     name = "elastic"
     implementation = "snugfit.strategies.elastic.strategy:Elastic"
     options = ElasticOptions
     order = 40
-    accuracy = "Its gradients are exact, but only the tensors that matter now are trained, so accuracy may differ."
+    accuracy = "Its gradients are exact, but only the most important tensors train, so accuracy may differ."
     keeps_time_ratio = True
     rebuild = "snugfit.strategies.rebuilding:with_saved_widths"
 
     def check(self, request: BaseRequest) -> None:
-        """The scheme must be one of its own, and only the scheme ``elastic`` keeps a time ratio.
+        """Check the scheme; only the scheme ``elastic`` keeps a time ratio.
 
         Raises:
-            UsageError: it is another, or does not.
+            UsageError: the scheme is unknown, or cannot keep the time ratio.
         """
         scheme = getattr(request.strategy, "scheme", None)
         if request.budget.time_ratio is not None and scheme not in (None, "elastic"):
@@ -69,7 +70,7 @@ class Config(StrategyConfig):
         require_scheme(self.name, SCHEMES, scheme)
 
     def why_not(self, request: BaseRequest) -> str | None:
-        """A scheme of another strategy is a reason, too."""
+        """As in the base class; also excludes schemes of other strategies."""
         return super().why_not(request) or foreign_scheme(SCHEMES, request)
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""When steps take other than predicted for long, the operators are measured anew (ElasticTrainer section 5.4)."""
+"""Measure the operators again when step time drifts from its prediction (ElasticTrainer section 5.4)."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ from snugfit._training.run import Run
 from snugfit.profiling.operator import timed
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
-from snugfit.strategies.elastic.budgets import Sizes
+from snugfit.strategies.elastic.budgets import SelectionCosts
 from snugfit.strategies.elastic.probes import ElasticProbes
 from snugfit.strategies.elastic.settings import ElasticSettings
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.strategies.memory_estimates import random_batch, with_safety
 
 DRIFT = 0.25
-"""Share by which steps may differ from their prediction before it counts as drift."""
-PAIRS = 7
-"""Steps with the selection, and as many with the classifier alone, that decide whether steps have drifted."""
-_MAPS = 8
-"""Maps of an operator's size, at most, while it is measured: its input, copy, output, gradients and what is kept."""
-LEAST_SECONDS = 0.05
-"""Steps shorter than this differ by more than that from one epoch to the next anyway."""
+"""Relative difference between measured and predicted step time above which it counts as drift."""
+STEP_PAIRS = 7
+"""Steps with the selection, and steps with only the classifier, that are run to detect drift."""
+_FEATURE_MAPS = 8
+"""Most feature maps of an operator's size during its measurement: input, copy, output, gradients, kept tensors."""
+MIN_STEP_SECONDS = 0.05
+"""Shorter steps vary by more than ``DRIFT`` between epochs."""
 
 
 def looks_drifted(interval: IntervalRecord) -> bool:
-    """Whether the steps of an interval took another time than predicted; perhaps the machine was busy."""
+    """Whether step time in an interval differs from its prediction; the machine may have been busy."""
     measured, predicted = interval.measured_seconds, interval.predicted_seconds
-    return measured > LEAST_SECONDS and abs(measured / predicted - 1) > DRIFT
+    return measured > MIN_STEP_SECONDS and abs(measured / predicted - 1) > DRIFT
 
 
-def drifted(trainer: TensorTrainer, sizes: Sizes, run: Run, input_shape: tuple[int, ...]) -> bool:
-    """Whether steps with the selection take another time than predicted, beside steps of the classifier alone.
+def drifted(trainer: TensorTrainer, costs: SelectionCosts, run: Run, input_shape: tuple[int, ...]) -> bool:
+    """Whether steps with the selection, relative to steps of only the classifier, differ from their prediction.
 
-    A selection follows from seconds of operators over those of others, so only these can be wrong. Both kinds of step
-    are run in turns, and of each the shortest counts: a busy machine lengthens both. Full steps would tell the same,
-    but may not fit the memory budget. The steps change nothing.
+    A selection depends on ratios of operator times, so only ratios matter. Both kinds of step alternate, and the
+    shortest of each counts, because a busy machine lengthens both. Full steps would serve as well, but may not fit the
+    memory budget. The steps change nothing.
 
     Args:
-        trainer: with the selection in force.
-        sizes: the model of times that the selection was made by.
-        run: the run under way.
-        input_shape: of one image.
+        trainer: the trainer, with the current selection.
+        costs: the costs that the selection was based on.
+        run: the run.
+        input_shape: (channels, height, width) of an image.
     """
-    network = sizes.memory
-    predicted = ratio_without_updates(sizes.times, network.mask(trainer.selected))
+    network = costs.memory
+    predicted = ratio_without_updates(costs.times, network.mask(trainer.selected))
     head = set(network.selected(network.head))
-    batch = random_batch(input_shape, run.workload.classes, sizes.micro.micro_batch, str(run.device))
+    batch = random_batch(input_shape, run.workload.classes, costs.micro.micro_batch, str(run.device))
     alone, selected = float("inf"), float("inf")
     for only in (head, None):  # the first of each generates kernels
         with run.limit.allow_kernels():
             trainer.dry_step(*batch, only)
-    for _ in range(PAIRS):
+    for _ in range(STEP_PAIRS):
         alone = min(alone, timed(partial(trainer.dry_step, *batch, head), run.device)[1])
         selected = min(selected, timed(partial(trainer.dry_step, *batch), run.device)[1])
         run.tick()
@@ -71,52 +71,52 @@ def drifted(trainer: TensorTrainer, sizes: Sizes, run: Run, input_shape: tuple[i
 
 
 def ratio_without_updates(times: StepTimes, mask: Mask) -> float:
-    """Predicted seconds of a step with a selection over those of the classifier alone, both without their updates."""
+    """Predicted seconds of a step with a selection (N,) over one of only the classifier, both without updates."""
     updates = np.array([tensor.update_seconds for tensor in times.network.tensors])
     head = times.network.head
     return float((times.step_seconds(mask) - updates[mask].sum()) / (times.least - updates[head].sum()))
 
 
 def profile_again(
-    strategy: ElasticSettings, chain: Chain, sizes: Sizes, run: Run, parameters: Iterable[nn.Parameter]
+    strategy: ElasticSettings, chain: Chain, costs: SelectionCosts, run: Run, parameters: Iterable[nn.Parameter]
 ) -> TensorProfile | None:
-    """Measure every operator of the network in memory again, at the largest batch that the run's predicted peak holds.
+    """Measure every operator of the network in memory again, at the largest batch within the run's predicted peak.
 
-    All ``parameters`` may train in it, not only those of the present selection: the next one is made among all.
-    Updates are not run, and neither are whole steps: these are taken to have changed as the sums over operators have.
+    All ``parameters`` may train, because the next selection chooses among all of them. Neither updates nor whole steps
+    are run: times of whole steps are scaled by the change in the sums over operators.
 
     Returns:
-        The new profile; None if that peak, or the memory budget, does not allow it.
+        The new profile; None if the predicted peak or the memory budget does not allow it.
     """
-    old = sizes.memory.profile
+    old = costs.memory.profile
     probes = ElasticProbes(chain, run.workload, str(run.device), strategy.lean)
     tensors, batch = None, min(old.batch, strategy.micro_batch)
-    while batch and profiling_peak(sizes, batch) > run.predicted.peak_bytes:
+    while batch and profiling_peak(costs, batch) > run.predicted.peak_bytes:
         batch //= 2
     if batch:
         with _trainable(parameters):
             tensors = probes.tensors(batch, live=True).measure_operators(run.limit)
         run.tick()
     if tensors is None:
-        run.emit(Notice("steps have drifted from their prediction, but there is no memory to measure operators anew"))
+        run.emit(Notice("steps have drifted from their prediction, but there is no memory to measure operators again"))
         return None
-    run.emit(Notice("steps have drifted from their prediction; operators were measured anew"))
+    run.emit(Notice("steps have drifted from their prediction; operators were measured again"))
     tensors = replace(tensors, operators=_with_updates(tensors.operators, old))
-    return replace(tensors, steps=_changed(old, tensors))
+    return replace(tensors, steps=_scaled_steps(old, tensors))
 
 
-def profiling_peak(sizes: Sizes, batch: int) -> int:
-    """Predicted peak of measuring operators beside the network, its optimizer state and all."""
-    operators = sizes.memory.operators
+def profiling_peak(costs: SelectionCosts, batch: int) -> int:
+    """Predicted peak of measuring operators with the network and its whole optimizer state in memory."""
+    operators = costs.memory.operators
     largest = max((op.output_bytes for op in operators), default=0) * batch
     weights = max((sum(tensor.bytes for tensor in op.tensors) for op in operators), default=0)
-    state = sizes.memory.state_bytes(sizes.times.everything)
-    held = sizes.weight_bytes + state + 2 * weights + _MAPS * largest
-    return with_safety(sizes.profile.base_bytes, held)
+    state = costs.memory.state_bytes(costs.times.everything)
+    held = costs.weight_bytes + state + 2 * weights + _FEATURE_MAPS * largest
+    return with_safety(costs.profile.base_bytes, held)
 
 
 def _with_updates(operators: Sequence[OperatorFacts], old: TensorProfile) -> tuple[OperatorFacts, ...]:
-    """Operators whose updates take as long as they took before."""
+    """Operators with the update times of the old profile."""
     known = {tensor.name: tensor.update_seconds for tensor in old.tensors}
     return tuple(
         replace(op, tensors=tuple(replace(t, update_seconds=known.get(t.name, 0.0)) for t in op.tensors))
@@ -126,7 +126,7 @@ def _with_updates(operators: Sequence[OperatorFacts], old: TensorProfile) -> tup
 
 @contextmanager
 def _trainable(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Context in which all of them require gradients."""
+    """Context in which all parameters require gradients."""
     flags = [(parameter, parameter.requires_grad) for parameter in parameters]
     try:
         for parameter, _ in flags:
@@ -137,8 +137,8 @@ def _trainable(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
-def _changed(old: TensorProfile, new: TensorProfile) -> StepSeconds | None:
-    """The whole steps, scaled as the sums of their operators have changed."""
+def _scaled_steps(old: TensorProfile, new: TensorProfile) -> StepSeconds | None:
+    """Times of whole steps, scaled by the change in the sums over operators."""
     steps = old.steps
     if steps is None:
         return None

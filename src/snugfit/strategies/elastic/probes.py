@@ -1,4 +1,4 @@
-"""What ``elastic`` must know before it can plan: every operator, two whole steps, and a pass for importance."""
+"""Probes of ``elastic``: every operator, two whole steps, and the importance pass."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from snugfit.strategies.memory_estimates import (
     place_synthetic_weights,
     random_batch,
     step_floor,
+    weight_layers,
 )
 
 HEAD, FULL, IMPORTANCE, TENSORS = "elastic:head", "elastic:full", "elastic:importance", "elastic:tensors"
 """Names of the probes."""
-Which = Literal["head", "full"]
+TrainedPart = Literal["head", "full"]
 NO_STATE: Mapping[str, StoredTensor] = {}
 
 
@@ -43,9 +44,9 @@ class ElasticProbes:
 
     Attributes:
         chain: the network, on the meta device.
-        workload: what is trained.
-        device: where.
-        lean: whether the lean operators are used.
+        workload: data shapes, optimizer and precision.
+        device: the device to measure on.
+        lean: whether to use the lean operators.
     """
 
     chain: Chain
@@ -54,7 +55,7 @@ class ElasticProbes:
     lean: bool
 
     def all(self, importance_batch: int | None) -> list[Probe | TensorProbe]:
-        """Every probe; that of the importance pass, over that many images, only where importance is told."""
+        """All probes; that of the importance pass only if its number of images is given."""
         probes: list[Probe | TensorProbe] = [self._step(HEAD, "head"), self._step(FULL, "full")]
         if importance_batch is not None:
             probes.append(self._importance(importance_batch))
@@ -62,11 +63,11 @@ class ElasticProbes:
 
     @property
     def limit(self) -> int:
-        """Largest batch of interest."""
+        """Largest batch to measure."""
         return self.workload.effective_batch
 
-    def trainer(self, where: str, which: Which) -> TensorTrainer:
-        """The network with made-up weights, and what trains it."""
+    def trainer(self, where: str, which: TrainedPart) -> TensorTrainer:
+        """A trainer of the network with synthetic weights."""
         clone = copy.deepcopy(self.chain)
         module = clone.to_module()
         place_synthetic_weights(module, where)
@@ -74,10 +75,10 @@ class ElasticProbes:
         trainer.select(self._names(trainer, which))
         return trainer
 
-    def _names(self, trainer: TensorTrainer, which: Which) -> Sequence[str]:
+    def _names(self, trainer: TensorTrainer, which: TrainedPart) -> Sequence[str]:
         return tuple(trainer.parameters) if which == "full" else classifier_names(self.chain)
 
-    def _step(self, name: str, which: Which) -> Probe:
+    def _step(self, name: str, which: TrainedPart) -> Probe:
         def build() -> Callable[[int], object]:
             trainer = self.trainer(self.device, which)
             return lambda batch: trainer.step(*self._batch(batch, self.device))
@@ -85,14 +86,14 @@ class ElasticProbes:
         def floor(batch: int) -> int:
             return step_floor(self.trainer("meta", which), lambda: self._batch(batch, "meta"))
 
-        return Probe(name, build, floor, self.limit, layers=_layers(self.chain))
+        return Probe(name, build, floor, self.limit, layers=weight_layers(self.chain))
 
     def _importance(self, batch: int) -> Probe:
-        """A pass over ``batch`` images; the size that is measured is how many are in memory at once."""
+        """A pass over ``batch`` images; the measured batch size is the number of images in memory at once."""
 
         def build() -> Callable[[int], object]:
             clone = copy.deepcopy(self.chain)
-            _filled(clone.to_module().to_empty(device=self.device), lean=self.lean)
+            _with_synthetic_weights(clone.to_module().to_empty(device=self.device), lean=self.lean)
             units = [unit.module.eval() for unit in clone.all_units]
             shapes = [unit.input_shape for unit in clone.all_units]
             update = trial_updates(self.workload.optimizer)
@@ -112,10 +113,10 @@ class ElasticProbes:
             weights = sum(unit.weight_bytes for unit in self.chain.all_units)
             return weights + max(self._unit_floor(unit, chunk) for unit in self.chain.all_units)
 
-        return Probe(IMPORTANCE, build, floor, min(batch, self.workload.train_count), layers=_layers(self.chain))
+        return Probe(IMPORTANCE, build, floor, min(batch, self.workload.train_count), layers=weight_layers(self.chain))
 
     def _unit_floor(self, unit: Unit, chunk: int) -> int:
-        """Tensor bytes of a unit's part of the pass beside the weights: maps and gradients, then an update."""
+        """Tensor bytes of a unit's part of the pass without weights: feature maps and gradients, then an update."""
         module = copy.deepcopy(unit.module).requires_grad_(True).eval()
         if self.lean:
             use_lean(module)
@@ -126,10 +127,10 @@ class ElasticProbes:
         return max(backward, sum(sizes) + step)
 
     def tensors(self, batch_limit: int, *, live: bool = False) -> TensorProbe:
-        """The probe of every operator; of the chain's own modules, which stay as they are, if it is ``live``."""
+        """The probe of every operator; if ``live``, of the chain's own modules, without changing them."""
 
         def prepare(module: nn.Module) -> None:
-            set_modes(module if live else _filled(module, lean=self.lean))
+            set_modes(module if live else _with_synthetic_weights(module, lean=self.lean))
 
         def make_update(parameter: nn.Parameter) -> Callable[[], object]:
             return ParameterOptimizers([("tensor", parameter)], self.workload.optimizer).step
@@ -147,12 +148,12 @@ class ElasticProbes:
         )
 
     def _whole_steps(self, batch: int) -> Sequence[WholeStep]:
-        """Steps of one network in three ways; what turns it from one way to another is not timed."""
+        """Steps of three variants of one network; switching between variants is not timed."""
         inputs, labels = self._batch(batch, self.device)
         trainer = self.trainer(self.device, "full")
         head = set(classifier_names(self.chain))
 
-        def turn(*, lean: bool, everything: bool) -> None:
+        def switch(*, lean: bool, everything: bool) -> None:
             use_lean(trainer.module) if lean else use_stock(trainer.module)
             for name, parameter in trainer.parameters.items():
                 parameter.requires_grad_(everything or name in head)
@@ -160,8 +161,8 @@ class ElasticProbes:
         def step() -> object:
             return trainer.step(inputs, labels)
 
-        ways = ((False, True), (self.lean, True), (self.lean, False))
-        return [(partial(turn, lean=lean, everything=everything), step) for lean, everything in ways]
+        variants = ((False, True), (self.lean, True), (self.lean, False))
+        return [(partial(switch, lean=lean, everything=everything), step) for lean, everything in variants]
 
     def _batch(self, batch: int, device: str) -> tuple[Tensor, Tensor]:
         return random_batch(self.chain.input_shape, self.workload.classes, batch, device)
@@ -173,13 +174,13 @@ def trial_updates(
     state: Mapping[str, StoredTensor] = NO_STATE,
     names: Set[str] | None = None,
 ) -> Update:
-    """The optimizer's steps from a state that they leave as it is, one parameter at a time.
+    """Optimizer steps from a stored state, one parameter at a time; the stored state does not change.
 
     Args:
         settings: the optimizer.
-        factor: of the peak learning rate.
-        state: as :meth:`ParameterOptimizers.state` gives it, in a scratch file.
-        names: the parameters that may train; the others stay as they are. All by default.
+        factor: factor of the peak learning rate.
+        state: the result of :meth:`ParameterOptimizers.state`, in a scratch file.
+        names: the parameters to update; all by default.
     """
 
     def update(name: str, parameter: nn.Parameter) -> None:
@@ -195,13 +196,9 @@ def trial_updates(
     return update
 
 
-def _filled(module: nn.Module, *, lean: bool) -> nn.Module:
-    """Give a module made-up weights, and the lean operators if they are used."""
+def _with_synthetic_weights(module: nn.Module, *, lean: bool) -> nn.Module:
+    """Give a module synthetic weights, and lean operators if ``lean``."""
     fill_synthetic_weights(module)
     if lean:
         use_lean(module)
     return module
-
-
-def _layers(chain: Chain) -> int:
-    return sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for u in chain.all_units for layer in u.module.modules())

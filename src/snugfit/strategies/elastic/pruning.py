@@ -1,4 +1,4 @@
-"""PruneTrain as a scheme: full training with group lasso on channels, and a smaller network at every interval."""
+"""The scheme PruneTrain: full training with group lasso on channels, and channel removal at every interval."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _SCALE = "lasso_scale"
 
 
 class Pruner:
-    """Group lasso in every step of a trainer, and the removal of channels that it has driven to zero.
+    """Adds group lasso to every step of a trainer, and removes channels that it has driven to zero.
 
     Args:
-        trainer: what trains the network.
-        input_shape: channels, height, width of an image.
+        trainer: the trainer of the network.
+        input_shape: (channels, height, width) of an image.
         ratio: share of the penalty in the loss at the start (PruneTrain section 4).
     """
 
     def __init__(self, trainer: TensorTrainer, input_shape: tuple[int, ...], ratio: float) -> None:
         self.trainer, self.input_shape, self.ratio, self.scale = trainer, input_shape, ratio, 0.0
-        use_stock(trainer.module)  # the walk knows layers by their classes
+        use_stock(trainer.module)  # find_groups distinguishes layers by class
         self.groups = find_groups(trainer.module, input_shape)  # type: ignore[arg-type]
         if trainer.lean:
             use_lean(trainer.module)
@@ -49,7 +49,7 @@ class Pruner:
             add_penalty_gradient(parameter, self.slots[name], self.scale)
 
     def start(self, data: TrainingData, run: Run, batch: int) -> None:
-        """Scale the penalty by the loss of the first batch, or take up what it was scaled by before an interruption."""
+        """Scale the penalty by the loss of the first batch; after an interruption, restore the scale."""
         notes = run.position.notes
         if _SCALE not in notes:
             module = self.trainer.module.eval()
@@ -58,12 +58,12 @@ class Pruner:
                 loss = float(F.cross_entropy(module(images.to(run.device)).float(), labels.to(run.device)))
             whole = penalty(module, self.groups)
             if not whole:
-                run.emit(Notice("prunetrain finds no channels in this network that can be removed; it trains in full"))
+                run.emit(Notice("prunetrain finds no removable channels in this network; it trains all weights"))
             notes[_SCALE] = penalty_scale(loss, whole, self.ratio) if whole else 0.0
         self.scale = float(notes[_SCALE])
 
     def prune(self) -> int:
-        """Remove dead channels and what the optimizer holds for them; how many parameters that were."""
+        """Remove dead channels and their optimizer state; return the number of removed parameters."""
         trainer = self.trainer
         before = sum(parameter.numel() for parameter in trainer.parameters.values())
         cuts = prune(trainer.module, self.groups)
@@ -72,7 +72,7 @@ class Pruner:
         return before - sum(parameter.numel() for parameter in trainer.parameters.values())
 
     def macs(self) -> int:
-        """Multiply-accumulates of a forward pass of the network as it is now, per image."""
+        """Multiply-accumulates per image of a forward pass of the current network."""
         with FlopCounterMode(display=False) as counter:
             run_on_meta(self.trainer.module, self.input_shape, training=False)
         return int(counter.get_total_flops()) // (2 * BATCH)

@@ -1,4 +1,4 @@
-"""Importance of every tensor where a run stands."""
+"""Importance of every tensor at the current weights of a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from snugfit.strategies.elastic.trainer import TensorTrainer
 def rank_tensors(
     strategy: ElasticSettings, chain: Chain, trainer: TensorTrainer, data: TrainingData, run: Run
 ) -> dict[str, float]:
-    """Importance by tensor name on a few training images drawn for this epoch; weights and optimizer stay as they are.
+    """Importance by tensor name, on a few training images drawn for this epoch. Weights and optimizer do not change.
 
-    The optimizer's state lies in a file meanwhile. Dropout is off: two masks would tell the update apart from nothing.
+    Meanwhile the optimizer's state is in a file. Dropout is off, because different masks also change the loss.
     """
     epoch, workload = run.position.epoch, run.workload
     seed_all(derive_seed(workload.seed, "importance", epoch))
@@ -39,7 +39,7 @@ def rank_tensors(
         spilled = {name: scratch.store(tensor) for name, tensor in state.items()}
         selected = trainer.selected
         del state
-        trainer.drop_state()
+        trainer.optimizers.release()
         release_memory()
         stack.enter_context(run.limit.allow_kernels())
         stack.enter_context(precision_context(images.to(run.device), bfloat16=workload.precision == "bfloat16"))

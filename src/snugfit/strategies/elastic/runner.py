@@ -1,4 +1,4 @@
-"""The run of ``elastic``: rank, select, train for some epochs, and again."""
+"""A run of ``elastic``: rank, select, train for some epochs, and repeat."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ _SHRINK = 0.9
 def fit_elastic(strategy: ElasticSettings, chain: Chain, data: TrainingData, run: Run) -> Record:
     """Train, evaluate, save, and return the record."""
     if strategy.prunes:
-        chain = copy.deepcopy(chain)  # whose layers will shrink
-    fit = _Fit(strategy, chain, data, run)
+        chain = copy.deepcopy(chain)  # pruning removes channels
+    fit = _ElasticRun(strategy, chain, data, run)
     try:
         while fit.unfinished:
             fit.interval()
     finally:
-        fit.trainer.release()  # or another run of the same plan would find tensors frozen
+        fit.trainer.release()  # another run of the same plan needs unfrozen tensors
     phase = run.predicted.phases[-1]
     save_model(run.folder, fit.trainer.module.state_dict(), run.manifest)
     evaluation = evaluate_model(fit.trainer.module.eval(), data, run, phase.batch_size)
     kept = sum(parameter.numel() for parameter in fit.trainer.module.parameters())
     parameters = {"full": fit.parameters, "trained_model": kept}
     outcome = Outcome(strategy.name, asdict(strategy), evaluation, parameters)
-    return make_record(run, data, replace(outcome, intervals=fit.intervals, tensors=fit.sizes.memory.names))
+    return make_record(run, data, replace(outcome, intervals=fit.intervals, tensors=fit.costs.memory.names))
 
 
-class _Fit:
-    """A run under way: its network in memory, and the intervals so far."""
+class _ElasticRun:
+    """A run with its network in memory and its intervals so far."""
 
     def __init__(self, strategy: ElasticSettings, chain: Chain, data: TrainingData, run: Run) -> None:
         self.strategy, self.chain, self.data, self.run = strategy, chain, data, run
@@ -73,7 +73,7 @@ class _Fit:
         self.profile, self.parameters = run.profile, chain.parameters
         if _PROFILE in notes:
             self.profile = replace(run.profile, tensors=from_data(TensorProfile, notes[_PROFILE]))
-        self.sizes = strategy.sizes(run.workload, self.profile)
+        self.costs = strategy.costs(run.workload, self.profile)
         self.trainer = self._load()
         self.pruner = Pruner(self.trainer, chain.input_shape, strategy.lasso) if strategy.prunes else None
         if self.pruner is not None and not run.resumed:
@@ -81,7 +81,7 @@ class _Fit:
         if self.intervals:
             self.trainer.select(self.intervals[-1].tensors)
         else:
-            self._look_at_norms()
+            self._warn_without_statistics()
         if run.resumed:
             self.trainer.load_state(run.resumed_tensors)
             if self.pruner is not None:
@@ -97,26 +97,26 @@ class _Fit:
             module, self.chain.forward, self.run.workload, self.strategy.micro_batches, lean=self.strategy.lean
         )
 
-    def _look_at_norms(self) -> None:
+    def _warn_without_statistics(self) -> None:
         norms = [layer for layer in self.trainer.module.modules() if isinstance(layer, _BatchNorm)]
         if norms and all(norm.running_mean is not None and not norm.running_mean.any() for norm in norms):
             self.run.emit(
                 Notice(
-                    "BatchNorm keeps to its statistics, and these weights have none: elastic fine-tunes pre-trained "
-                    "networks, so give it --weights."
+                    "BatchNorm does not update its statistics, and these weights have none: elastic fine-tunes "
+                    "pre-trained networks, so give --weights."
                 )
             )
 
     @property
     def unfinished(self) -> bool:
-        """Whether epochs are left, or the last interval was interrupted after its last one."""
-        return self.run.position.epoch < self.run.workload.epochs or not self._is_over()
+        """Whether epochs remain, or the last interval was interrupted after its last epoch."""
+        return self.run.position.epoch < self.run.workload.epochs or not self._is_finished()
 
     def interval(self) -> None:
-        """Select, unless that was done before an interruption, and train for the interval's epochs."""
+        """Select tensors, unless done before an interruption, and train for the interval's epochs."""
         run, epoch = self.run, self.run.position.epoch
-        if self._is_over():
-            self._begin()
+        if self._is_finished():
+            self._start_interval()
         present = self.intervals[-1]
         end = min(present.first_epoch + self._length, run.workload.epochs)
         phase = replace(
@@ -131,7 +131,7 @@ class _Fit:
         run.start_phase(phase, len(self.intervals) - 1, count, end - present.first_epoch, steps, present.first_epoch)
         while epoch < end and not self._drifted():
             train_phase(
-                self.trainer, self.data.train, phase, run, lambda: self._close_epoch(phase), range(epoch, epoch + 1)
+                self.trainer, self.data.train, phase, run, lambda: self._end_epoch(phase), range(epoch, epoch + 1)
             )
             epoch = run.position.epoch
         run.end_phase(phase, epoch - present.first_epoch, steps)
@@ -146,26 +146,26 @@ class _Fit:
         phases = self.run.predicted.phases
         return phases[min(self.run.position.phase, len(phases) - 1)]
 
-    def _is_over(self) -> bool:
-        """Whether the epochs of the last interval, if there is one, have been run."""
+    def _is_finished(self) -> bool:
+        """Whether the last interval, if any, has run all its epochs."""
         return len(self.intervals) <= self.run.position.phase
 
-    def _begin(self) -> None:
-        """Make the next interval's selection, and note it, so that it is never made anew."""
+    def _start_interval(self) -> None:
+        """Make and store the next interval's selection, so that it is never repeated."""
         started = time.perf_counter()
         self.trainer.step_seconds.clear()
         profiled = bool(self.intervals) and self._drifted() and self._profile_again()
         pruned = self._prune() if self.intervals else 1.0
         scores = self._importance() if self.strategy.selects else {}
         mask = self._choose(scores)
-        network, times = self.sizes.memory, self.sizes.times
+        network, times = self.costs.memory, self.costs.times
         everything = np.ones(len(network.names), dtype=bool)
         macs = int(network.macs(mask) * pruned)
-        peaks = [self.sizes.predicted(mask)]
+        peaks = [self.costs.predicted_peak(mask)]
         if self.strategy.selects:
             peaks.append(importance_peak(self.profile, self.strategy.chunk))
         if profiled:
-            peaks.append(profiling_peak(self.sizes, self.sizes.memory.profile.batch))
+            peaks.append(profiling_peak(self.costs, self.costs.memory.profile.batch))
         self.intervals.append(
             IntervalRecord(
                 first_epoch=self.run.position.epoch,
@@ -176,7 +176,7 @@ class _Fit:
                 flops_per_epoch=2 * macs * self.run.workload.train_count,
                 full_macs=network.macs(everything),
                 predicted_peak_bytes=max(peaks),
-                analytic_peak_bytes=self.sizes.analytic(mask),
+                analytic_peak_bytes=self.costs.analytic_bytes(mask),
                 selection_seconds=time.perf_counter() - started,
                 importance=scores,
                 profiled=profiled,
@@ -184,11 +184,11 @@ class _Fit:
         )
         self.run.add_overhead("selection", time.perf_counter() - started)
         self.run.emit(TensorsSelected(len(self.intervals) - 1, self.intervals[-1], len(network.names)))
-        self._note()
+        self._save_intervals()
         self.run.save(self.trainer.state())
 
     def _prune(self) -> float:
-        """Remove what ``prunetrain`` has driven to zero; multiply-accumulates left, over those at the start."""
+        """Remove channels that ``prunetrain`` has driven to zero; return the share of remaining operations."""
         if self.pruner is None:
             return 1.0
         removed = self.pruner.prune()
@@ -196,14 +196,14 @@ class _Fit:
             self.run.emit(Notice(f"prunetrain removed {removed:,} parameters"))
         return self.pruner.macs() / sum(unit.macs for unit in self.profile.units)
 
-    def _note(self) -> None:
+    def _save_intervals(self) -> None:
         self.run.position.notes[_INTERVALS] = to_data(self.intervals)
 
     def _importance(self) -> dict[str, float]:
         """Importance of every tensor.
 
         Raises:
-            DivergedError: one is not finite.
+            DivergedError: an importance is not finite.
         """
         scores = rank_tensors(self.strategy, self.chain, self.trainer, self.data, self.run)
         wrong = next((name for name, value in scores.items() if not np.isfinite(value)), None)
@@ -215,58 +215,58 @@ class _Fit:
         return scores
 
     def _choose(self, scores: Mapping[str, float]) -> Mask:
-        """The selection, in force and rehearsed; a smaller one where memory is refused."""
-        strategy, network = self.strategy, self.sizes.memory
+        """Apply the selection and test it in a dry run; choose a smaller one if it runs out of memory."""
+        strategy, network = self.strategy, self.costs.memory
         if not strategy.selects:
             mask = strategy.fixed(network)
-            self._take(mask)
+            self._apply(mask)
             if self._dry_run_fits():
                 return mask
             raise self._refused()
         values = np.array([scores[name] for name in network.names])
-        headroom = self.sizes.headroom(strategy.budget, strategy.time_ratio or 1.0)
+        headroom = self.costs.headroom(strategy.budget, strategy.time_ratio or 1.0)
         while True:
-            found = choose(self.sizes.times, network, values, headroom)
-            mask = self._unless_empty(found, values)
-            self._take(mask)
+            found = choose(self.costs.times, network, values, headroom)
+            mask = self._or_previous(found, values)
+            self._apply(mask)
             if self._dry_run_fits():
                 return mask
             if headroom.bytes is None or mask is not found:
                 raise self._refused()
             self.run.emit(
-                Notice(f"interval {len(self.intervals) + 1}: a selection was refused memory; taking a smaller one")
+                Notice(f"interval {len(self.intervals) + 1}: a selection ran out of memory; taking a smaller one")
             )
             taken, least = (needed_bytes(network, each, headroom) for each in (mask, network.head))
             headroom = replace(headroom, bytes=least + int((min(headroom.bytes, taken) - least) * _SHRINK))
 
-    def _unless_empty(self, mask: Mask, values: np.ndarray) -> Mask:
-        """The selection; the last one again where no update lowers the loss.
+    def _or_previous(self, mask: Mask, values: np.ndarray) -> Mask:
+        """The selection, or the previous one if no update lowers the loss.
 
         Raises:
-            InfeasibleTimeError: nothing is worth training in that time, and nothing was before.
-            InfeasibleBudgetError: nor in that memory.
+            InfeasibleTimeError: no tensor qualifies within the time ratio, and there is no previous selection.
+            InfeasibleBudgetError: no tensor qualifies within the memory budget.
         """
-        network = self.sizes.memory
+        network = self.costs.memory
         if (mask & ~network.head).any():
             return mask
         if self.intervals:
             self.run.emit(Notice("no update lowers the loss within the budget; keeping the selection as it is"))
             return network.mask(self.intervals[-1].tensors)
-        raise nothing_selected(self.sizes, self.strategy.budget, values)
+        raise nothing_selected(self.costs, self.strategy.budget, values)
 
-    def _take(self, mask: Mask) -> None:
-        names = self.sizes.memory.selected(mask)
+    def _apply(self, mask: Mask) -> None:
+        names = self.costs.memory.selected(mask)
         if set(names) != set(self.trainer.selected):
             self.trainer.select(names)
             release_memory()
 
     def _dry_run_fits(self) -> bool:
-        """Run a step on made-up data that changes nothing; whether it fits beside the optimizer state to come."""
-        run, sizes = self.run, self.sizes
+        """Run a dry step on a synthetic batch; return whether it fits together with the future optimizer state."""
+        run, costs = self.run, self.costs
         state = self.trainer.optimizers.state()
         held = sum(t.numel() * t.element_size() for t in state.values() if t.dim())
-        mask = sizes.memory.mask(self.trainer.selected)
-        coming = max(sizes.memory.state_bytes(mask) - held, 0)
+        mask = costs.memory.mask(self.trainer.selected)
+        coming = max(costs.memory.state_bytes(mask) - held, 0)
         try:
             with run.limit.tightened(SPARE_BYTES + coming):
                 peak = self._dry_peak(state)
@@ -282,7 +282,7 @@ class _Fit:
         return True
 
     def _dry_peak(self, state: Mapping[str, Tensor]) -> int:
-        """Run a step twice, first for its kernels; peak bytes of live tensors."""
+        """Run a step twice, first to generate kernels; return the peak of live tensors, with ``state`` (any shapes)."""
         run, shape, size = self.run, self.chain.input_shape, self.strategy.micro_batch
         inputs, labels = random_batch(shape, run.workload.classes, size, str(run.device))
         with run.limit.allow_kernels():
@@ -296,8 +296,8 @@ class _Fit:
             "although it was predicted to fit. Use a larger --memory."
         )
 
-    def _close_epoch(self, phase: Phase) -> float | None:
-        """Note what steps took, before the checkpoint at the epoch's end; and validate."""
+    def _end_epoch(self, phase: Phase) -> float | None:
+        """Store the median step time before the checkpoint at the epoch's end, and validate."""
         run, present = self.run, self.intervals[-1]
         seconds = self.trainer.step_seconds
         present = replace(
@@ -306,7 +306,7 @@ class _Fit:
             measured_seconds=statistics.median(seconds) if seconds else present.measured_seconds,
         )
         self.intervals[-1] = replace(present, drifted=self._has_drifted(present))
-        self._note()
+        self._save_intervals()
         if len(self.data.val) == 0:
             return None
         with run.limit.allow_kernels():
@@ -315,26 +315,26 @@ class _Fit:
         return float(confusion.trace()) / int(confusion.sum())
 
     def _has_drifted(self, present: IntervalRecord) -> bool:
-        """Whether steps have drifted; where operators were just measured, measuring them again would not help."""
+        """Whether steps have drifted; False if operators were measured just before this interval."""
         if not self.strategy.selects or present.profiled or not looks_drifted(present):
             return False
-        return drifted(self.trainer, self.sizes, self.run, self.chain.input_shape)
+        return drifted(self.trainer, self.costs, self.run, self.chain.input_shape)
 
     def _drifted(self) -> bool:
-        """Whether steps were found to have drifted, by this process or by the one before it."""
+        """Whether drift was found in the last interval, by this process or before a resume."""
         return self.intervals[-1].drifted
 
     def _profile_again(self) -> bool:
-        """Measure the operators again (ElasticTrainer section 5.4), once: a checkpoint keeps what was measured."""
+        """Measure the operators again (ElasticTrainer section 5.4), once; a checkpoint stores the result."""
         notes = self.run.position.notes
         if notes.get(_MEASURED) == len(self.intervals):
             return True
         parameters = self.trainer.parameters.values()
-        tensors = profile_again(self.strategy, self.chain, self.sizes, self.run, parameters)
+        tensors = profile_again(self.strategy, self.chain, self.costs, self.run, parameters)
         if tensors is None:
             return False
         self.profile = replace(self.profile, tensors=tensors)
-        self.sizes = self.strategy.sizes(self.run.workload, self.profile)
+        self.costs = self.strategy.costs(self.run.workload, self.profile)
         notes[_PROFILE], notes[_MEASURED] = to_data(tensors), len(self.intervals)
         self.run.save(self.trainer.state())
         return True

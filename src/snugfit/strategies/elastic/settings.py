@@ -1,18 +1,19 @@
-"""The settings of ``elastic``, and what follows from them alone."""
+"""The settings of ``elastic``, and values derived from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from snugfit._core.budget import Budget
 from snugfit._core.literals import ImportanceMetric
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
 from snugfit.selection.network import Mask, Network
-from snugfit.strategies.elastic.budgets import Sizes
+from snugfit.strategies.elastic.budgets import SelectionCosts
 from snugfit.strategies.elastic.config import ElasticScheme as Scheme
-from snugfit.strategies.elastic.schemes import scheme_mask
 from snugfit.strategies.micro_batch import MicroBatching
 
 
@@ -21,16 +22,16 @@ class ElasticSettings(MicroBatching):
     """Settings of ``elastic``.
 
     Attributes:
-        scheme: ``elastic`` selects tensors anew every ``interval`` epochs; ``full``, ``head``, ``bn+bias`` and
+        scheme: ``elastic`` selects tensors every ``interval`` epochs; ``full``, ``head``, ``bn+bias`` and
             ``prunetrain`` are the baselines of section 8.
-        importance: what tensors are ranked by.
+        importance: measure by which tensors are ranked.
         interval: epochs between two selections.
-        importance_batch: images that importance is told from.
+        importance_batch: images for ranking.
         lean: whether frozen tensors keep no activations.
         lasso: share of the group lasso in the loss of ``prunetrain`` at the start.
-        time_ratio: rho, step time over that of full training; filled in by ``propose``.
-        budget_bytes: memory budget, which selections keep to; filled in by ``propose``.
-        chunk: images at once in the pass that tells importance; filled in by ``propose``.
+        time_ratio: rho, step time over that of full training; set by ``propose``.
+        budget_bytes: memory budget of selections; set by ``propose``.
+        chunk: images at once in the importance pass; set by ``propose``.
     """
 
     name: ClassVar[str] = "elastic"
@@ -58,16 +59,26 @@ class ElasticSettings(MicroBatching):
 
     @property
     def budget(self) -> Budget:
-        """What its selections keep to."""
+        """The budget of its selections."""
         return Budget(self.budget_bytes, None, self.time_ratio)
 
-    def sizes(self, workload: Workload, profile: Profile) -> Sizes:
-        """What this instance needs, as a function of the selection."""
-        return Sizes(profile, workload, MicroBatching(self.micro_batch, self.micro_batches))
+    def costs(self, workload: Workload, profile: Profile) -> SelectionCosts:
+        """Memory and time of selections with these settings."""
+        return SelectionCosts(profile, workload, MicroBatching(self.micro_batch, self.micro_batches))
 
     def fixed(self, network: Network) -> Mask:
-        """The selection of a scheme that never changes it."""
-        return scheme_mask(self.scheme, network)
+        """The tensors that a baseline trains (N,), bool (ElasticTrainer section 8).
+
+        ``full`` and ``prunetrain`` train everything, ``head`` the classifier (traditional transfer learning),
+        ``bn+bias`` all tensors of norms, every bias, and the classifier.
+        """
+        if self.scheme == "head":
+            return network.head
+        if self.scheme == "bn+bias":
+            norms = np.array(["norm" in network.operators[place].kind.lower() for place in network.place])
+            biases = np.array([name.endswith("bias") for name in network.names])
+            return np.asarray(norms | biases | network.head)
+        return np.ones(len(network.names), dtype=bool)
 
     def spans(self, epochs: int) -> list[range]:
         """Epochs of each interval."""

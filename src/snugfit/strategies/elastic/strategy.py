@@ -1,4 +1,4 @@
-"""ElasticTrainer: train only the tensors that matter now, within a fraction of the full step's time."""
+"""ElasticTrainer: train only the most important tensors, within a fraction of a full step's time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from snugfit.strategies.memory_estimates import MB, smallest_budget, step_headro
 from snugfit.strategies.micro_batch import VALIDATION_SHARE, divisors
 
 DEFAULT_RATIO = 0.5
-"""rho where none is asked for (ElasticTrainer section 8.1)."""
+"""Default rho (ElasticTrainer section 8.1)."""
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,31 @@ class Elastic(ElasticSettings):
     """Tensor selection at run time (ElasticTrainer), and the ways of fine-tuning that it is compared with."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Averaged weights cannot come and go, and somebody must be able to choose."""
+        """Reasons why the model or optimizer is unsupported: weight averaging, or no tensor to select."""
         reasons = needs_classes(workload) + chain.bypassed_hooks()
         if workload.optimizer.averages:
-            reasons.append("schedulefree averages weights over all steps, but tensors come and go; use sgd or adamw")
+            reasons.append(
+                "schedulefree averages weights over all steps, but the selection of tensors changes; use sgd or adamw"
+            )
         if not any(parameter.requires_grad for unit in chain.all_units for parameter in unit.module.parameters()):
             reasons.append("no parameter of the model requires a gradient: nothing to select")
-        elif self.selects and not self._others(chain):
-            reasons.append("no parameter beside the classifier's requires a gradient; --scheme head trains that alone")
+        elif self.selects and not self._trainable_outside_head(chain):
+            reasons.append("only the classifier's parameters require gradients; train them with --scheme head")
         return reasons
 
     @staticmethod
-    def _others(chain: Chain) -> set[str]:
-        """Names of the tensors that may train beside the classifier."""
+    def _trainable_outside_head(chain: Chain) -> set[str]:
+        """Names of the trainable tensors other than the classifier's."""
         named = (pair for unit in chain.all_units for pair in unit.module.named_parameters())
         return {name for name, parameter in named if parameter.requires_grad} - set(classifier_names(chain))
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe | TensorProbe]:
-        """Steps with the fewest tensors and with all, a pass for importance, and every operator."""
+        """Probes of steps with the fewest tensors and with all, of the importance pass, and of every operator."""
         probes = ElasticProbes(chain, workload, hardware.device, self.lean)
         return probes.all(self.importance_batch if self.selects else None)
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Elastic]:
-        """The largest micro-batch at which memory leaves the selection what time allows, or nearly."""
+        """The largest micro-batch at which memory allows nearly the selection that time allows."""
         if profile.tensors is None or HEAD not in profile.lines:
             return
         ratio = (budget.time_ratio or DEFAULT_RATIO) if self.selects else None
@@ -66,29 +68,29 @@ class Elastic(ElasticSettings):
             return
         filled = replace(self, time_ratio=ratio, budget_bytes=budget.memory_bytes, chunk=chunk)
         options = [filled.at(size, limit) for size in reversed(divisors(limit))] if self.accumulate else []
-        best, best_worth = None, 0.0
+        best, best_share = None, 0.0
         for option in options or [filled.at(size, size) for size in range(limit, 0, -1)]:
-            worth = option._worth(workload, profile)
-            if worth > best_worth * 1.02:
-                best, best_worth = option, worth
-            if best_worth > 0.98:
+            share = option._time_share(workload, profile)
+            if share > best_share * 1.02:
+                best, best_share = option, share
+            if best_share > 0.98:
                 break
         if best is not None:
             yield best
 
-    def _worth(self, workload: Workload, profile: Profile) -> float:
+    def _time_share(self, workload: Workload, profile: Profile) -> float:
         """Share of the updates' time in a selection by time alone that one within both budgets has; 0: does not fit."""
-        sizes, ratio = self.sizes(workload, profile), self.time_ratio or 1.0
+        costs, ratio = self.costs(workload, profile), self.time_ratio or 1.0
         if not self.selects:
-            fits = sizes.peak(self.fixed(sizes.memory)) <= step_headroom(self.budget, profile.base_bytes)
+            fits = costs.peak(self.fixed(costs.memory)) <= step_headroom(self.budget, profile.base_bytes)
             return 1.0 if fits else 0.0
-        if sizes.times.smallest_ratio > ratio:
+        if costs.times.smallest_ratio > ratio:
             return 0.0
-        network, headroom = sizes.times.network, sizes.headroom(self.budget, ratio)
+        network, headroom = costs.times.network, costs.headroom(self.budget, ratio)
         if self.budget_bytes is None:
             return 1.0
-        free = choose(sizes.times, sizes.memory, network.t_dw, replace(headroom, bytes=None))
-        bound = choose(sizes.times, sizes.memory, network.t_dw, headroom)
+        free = choose(costs.times, costs.memory, network.t_dw, replace(headroom, bytes=None))
+        bound = choose(costs.times, costs.memory, network.t_dw, headroom)
         others = ~network.head
         return float(network.t_dw[bound & others].sum() / max(network.t_dw[free & others].sum(), 1e-12))
 
@@ -114,32 +116,32 @@ class Elastic(ElasticSettings):
             floor = smallest_budget(profile, max(profile.floors[name] for name in lines) + held)
             return max(floor, (budget.memory_bytes or 0) + MB)
         least = self.at(1, workload.effective_batch if self.accumulate else 1)
-        sizes = least.sizes(workload, profile)
+        costs = least.costs(workload, profile)
         if not self.selects:
-            return budget_for(sizes.predicted(self.fixed(sizes.memory)), budget.memory_bytes)
+            return budget_for(costs.predicted_peak(self.fixed(costs.memory)), budget.memory_bytes)
         chunk = profile.lines[IMPORTANCE].smallest_batch
-        peak = sizes.least(budget.time_ratio or DEFAULT_RATIO, sizes.times.everything) or 0
+        peak = costs.min_peak(budget.time_ratio or DEFAULT_RATIO, costs.times.everything) or 0
         return budget_for(max(peak, importance_peak(profile, chunk)), budget.memory_bytes)
 
     def smallest_ratio(self, workload: Workload, profile: Profile) -> float | None:
-        """Smallest rho at which a tensor beside the classifier trains, rounded up; None for schemes without one."""
+        """Smallest rho with which a tensor outside the classifier trains, rounded up; None if rho does not apply."""
         if not self.selects or profile.tensors is None:
             return None
         limit = workload.effective_batch
-        smallest = replace(self, micro_batch=limit).sizes(workload, profile).times.smallest_ratio
+        smallest = replace(self, micro_batch=limit).costs(workload, profile).times.smallest_ratio
         return math.ceil(smallest * 1000) / 1000 if math.isfinite(smallest) else smallest
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
-        """Predicted cost; the peak is that of the hungriest selection that time and memory allow."""
-        sizes = self.sizes(workload, profile)
+        """Predicted cost; the peak is that of the largest selection that time and memory allow."""
+        costs = self.costs(workload, profile)
         if self.selects:
             ratio = self.time_ratio or 1.0
-            peak, step = sizes.most(self.budget, ratio), ratio * sizes.times.full
+            peak, step = costs.max_peak(self.budget, ratio), ratio * costs.times.full
             peak = max(peak, importance_peak(profile, self.chunk))
             ranking = profile.lines[IMPORTANCE].seconds_at(self.chunk)
         else:
-            mask = self.fixed(sizes.memory)
-            peak, step, ranking = sizes.predicted(mask), sizes.times.step_seconds(mask), 0.0
+            mask = self.fixed(costs.memory)
+            peak, step, ranking = costs.predicted_peak(mask), costs.times.step_seconds(mask), 0.0
         batch = self.effective_batch
         steps = max(workload.train_count // batch, 1)
         epoch = step * (steps + VALIDATION_SHARE * workload.val_count / batch)

@@ -1,4 +1,4 @@
-"""What every tensor's training takes on this machine, as ``elastic`` measures it before it selects."""
+"""Cost of training each tensor on this machine, as measured by ``elastic`` before a selection."""
 
 from __future__ import annotations
 

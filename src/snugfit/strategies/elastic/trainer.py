@@ -1,4 +1,4 @@
-"""Train a network of which only some tensors train, chosen anew as training goes on."""
+"""Training of a network in which only selected tensors train; the selection may change during training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from snugfit.surgery import adopt_widths
 
 
 def set_modes(module: nn.Module) -> None:
-    """Training mode, but BatchNorm keeps to its pre-trained statistics."""
+    """Set training mode; BatchNorm keeps using its pre-trained statistics."""
     module.train()
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
@@ -28,14 +28,14 @@ def set_modes(module: nn.Module) -> None:
 
 
 class TensorTrainer:
-    """Cross entropy on a network's output; gradients and updates for the selected tensors alone.
+    """Trains a network by cross entropy; only the selected tensors have gradients and updates.
 
     Args:
         module: the network.
         forward: images (B, C, H, W) to logits (B, classes).
         workload: optimizer and precision.
-        micro_batches: batches accumulated to one step; with 1 every gradient is applied and freed by a hook.
-        lean: whether frozen tensors keep no activations, through the lean operators.
+        micro_batches: batches accumulated to one step; with 1, a hook applies and frees every gradient.
+        lean: whether to use lean operators, so that frozen tensors keep no activations.
     """
 
     def __init__(
@@ -57,27 +57,23 @@ class TensorTrainer:
 
     @property
     def selected(self) -> tuple[str, ...]:
-        """Names of the tensors that train."""
+        """Names of the selected tensors."""
         return tuple(self.optimizers.parameters)
 
     def select(self, names: Iterable[str]) -> None:
-        """Train these tensors from now on; those that go lose their optimizer state, those that stay keep it."""
+        """Select these tensors; those that stay selected keep their optimizer state, others lose it."""
         wanted, state = set(names), self.optimizers.state()
         self.restore_state(wanted, {key: t for key, t in state.items() if key.rpartition("/")[0] in wanted})
         self.step_seconds.clear()
 
-    def drop_state(self) -> None:
-        """Let go of the optimizers and all that they hold, until :meth:`restore_state`."""
-        self.optimizers.release()
-
     def release(self) -> None:
-        """Drop the optimizers, and let every tensor require gradients again as it did at first; the end of training."""
+        """End training: drop the optimizers, and let every tensor require gradients again."""
         self.optimizers.release()
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
 
     def restore_state(self, names: Iterable[str], state: Mapping[str, Tensor]) -> None:
-        """Train these tensors from this optimizer state, as :meth:`ParameterOptimizers.state` gives it."""
+        """Select these tensors with an optimizer state from :meth:`ParameterOptimizers.state`, of any shapes."""
         wanted = set(names)
         self.optimizers.release()
         for name, parameter in self.parameters.items():
@@ -88,7 +84,7 @@ class TensorTrainer:
         self._hook()
 
     def _hook(self) -> None:
-        """Let gradients be applied, and changed before, as they come; unless they are to be accumulated."""
+        """Register hooks that change and apply each gradient in the backward pass, unless gradients accumulate."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -101,7 +97,7 @@ class TensorTrainer:
         self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
-        """One forward and backward; see :class:`snugfit._training.loop.Trainable`."""
+        """One forward and backward pass on inputs (B, C, H, W) and labels (B,); see ``_training.loop.Trainable``."""
         started = time.perf_counter()
         set_modes(self.module)
         loss, logits = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)
@@ -117,26 +113,28 @@ class TensorTrainer:
         return result
 
     def _update(self) -> None:
-        """Apply the gradients that were accumulated."""
-        for name, parameter in self.optimizers.parameters.items() if self.before_update is not None else ():
-            self.before_update(name, parameter)  # type: ignore[misc]
+        """Apply the accumulated gradients."""
+        if self.before_update is not None:
+            for name, parameter in self.optimizers.parameters.items():
+                self.before_update(name, parameter)
         self.optimizers.step()
 
     def dry_step(self, inputs: Tensor, labels: Tensor, only: Container[str] | None = None) -> None:
-        """The step's forward and backward, whose gradients are freed instead of applied: it changes nothing.
+        """Run a step's forward and backward pass, and free the gradients instead of applying them.
 
-        Where gradients accumulate, there is a second forward and backward with those of the first in memory.
+        If gradients accumulate, a second pass runs with the gradients of the first in memory.
 
         Args:
-            inputs, labels: a micro-batch.
-            only: of the selected tensors, those that have gradients; all of them by default.
+            inputs: a micro-batch (B, C, H, W).
+            labels: its labels (B,).
+            only: the selected tensors that get gradients; all by default.
         """
         trained = {name: p for name, p in self.optimizers.parameters.items() if only is None or name in only}
         idle = [p for name, p in self.optimizers.parameters.items() if name not in trained]
         self.optimizers.detach_hooks()
         for handle in self._handles:
             handle.remove()
-        drop = _dropping if self.micro_batches == 1 else _keeping
+        drop = _drop_gradient if self.micro_batches == 1 else _keep_gradient
         handles = [p.register_post_accumulate_grad_hook(drop) for p in trained.values()]
         try:
             for parameter in idle:
@@ -160,11 +158,11 @@ class TensorTrainer:
         self.optimizers.set_lr_factor(factor)
 
     def state(self) -> dict[str, dict[str, Tensor | Deferred]]:
-        """All weights, and the optimizer state of the selected ones; between two steps there are no gradients."""
+        """All weights, and the optimizer state of selected tensors, of any shapes; no gradients."""
         return {"model": {**self.module.state_dict()}, "optimizer": {**self.optimizers.state()}}
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
-        """Take up a state of the same selection, one group in memory at a time."""
+        """Load a state of the same selection, of any shapes, one group in memory at a time."""
         weights = load("model")
         with foreign_state():
             if self.before_update is not None:
@@ -174,12 +172,12 @@ class TensorTrainer:
         self.optimizers.load_state(load("optimizer"))
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Nothing: weights that are averaged cannot come and go, so no such optimizer is taken."""
+        """Do nothing with batches (B, ...): no supported optimizer averages weights."""
 
 
-def _dropping(parameter: Tensor) -> None:
+def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _keeping(parameter: Tensor) -> None:
+def _keep_gradient(parameter: Tensor) -> None:
     pass
