@@ -19,10 +19,10 @@ from snugfit.profiling.activation import analytic_activation_memory, liveness_ac
 from snugfit.profiling.liveness import StepOptions
 from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch
 from snugfit.strategies.sidenet.configurations import Configuration
-from snugfit.strategies.sidenet.frozen import Frozen
+from snugfit.strategies.sidenet.frozen import FrozenNetwork
 from snugfit.strategies.sidenet.network import make_trainer, trained_names, with_side_network
 
-WAYS: dict[str, Configuration] = {
+CONFIGURATIONS: dict[str, Configuration] = {
     "as it is (Rep-Net)": Configuration(1.0),
     "image by image": Configuration(1.0, by_sample=True),
     "pruned": Configuration(1.0, pruned=True),
@@ -46,7 +46,7 @@ class Subject:
     """
 
     chain: Chain
-    frozen: Frozen
+    frozen: FrozenNetwork
     workload: Workload
 
     @classmethod
@@ -57,39 +57,39 @@ class Subject:
             chain = Chain.from_module(models.build(model, classes, image_size), shape, model)
         adam = OptimizerSettings("adamw", lr=1e-4, weight_decay=0.0)
         workload = Workload(model, "made-up", shape, classes, 1000, 1, 1, batch_size=batch, optimizer=adam)
-        return cls(chain, Frozen(chain, "rep-net", 1.0, "on"), workload)
+        return cls(chain, FrozenNetwork(chain, "rep-net", 1.0, "on"), workload)
 
-    def measure(self, way: Configuration) -> Cell:
+    def measure(self, configuration: Configuration) -> Cell:
         """Both analytic figures and the measured one."""
-        network, trains = self._on_meta(way)
+        network, trains = self._on_meta(configuration)
         batch, shape = self.workload.batch_size, self.workload.input_shape
         rule = analytic_activation_memory(network, shape, trains, batch=batch)
-        by_sample = set(self.frozen.large) if way.by_sample else set()
+        by_sample = set(self.frozen.per_sample_blocks) if configuration.by_sample else set()
         true = liveness_activation_memory(
-            network, shape, trains, StepOptions(batch=batch, by_sample=by_sample, int8=way.int8, spent=True)
+            network, shape, trains, StepOptions(batch=batch, by_sample=by_sample, int8=configuration.int8, spent=True)
         )
         return {
             "rule": {"peak": rule.peak_bytes, "block": rule.peak_block, "kept": rule.cumulative_bytes,
                      "total": rule.total_bytes},
             "true": {"peak": true.peak_bytes, "parameters": true.parameter_bytes, "total": true.total_bytes},
-            **self._measured(way, true.parameter_bytes),
+            **self._measured(configuration, true.parameter_bytes),
         }  # fmt: skip
 
-    def _on_meta(self, way: Configuration) -> tuple[fx.GraphModule, set[str]]:
+    def _on_meta(self, configuration: Configuration) -> tuple[fx.GraphModule, set[str]]:
         module = cast(fx.GraphModule, copy.deepcopy(self.chain).to_module())
-        if way.pruned:
-            self.frozen.narrow(module)
-        network = with_side_network(module, self.chain.input_shape, way.side_width, 0)
+        if configuration.pruned:
+            self.frozen.prune(module)
+        network = with_side_network(module, self.chain.input_shape, configuration.side_width, 0)
         names = [name for name, _ in network.named_parameters()]
         trains = trained_names(names, self.frozen.classifier, self.frozen.scheme)
         trainer = _trainer(network, trains)
         return trainer, trains
 
-    def _measured(self, way: Configuration, resident: int) -> dict[str, int]:
+    def _measured(self, configuration: Configuration, resident: int) -> dict[str, int]:
         clone = copy.deepcopy(self.chain)
         module = clone.to_module()
         fill_synthetic_weights(module.to_empty(device="cpu"))
-        trainer = make_trainer(way, self.frozen, None)(clone, module, self.workload, 1)
+        trainer = make_trainer(configuration, self.frozen, None)(clone, module, self.workload, 1)
 
         def step() -> None:
             trainer.step(*random_batch(clone.input_shape, self.workload.classes, self.workload.batch_size, "cpu"))
@@ -100,7 +100,7 @@ class Subject:
     @property
     def ratios(self) -> dict[str, tuple[int, int]]:
         """Channels before and after, of every group that loses some."""
-        return self.frozen.table
+        return self.frozen.width_changes
 
 
 def _trainer(network: fx.GraphModule, trains: set[str]) -> fx.GraphModule:
@@ -117,5 +117,5 @@ def _trainer(network: fx.GraphModule, trains: set[str]) -> fx.GraphModule:
 
 
 def table(subject: Subject) -> dict[str, Any]:
-    """Every way."""
-    return {name: subject.measure(way) for name, way in WAYS.items()}
+    """Every configuration."""
+    return {name: subject.measure(configuration) for name, configuration in CONFIGURATIONS.items()}

@@ -51,7 +51,7 @@ def fails(model: Any, **options: Any) -> SnugfitError:
         (pointwise, {}, ModelError, 4, "no block for a side network"),
         (cnn, {"image_size": 4}, ModelError, 4, "too small for a side network"),
         (cnn, {"prune": "0.98"}, ModelError, 4, "would empty layer"),
-        (cnn, {"scheme": "head", "prune": "on"}, UsageError, 2, "--prune serves a side network"),
+        (cnn, {"scheme": "head", "prune": "on"}, UsageError, 2, "--prune requires a side network"),
         (cnn, {"scheme": "bias+head", "sample_wise": "on"}, UsageError, 2, "cannot run by sample"),
         (cnn, {"optimizer": "schedulefree"}, InfeasibleBudgetError, 3, "use sgd or adamw"),
         ("vgg16", {"memory": "8MB", **ONE_WAY}, InfeasibleBudgetError, 3, "Smallest budget"),

@@ -12,7 +12,7 @@ from snugfit._engine.builder import assemble
 from snugfit.errors import ModelError
 from snugfit.memory import Baseline, MemoryLimit
 from snugfit.strategies.sidenet import activation_table as activations
-from snugfit.strategies.sidenet.activation_table import activation_table, make_subject
+from snugfit.strategies.sidenet.activation_table import activation_table, prepare_network
 
 NO_LIMIT = MemoryLimit(None, Baseline(0, 0), torch.device("cpu"))
 
@@ -46,23 +46,23 @@ def test_the_allocator_agrees_with_the_true_figure(trained):
 
 def test_what_trains_and_in_which_mode():
     chain = assembly().chain
-    subject = make_subject(chain, "sidenet")
-    assert {name.split(".")[0] for name in subject.names} == {"side", "fc"}
-    norms = [(name, each) for name, each in subject.module.named_modules() if isinstance(each, nn.BatchNorm2d)]
+    prepared = prepare_network(chain, "sidenet")
+    assert {name.split(".")[0] for name in prepared.names} == {"side", "fc"}
+    norms = [(name, each) for name, each in prepared.module.named_modules() if isinstance(each, nn.BatchNorm2d)]
     assert all(layer.training == name.startswith("side.") for name, layer in norms)
-    frozen = {name for name, parameter in subject.module.named_parameters() if not parameter.requires_grad}
-    assert frozen == {name for name, _ in subject.module.named_parameters()} - subject.names
-    biases = make_subject(chain, "bias+head").names
+    frozen = {name for name, parameter in prepared.module.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in prepared.module.named_parameters()} - prepared.names
+    biases = prepare_network(chain, "bias+head").names
     assert {"layer1.0.bn1.bias", "fc.weight"} <= biases and "layer1.0.bn1.weight" not in biases
 
 
 def test_a_side_network_is_the_default_where_there_can_be_one():
-    assert make_subject(assembly().chain, None).trained == "sidenet"
+    assert prepare_network(assembly().chain, None).trained == "sidenet"
     plain = assembly("own", 8, nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))).chain
-    subject = make_subject(plain, None)
-    assert subject.trained == "full" and subject.names == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    prepared = prepare_network(plain, None)
+    assert prepared.trained == "full" and prepared.names == {"0.weight", "0.bias", "3.weight", "3.bias"}
     with pytest.raises(ModelError):
-        make_subject(plain, "sidenet")
+        prepare_network(plain, "sidenet")
 
 
 def test_nothing_runs_where_memory_is_short(monkeypatch):

@@ -1,4 +1,4 @@
-"""Which way of fitting a budget is taken: what is expected to lose the least accuracy, from made-up lines."""
+"""Which configuration is chosen for a budget: the one with the least expected loss, from synthetic lines."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ from snugfit.strategies.sidenet.configurations import (
     Configuration,
     configurations,
 )
-from snugfit.strategies.sidenet.lower_bounds import Looks
+from snugfit.strategies.sidenet.lower_bounds import LowerBounds
 from snugfit.strategies.sidenet.retraining import RETRAIN
 from snugfit.strategies.sidenet.strategy import LEFT_BY_RETRAINING, Sidenet
 
@@ -46,15 +46,15 @@ def proposed(strategy, sizes, budget, batch=8):
 def test_everything_fits_without_a_budget():
     made = proposed(Sidenet(), {Configuration(1.0): (10, 1)}, Budget())
     assert made == Sidenet(side_width=1.0, prune="off", sample_wise="off", weight_storage="float32", micro_batch=8)
-    assert made.tried == (Configuration(1.0),) and made.configuration == Configuration(1.0)
+    assert made.candidates == (Configuration(1.0),) and made.configuration == Configuration(1.0)
 
 
 def test_configurations_in_the_order_of_what_they_lose():
-    tried = Sidenet().tried
-    assert tried[0] == Configuration(1.0) and tried[1] == Configuration(1.0, by_sample=True)
-    losses = [each.loss for each in tried]
-    assert losses == sorted(losses) and len(set(tried)) == len(tried) == 24
-    assert {each.side_width for each in Sidenet(scheme="head").tried} == {0.0}
+    found = Sidenet().candidates
+    assert found[0] == Configuration(1.0) and found[1] == Configuration(1.0, by_sample=True)
+    losses = [each.loss for each in found]
+    assert losses == sorted(losses) and len(set(found)) == len(found) == 24
+    assert {each.side_width for each in Sidenet(scheme="head").candidates} == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_configurations_in_the_order_of_what_they_lose():
         ({"side_width": 2.0}, {"side_width": {2.0}}),
     ],
 )
-def test_what_is_asked_for_is_tried_alone(options, wanted):
+def test_a_set_option_leaves_one_value(options, wanted):
     for name, values in wanted.items():
-        assert {getattr(each, name) for each in Sidenet(**options).tried} == values
+        assert {getattr(each, name) for each in Sidenet(**options).candidates} == values
 
 
 def test_losses_by_hand():
@@ -100,7 +100,7 @@ SIZES = {PLAIN: (20, 5), SAMPLES: (24, 3), CODED: (14, 5), CUT: (10, 2), NARROWE
         (30.5, CUT, 8),  # 10 + 8 x 2 and 4 left by retraining; int8 at 2, which loses more
     ],
 )
-def test_exact_ways_come_first(headroom, taken, micro_batch):
+def test_exact_configurations_come_first(headroom, taken, micro_batch):
     sizes = {each: size for each, size in SIZES.items() if each != NARROWER}
     made = proposed(Sidenet(), sizes, budget_for(headroom * MB))
     assert (made.configuration, made.micro_batch) == (taken, micro_batch)
@@ -118,8 +118,8 @@ def test_without_accumulation_the_batch_is_lowered():
     assert (made.micro_batch, made.micro_batches) == (5, 1)
 
 
-def looks(floors, retraining=10 * MB, serves=lambda _: True):
-    """Looks at made-up ways: megabytes of the fewest images, and of the whole batch, by configuration."""
+def lower_bounds(floors, retraining=10 * MB, applies=lambda _: True):
+    """Bounds of synthetic variants: megabytes of the fewest images, and of the whole batch, by configuration."""
     asked = []
 
     def probe(name, few, whole):
@@ -129,59 +129,59 @@ def looks(floors, retraining=10 * MB, serves=lambda _: True):
 
         return Probe(name, lambda: None, floor, 8, network="sidenet")
 
-    ways = {
+    variants = {
         (each, hold): probe(line_name(each.probe, hold=hold), *found)
         for each, found in floors.items()
         for hold in (False, True)
     }
-    return Looks(ways, probe(RETRAIN, retraining / MB, 0), serves), asked
+    return LowerBounds(variants, probe(RETRAIN, retraining / MB, 0), applies), asked
 
 
-def test_a_way_is_measured_only_where_it_may_lose_less():
+def test_a_variant_is_measured_only_where_it_may_lose_less():
     strategy, work = Sidenet(), workload(batch_size=8)
     lines = lines_of({PLAIN: (20, 5)})
     infinite, tight = float("inf"), 52 * MB + SAFETY_BYTES + RESERVED_BYTES
     floors = dict.fromkeys((PLAIN, SAMPLES, CODED, CUT), (20, 30))
 
-    def needed(configuration, known, available, serves=lambda _: True, hold=False):
-        found, _ = looks(floors, serves=serves)
+    def needed(configuration, known, available, applies=lambda _: True, hold=False):
+        found, _ = lower_bounds(floors, applies=applies)
         return strategy._needed(work, found, (configuration, hold), known, available)
 
     assert needed(PLAIN, {}, infinite) and needed(PLAIN, {}, infinite, hold=True)
     assert not needed(PLAIN, lines_of({SAMPLES: (24, 3)}), tight, hold=True), "eight at once lose less than four"
     assert not needed(SAMPLES, lines, infinite), "the whole batch fits already"
     assert needed(SAMPLES, lines, tight), "which runs all eight at once"
-    assert not needed(SAMPLES, lines, tight, serves=lambda each: not each.by_sample), "no block would run by sample"
+    assert not needed(SAMPLES, lines, tight, applies=lambda each: not each.by_sample), "no block would run by sample"
     assert not needed(CODED, lines, tight), "which loses more than four at a time"
-    assert needed(CUT, {}, tight) and not needed(CUT, {}, tight, serves=lambda each: not each.pruned)
+    assert needed(CUT, {}, tight) and not needed(CUT, {}, tight, applies=lambda each: not each.pruned)
 
 
 def test_what_fits_is_not_lost_to_measuring_another():
     """Four at a time take 41 MB of 42; another probe would leave nearly one behind, and 42.5 suffice for it."""
     lines, floors = lines_of({PLAIN: (20, 5)}), dict.fromkeys((PLAIN, SAMPLES), (20, 30))
-    found, _ = looks(floors)
+    found, _ = lower_bounds(floors)
     for headroom, wanted in ((41 + 1.1, False), (41 + 2.1, True)):
         available = headroom * MB * 1.02 + SAFETY_BYTES + RESERVED_BYTES
         assert Sidenet()._needed(workload(batch_size=8), found, (SAMPLES, False), lines, available) == wanted
 
 
-def test_a_way_is_tried_only_where_it_may_fit():
-    """Its fewest images must, and of a way that takes a batch at once the whole batch."""
-    found, asked = looks({PLAIN: (20, 60), SAMPLES: (20, 30), CODED: (14, 54)})
+def test_a_variant_is_tried_only_where_it_may_fit():
+    """Its fewest images must, and of a variant that takes a batch at once the whole batch."""
+    found, asked = lower_bounds({PLAIN: (20, 60), SAMPLES: (20, 30), CODED: (14, 54)})
     coded, whole, by_sample, parts = (CODED, True), (PLAIN, False), (SAMPLES, False), (PLAIN, True)
     headroom = 31 * MB + PROBE_GROWTH
-    assert [found.may_fit(way, headroom, {}) for way in (whole, by_sample, parts)] == [False, True, True]
-    assert [found.may_fit(way, 16 * MB, {}) for way in (parts, coded, (CODED, False))] == [False, True, False]
-    assert [found.may_fit(way, 12 * MB, {}) for way in (parts, by_sample, coded)] == [False, False, True], (
+    assert [found.may_fit(variant, headroom, {}) for variant in (whole, by_sample, parts)] == [False, True, True]
+    assert [found.may_fit(variant, 16 * MB, {}) for variant in (parts, coded, (CODED, False))] == [False, True, False]
+    assert [found.may_fit(variant, 12 * MB, {}) for variant in (parts, by_sample, coded)] == [False, False, True], (
         "the one that takes least is left, to say how much that is"
     )
-    assert max(Counter(asked).values()) == 1, "each is looked at once"
+    assert max(Counter(asked).values()) == 1, "each is computed once"
     assert not any("by sample" in name and batch < 8 for name, batch in asked), "which is as one image alone is"
 
 
-def test_a_pruned_way_takes_what_retraining_takes():
-    found, _ = looks({PLAIN: (20, 60), CUT: (12, 30)}, retraining=24 * MB)
-    assert found.least == (PLAIN, True)
+def test_a_pruned_variant_takes_what_retraining_takes():
+    found, _ = lower_bounds({PLAIN: (20, 60), CUT: (12, 30)}, retraining=24 * MB)
+    assert found.smallest == (PLAIN, True)
     assert not found.may_fit((CUT, True), 21 * MB, {}) and found.may_fit((CUT, True), 25 * MB, {})
 
 
@@ -217,9 +217,9 @@ def test_schemes_without_a_side_network_have_one_width():
 
 
 def test_a_pruned_run_has_a_phase_before():
-    """All 1000 images are retrained on 8 times, after 512 were looked at, as many at once as fit beside the rest.
+    """After selection on 512 images, all 1000 are retrained on 8 times, as many at once as fit.
 
-    Of 0.1 s for an image, looking takes two thirds and a step the third.
+    Of 0.1 s for an image, selection takes two thirds and a step the third.
     """
     made = proposed(Sidenet(), {CUT: (4, 2)}, budget_for(25 * MB))
     assert made.retrain_batch == 8 and made.configuration == CUT
@@ -239,12 +239,10 @@ def test_retraining_must_fit_too():
     assert not list(Sidenet().propose(workload(batch_size=8), profile(lines), HARDWARE, budget_for(10 * MB)))
 
 
-def test_the_leanest_ways_are_one_configuration_each_and_leave_alone_what_was_asked_for():
-    found = [Sidenet(**each).tried for each in Sidenet.leaner(StrategyOptions("sidenet"))]
-    assert found == [
-        (Configuration(1.0, False, True, True),), (Configuration(0.25, False, True, True),),
-        (Configuration(0.25, True, True, True),),
-    ]  # fmt: skip
+def test_low_memory_settings_are_one_configuration_each_and_keep_set_options():
+    found = [Sidenet(**each).candidates for each in Sidenet.leaner(StrategyOptions("sidenet"))]
+    expected = [(1.0, False, True, True), (0.25, False, True, True), (0.25, True, True, True)]
+    assert found == [(Configuration(*each),) for each in expected]
     asked = StrategyOptions("sidenet", side_width=0.5, prune="off", weight_storage="float32", sample_wise="off")
     assert list(Sidenet.leaner(asked)) == [{"side_width": 0.5}]
     assert list(Sidenet.leaner(StrategyOptions("sidenet", scheme="bias+head"))) == [{"weight_storage": "int8"}]

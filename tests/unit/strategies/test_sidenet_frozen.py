@@ -1,4 +1,4 @@
-"""What is known of a frozen network before it runs: its large maps, and the widths that bring them down."""
+"""Analysis of a frozen network before it runs: its large feature maps, and widths that reduce them."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit.errors import ModelError
 from snugfit.profiling.activation import analytic_activation_memory
-from snugfit.strategies.sidenet.frozen import Frozen
+from snugfit.strategies.sidenet.frozen import FrozenNetwork
 from snugfit.surgery import narrowed_meta_copy, widths_for
 
 
@@ -41,38 +41,38 @@ SHAPE = (3, 64, 64)
 
 def frozen(prune="on", scheme="rep-net", width=1.0, build=network, shape=SHAPE):
     with torch.device("meta"):
-        return Frozen(Chain.from_module(build(), shape), scheme, width, prune)
+        return FrozenNetwork(Chain.from_module(build(), shape), scheme, width, prune)
 
 
 def test_computed_widths_are_those_of_the_slow_search():
-    """The search that looks at the whole network anew for every choice of widths finds the same."""
+    """The search that looks at the whole network again for every choice of widths finds the same."""
     found = frozen()
-    slow = widths_for(found.backbone, SHAPE, found.memory, found.target)
-    assert found.target >= found.unpruned.cumulative_bytes and found.widths == slow and len(slow) > 1
-    twin = narrowed_meta_copy(found.backbone, found.groups, found.widths)
-    memory = analytic_activation_memory(twin, SHAPE, found.classifier)
-    assert max(block.temporary_bytes for block in memory.blocks) <= found.target
+    slow = widths_for(found.backbone, SHAPE, found.memory, found.target_bytes)
+    assert found.target_bytes >= found.unpruned.cumulative_bytes and found.widths == slow and len(slow) > 1
+    narrowed = narrowed_meta_copy(found.backbone, found.groups, found.widths)
+    memory = analytic_activation_memory(narrowed, SHAPE, found.classifier)
+    assert max(block.temporary_bytes for block in memory.blocks) <= found.target_bytes
 
 
 def test_the_target_is_one_that_can_be_reached():
     """The stem's output is read by a residual sum, so that it cannot shrink: no block needs to be smaller than it."""
     found = frozen()
-    assert found.target == found.unpruned.blocks[0].temporary_bytes > found.unpruned.cumulative_bytes
-    assert all(count >= found.before[name] / 8 for name, count in found.widths.items())
+    assert found.target_bytes == found.unpruned.blocks[0].temporary_bytes > found.unpruned.cumulative_bytes
+    assert all(count >= found.channels[name] / 8 for name, count in found.widths.items())
 
 
 def test_one_channel_more_would_be_too_many():
     found = frozen()
     for name, count in found.widths.items():
-        twin = narrowed_meta_copy(found.backbone, found.groups, {**found.widths, name: count + 1})
-        memory = analytic_activation_memory(twin, SHAPE, found.classifier)
-        assert max(block.temporary_bytes for block in memory.blocks) > found.target
+        narrowed = narrowed_meta_copy(found.backbone, found.groups, {**found.widths, name: count + 1})
+        memory = analytic_activation_memory(narrowed, SHAPE, found.classifier)
+        assert max(block.temporary_bytes for block in memory.blocks) > found.target_bytes
 
 
 def test_a_ratio_is_for_every_block_with_large_maps():
     found, sensitive = frozen("0.25"), frozen().unpruned.sensitive()
-    assert found.widths and set(found.widths) <= set(found.before)
-    assert all(found.widths[name] == round(0.75 * found.before[name]) for name in found.widths)
+    assert found.widths and set(found.widths) <= set(found.channels)
+    assert all(found.widths[name] == round(0.75 * found.channels[name]) for name in found.widths)
     assert len(found.widths) >= len(sensitive) - 1
 
 
@@ -87,22 +87,22 @@ def test_nothing_to_prune():
     found.__dict__["unpruned"] = dataclasses.replace(found.unpruned, cumulative_bytes=10**9)
     with pytest.raises(ModelError, match="nothing to prune"):
         _ = found.widths
-    assert not found.can_prune and not found.large
+    assert not found.can_prune and not found.per_sample_blocks
 
 
 def test_blocks_by_sample_are_frozen_ones_with_large_maps():
     found = frozen()
     most = max(block.temporary_bytes for block in found.unpruned.blocks)
-    assert found.large and set(found.large) <= set(found.unpruned.sensitive())
-    assert all(found.unpruned.blocks[index].temporary_bytes * 8 > most for index in found.large)
+    assert found.per_sample_blocks and set(found.per_sample_blocks) <= set(found.unpruned.sensitive())
+    assert all(found.unpruned.blocks[index].temporary_bytes * 8 > most for index in found.per_sample_blocks)
     head = frozen(scheme="head", width=0.0)
-    assert len(head.unpruned.blocks) - 1 not in head.large, "the classifier trains"
+    assert len(head.unpruned.blocks) - 1 not in head.per_sample_blocks, "the classifier trains"
 
 
 def test_looking_changes_nothing():
     found = frozen()
     before = {name: (tuple(p.shape), p.requires_grad) for name, p in found.chain.to_module().named_parameters()}
-    _ = found.large, found.widths
+    _ = found.per_sample_blocks, found.widths
     after = {name: (tuple(p.shape), p.requires_grad) for name, p in found.chain.to_module().named_parameters()}
     assert after == before
 
@@ -110,7 +110,7 @@ def test_looking_changes_nothing():
 def test_names_of_what_retraining_may_change():
     found = frozen()
     names = found.pruned_names(found.backbone)
-    assert {f"{group.name}.weight" for group in found.narrowed} <= names
+    assert {f"{group.name}.weight" for group in found.pruned_groups} <= names
     assert not any(name.startswith("4.") for name in names), "the classifier"
 
 
@@ -123,5 +123,9 @@ def test_the_papers_network():
 
     found = frozen(build=build, shape=(3, 224, 224))
     assert (found.unpruned.peak_bytes, found.unpruned.peak_block) == (5_720_064, 2)
-    twin = narrowed_meta_copy(found.backbone, found.groups, found.widths)
-    assert max(b.temporary_bytes for b in found.memory(twin).blocks) <= found.target == found.unpruned.cumulative_bytes
+    narrowed = narrowed_meta_copy(found.backbone, found.groups, found.widths)
+    assert (
+        max(b.temporary_bytes for b in found.memory(narrowed).blocks)
+        <= found.target_bytes
+        == found.unpruned.cumulative_bytes
+    )

@@ -1,4 +1,4 @@
-"""What trains beside a frozen network, at which learning rates, and what its checkpoint holds."""
+"""What trains next to a frozen network, at which learning rates, and what its checkpoint holds."""
 
 import copy
 
@@ -12,8 +12,8 @@ from snugfit._core.workload import OptimizerSettings
 from snugfit.errors import CheckpointError
 from snugfit.lean import FloatState, use_stock
 from snugfit.strategies.sidenet.configurations import Configuration
-from snugfit.strategies.sidenet.frozen import Frozen
-from snugfit.strategies.sidenet.network import SIDE_LR, make_trainer, plain, trained_names
+from snugfit.strategies.sidenet.frozen import FrozenNetwork
+from snugfit.strategies.sidenet.network import SIDE_LR, make_trainer, restore_layers, trained_names
 
 ADAM = OptimizerSettings("adamw", lr=0.01, weight_decay=0.0)
 SHAPE = (3, 32, 32)
@@ -36,7 +36,7 @@ def network():
 
 def trainer_of(module, scheme, width=0.0, micro_batches=1, side_lr=None, optimizer=ADAM, **kept):
     chain = Chain.from_module(module, SHAPE)
-    frozen = Frozen(Chain.from_module(network(), SHAPE), scheme, width, "on")
+    frozen = FrozenNetwork(Chain.from_module(network(), SHAPE), scheme, width, "on")
     make = make_trainer(Configuration(width, **kept), frozen, side_lr)
     return make(chain, chain.to_module(), workload(optimizer=optimizer, batch_size=8), micro_batches)
 
@@ -171,7 +171,7 @@ def test_image_by_image_trains_the_same(scheme, width):
     for trainer in (whole, single):
         for _ in range(2):
             trainer.step(images.double(), labels)
-    plain(single.module)
+    restore_layers(single.module)
     expected = whole.module.state_dict()
     assert expected.keys() == single.module.state_dict().keys()
     for name, tensor in single.module.state_dict().items():
@@ -182,7 +182,7 @@ def test_rounded_weights_train_as_the_same_ones_in_floats():
     """A network whose weights are what int8 makes of them trains the same in either storage."""
     images, labels = batch()
     coded = trainer_of(network(), "rep-net", 1.0, int8=True)
-    rounded = FloatState(plain(copy.deepcopy(coded.module)))
+    rounded = FloatState(restore_layers(copy.deepcopy(coded.module)))
     module = network()
     module.load_state_dict({name: rounded[name] for name in module.state_dict()})
     floats = trainer_of(module, "rep-net", 1.0)
@@ -190,6 +190,6 @@ def test_rounded_weights_train_as_the_same_ones_in_floats():
         for _ in range(2):
             trainer.step(images.clone(), labels)
     expected = floats.module.state_dict()
-    for name, tensor in FloatState(plain(coded.module)).items():
+    for name, tensor in FloatState(restore_layers(coded.module)).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
         assert tensor.dtype == expected[name].dtype

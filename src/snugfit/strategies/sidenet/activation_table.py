@@ -1,4 +1,4 @@
-"""Activation memory of a network, block by block: both analytic figures, and a real step's beside them."""
+"""Activation memory of a network by block: two analytic figures, and the measured peak of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain, classifier_names
-from snugfit._chain.blocks import SIDE_NETWORK
 from snugfit._core.option_groups import Trained
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
@@ -30,17 +29,18 @@ from snugfit.profiling.liveness import StepOptions
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_synthetic_weights, random_batch
 from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.network import trained_names
+from snugfit.strategies.sidenet.trainer import SIDE_PREFIX
 from snugfit.surgery.sidenet import attach_side_network
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A network of which something trains.
+class TrainedNetwork:
+    """A network and its trained parameters.
 
     Attributes:
-        module: on the meta device, its layers in the modes that they train in.
-        trained: what trains.
-        names: the parameters that do.
+        module: on the meta device, its layers in the modes of training.
+        trained: which part trains.
+        names: the trained parameters.
     """
 
     module: fx.GraphModule
@@ -51,56 +51,56 @@ class Subject:
 def activation_table(
     chain: Chain, workload: Workload, trained: Trained | None, limit: MemoryLimit, *, lean: bool = True
 ) -> dict[str, Any]:
-    """Activation memory by the paper's rule, as tensors truly live, and measured in two steps on made-up images.
+    """Activation memory by the paper's rule, by liveness of tensors, and measured in two steps on synthetic images.
 
     Args:
         chain: the network, on the meta device.
         workload: batch size, optimizer and precision.
-        trained: what trains; by default a side network where the model can have one, else everything.
+        trained: which part trains; by default a side network if the model can have one, else everything.
         limit: memory budget, which is enforced during the measurement.
         lean: use the lean operators.
 
     Returns:
-        As :class:`snugfit.memory.activation.ActivationMemory` by the paper's rule, bytes of blocks per image; and
-        ``trained``; ``side_first``, peak and total where side modules run ahead of their blocks, as in Rep-Net's
-        published code; ``true``, the same as the whole for the batch as tensors truly live, with ``resident`` bytes;
-        ``measured``, ``tensor_peak_bytes`` of a step, None where memory is short for it.
+        The fields of :class:`snugfit.memory.activation.ActivationMemory` by the paper's rule, bytes of blocks per
+        image, and these: ``trained``; ``side_first``, peak and total if side modules run before their blocks, as in
+        Rep-Net's published code; ``true``, the fields for the batch by liveness of tensors, with ``resident`` bytes;
+        ``measured``, ``tensor_peak_bytes`` of a step, None if memory does not suffice.
 
     Raises:
-        ModelError: a side network is asked for, and the model can have none.
+        ModelError: ``trained`` is ``sidenet``, and no side network can be attached to the model.
     """
-    shape, subject, spent = workload.input_shape, make_subject(chain, trained), False
-    network = copy.deepcopy(subject.module)
+    shape, prepared, spent = workload.input_shape, prepare_network(chain, trained), False
+    network = copy.deepcopy(prepared.module)
     if lean:
         use_lean(network)
         enable_inplace(network)
-    run = copy.deepcopy(network)
-    if lean and subject.trained != "full":
-        spent = release_images(run)
+    lean_network = copy.deepcopy(network)
+    if lean and prepared.trained != "full":
+        spent = release_images(lean_network)
     paper, ahead = (
-        analytic_activation_memory(subject.module, shape, subject.names, batch=workload.batch_size, side_first=first)
+        analytic_activation_memory(prepared.module, shape, prepared.names, batch=workload.batch_size, side_first=first)
         for first in (False, True)
     )
     copies = workload.optimizer.state_per_parameter
     true = liveness_activation_memory(
-        network, shape, subject.names, StepOptions(batch=workload.batch_size, state_copies=copies, spent=spent)
+        network, shape, prepared.names, StepOptions(batch=workload.batch_size, state_copies=copies, spent=spent)
     )
     with limit:
-        measured = _measured(run, workload, limit.device, true)
+        measured = _measured(lean_network, workload, limit.device, true)
     return {
         **to_data(paper),
-        "trained": subject.trained,
+        "trained": prepared.trained,
         "side_first": {"peak_bytes": ahead.peak_bytes, "total_bytes": ahead.total_bytes},
         "true": {
             **to_data(true),
-            "resident": to_data(resident_bytes(network, subject.names, state_copies=copies)),
+            "resident": to_data(resident_bytes(network, prepared.names, state_copies=copies)),
         },
         "measured": {"batch": workload.batch_size, "tensor_peak_bytes": measured},
     }
 
 
-def make_subject(chain: Chain, trained: Trained | None) -> Subject:
-    """The network in which this trains, frozen BatchNorm in evaluation mode; see :func:`activation_table`."""
+def prepare_network(chain: Chain, trained: Trained | None) -> TrainedNetwork:
+    """The network for a choice of trained parameters, frozen BatchNorm in evaluation mode."""
     module: Any = copy.deepcopy(chain).to_module()
     if trained in (None, "sidenet"):
         try:
@@ -116,19 +116,19 @@ def make_subject(chain: Chain, trained: Trained | None) -> Subject:
     _set_modes(module)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in names)
-    return Subject(module, trained, names)
+    return TrainedNetwork(module, trained, names)
 
 
 def _set_modes(module: nn.Module) -> None:
-    """Training mode, but the backbone's BatchNorm keeps to its statistics; side modules have their own."""
+    """Set training mode, but keep the backbone's BatchNorm in evaluation mode; side modules have their own."""
     module.train()
     for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and not name.startswith(f"{SIDE_NETWORK}."):
+        if isinstance(layer, _BatchNorm) and not name.startswith(SIDE_PREFIX):
             layer.eval()
 
 
 def _measured(module: nn.Module, workload: Workload, device: torch.device, true: ActivationMemory) -> int | None:
-    """Peak tensor bytes of the second of two steps; None if they do not fit."""
+    """Peak tensor bytes of two steps; None if they do not fit."""
     if device.type == "cpu" and true.total_bytes * TENSOR_TO_PROCESS > psutil.virtual_memory().available:
         return None
     try:
@@ -141,13 +141,13 @@ def _measured(module: nn.Module, workload: Workload, device: torch.device, true:
 
 
 def step_peak(module: nn.Module, workload: Workload, device: torch.device) -> int:
-    """Peak tensor bytes of two steps on made-up images and weights; in the second one there is optimizer state.
+    """Peak tensor bytes of two steps on synthetic images and weights; the second step has optimizer state.
 
     Args:
-        module: the network; what of it requires gradients trains, each gradient applied and freed as it comes. Its
-            weights are made up on the device, if they are on the meta device.
+        module: the network. Parameters that require gradients train; each gradient is applied and freed in the
+            backward pass. Weights on the meta device get synthetic values on ``device``.
         workload: shapes, batch size, optimizer and precision.
-        device: where.
+        device: the device of the steps.
     """
     if any(parameter.is_meta for parameter in module.parameters()):
         fill_synthetic_weights(module.to_empty(device=device))

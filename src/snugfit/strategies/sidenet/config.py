@@ -21,7 +21,7 @@ WeightStorage = Literal["auto", "float32", "int8"]
 
 
 def prune_ratio(prune: str) -> float | None:
-    """Share of channels to remove in (0, 1), where one is asked for; None for auto, on and off."""
+    """Share of channels to remove, in (0, 1); None for auto, on and off."""
     return None if prune in get_args(Choice) else float(prune)
 
 
@@ -40,19 +40,19 @@ class SidenetOptions(AccumulationOptions):
     Attributes:
         scheme: what trains: rep-net (the default: a side network, classifier), bias+head (biases, classifier) or head.
         side_width: width of the network that ``sidenet`` adds, as a multiple of Rep-Net's; by default 1, and less only
-            where nothing else makes it fit.
+            if nothing else fits.
         side_lr: peak learning rate of that network, in addition to --lr for the classifier; 5 times --lr by default.
         prune: whether ``sidenet`` first removes channels of the frozen blocks whose feature maps need most: auto (only
-            where the budget requires it), on, off, or the share of channels to remove in (0, 1), like 0.5.
+            if the budget requires it), on, off, or the share of channels to remove in (0, 1), like 0.5.
         prune_importance: which channels stay: those from which the next layer is rebuilt best (reconstruction), those
             with the largest activations, or with the largest filter weights.
-        retrain_epochs: passes over the images in which a pruned network learns to do what it did before.
+        retrain_epochs: passes over the images in which a pruned network learns its former outputs.
         retrain_data: images that the frozen network was trained on (a data set's name or folder:PATH), to retrain it
             with after pruning; labels are not used. Your own training images by default.
-        sample_wise: run frozen blocks with large feature maps image by image: auto (where the budget requires it), on
-            or off. It is exact, and takes more time.
-        weight_storage: how ``sidenet`` keeps frozen weights in memory: float32, int8 (a quarter of the bytes, rounded),
-            or auto (int8 only where the budget requires it).
+        sample_wise: run frozen blocks with large feature maps image by image: auto (if the budget requires it), on
+            or off. The result is exact and takes more time.
+        weight_storage: how ``sidenet`` stores frozen weights: float32, int8 (a quarter of the bytes, rounded), or
+            auto (int8 only if the budget requires it).
     """
 
     scheme: SidenetScheme | None = None
@@ -77,7 +77,7 @@ class Config(StrategyConfig):
     options = SidenetOptions
     order = 50
     expected_loss = 1
-    accuracy = "The network stays as it is; what is trained is small and beside it, so accuracy may differ."
+    accuracy = "The network stays frozen, and only a small network next to it trains, so accuracy may differ."
     needs_weights = True
     default_optimizer = "adamw"
     optimizers: ClassVar[Mapping[str, OptimizerSettings]] = {
@@ -86,27 +86,27 @@ class Config(StrategyConfig):
     rebuild = "snugfit.strategies.sidenet.rebuild:side_network"
 
     def check(self, request: BaseRequest) -> None:
-        """The scheme must be one of its own.
+        """Check the options, the scheme included.
 
         Raises:
-            UsageError: it is another.
+            UsageError: the scheme is of another strategy.
         """
         super().check(request)
         require_scheme(self.name, SCHEMES, getattr(request.strategy, "scheme", None))
 
     def why_not(self, request: BaseRequest) -> str | None:
-        """A scheme of another strategy is a reason, too."""
+        """Why ``auto`` does not consider it; a scheme of another strategy is a reason, too."""
         return super().why_not(request) or foreign_scheme(SCHEMES, request)
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """The scheme, the width of the side network, and how it comes to fit."""
+        """The scheme, the width of the side network, and how memory is saved."""
         scheme, width = settings.get("scheme"), settings.get("side_width")
         prune = settings.get("prune", "off")
         return present(
             {
                 f"scheme {scheme}": scheme is not None,
                 f"side width {width or 0:g}": width is not None and width != 1,
-                "large maps by sample": settings.get("sample_wise") == "on",
+                "large feature maps by sample": settings.get("sample_wise") == "on",
                 "frozen weights in int8": settings.get("weight_storage") == "int8",
                 "pruned" if prune == "on" else f"pruned by {prune}": prune not in ("off", "auto"),
             }

@@ -1,4 +1,4 @@
-"""What is known of a frozen network without running it: its large maps, and which of its channels may go."""
+"""Analysis of a frozen network without running it: blocks with large feature maps, and prunable channels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from snugfit.memory.activation import ActivationMemory
 from snugfit.profiling.activation import analytic_activation_memory
 from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.config import prune_ratio
-from snugfit.strategies.sidenet.trainer import SIDE
+from snugfit.strategies.sidenet.trainer import SIDE_PREFIX
 from snugfit.surgery import (
     ChannelGroup,
     attach_side_network,
@@ -32,20 +32,20 @@ from snugfit.surgery import (
     width,
 )
 
-LEAST_KEPT = 1 / 8
+MIN_KEPT_SHARE = 1 / 8
 """Share of a group's channels that always stay."""
-SMALL_SHARE = 8
-"""A block whose maps are smaller than the largest ones by more than this gains nothing from running by sample."""
+MAX_BLOCK_RATIO = 8
+"""A block gains nothing from running image by image if its memory is below that of the largest by more than this."""
 
 
-class Frozen:
-    """A network that is to be frozen, on the meta device; everything is worked out when it is first asked for.
+class FrozenNetwork:
+    """A network that will be frozen, on the meta device; its properties are computed on first use.
 
     Args:
         chain: the network.
         scheme: what trains.
-        side_width: width of the side network; 0 where there is none.
-        prune: ``on`` for computed ratios, or a ratio for every block with large maps.
+        side_width: width of the side network; 0 if there is none.
+        prune: ``on`` for computed ratios, or a ratio for every block with large feature maps.
     """
 
     def __init__(self, chain: Chain, scheme: Scheme, side_width: float, prune: str) -> None:
@@ -59,25 +59,25 @@ class Frozen:
 
     @cached_property
     def backbone(self) -> fx.GraphModule:
-        """The network before anything is added or removed."""
+        """The network before a side network is added or channels are removed."""
         return cast(fx.GraphModule, self.chain.to_module())
 
     def memory(self, backbone: fx.GraphModule) -> ActivationMemory:
-        """Activation memory of an image by the paper's rule, with the side network beside a backbone."""
+        """Activation memory of an image by the paper's rule, with the side network added to a backbone."""
         network = backbone
         if self.side_width:
             network = attach_side_network(backbone, self.input_shape, width=self.side_width)
-        trains = self.classifier | {name for name, _ in network.named_parameters() if name.startswith(SIDE)}
+        trains = self.classifier | {name for name, _ in network.named_parameters() if name.startswith(SIDE_PREFIX)}
         return analytic_activation_memory(network, self.input_shape, trains)
 
     @cached_property
     def unpruned(self) -> ActivationMemory:
-        """Activation memory as the network is."""
+        """Activation memory of the unpruned network."""
         return self.memory(self.backbone)
 
     @cached_property
-    def large(self) -> tuple[int, ...]:
-        """Blocks to run by sample: more for a moment than all that the backward pass keeps, and no small ones."""
+    def per_sample_blocks(self) -> tuple[int, ...]:
+        """Blocks to run image by image: their peaks exceed all that the backward pass keeps, and none is small."""
         module = cast(fx.GraphModule, copy.deepcopy(self.chain).to_module())
         for parameter in module.parameters():
             parameter.requires_grad_(False)
@@ -85,7 +85,7 @@ class Frozen:
         return tuple(
             index
             for index in self.unpruned.sensitive()
-            if self.unpruned.blocks[index].temporary_bytes * SMALL_SHARE > most
+            if self.unpruned.blocks[index].temporary_bytes * MAX_BLOCK_RATIO > most
             and not _layers(blocks[index].nodes) & {name.rpartition(".")[0] for name in self.classifier}
             and not any(isinstance(each, nn.Dropout) for each in blocks[index].layers(module))
             and _runs_by_sample(module, blocks[index])
@@ -93,36 +93,39 @@ class Frozen:
 
     @cached_property
     def groups(self) -> tuple[ChannelGroup, ...]:
-        """Channels that may go, in order of execution."""
+        """Groups of channels that may be removed, in order of execution."""
         return tuple(joined.from_iterable(hidden_groups(self.backbone, self.input_shape).values()))
 
     @cached_property
-    def before(self) -> dict[str, int]:
-        """Channels of every group that may lose some."""
+    def channels(self) -> dict[str, int]:
+        """Number of channels of each of these groups."""
         return {group.name: width(self.backbone, group) for group in self.groups}
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """Channels that stay of every group that loses some (Yoosefi et al., section V).
+        """Number of channels that each pruned group keeps (Yoosefi et al., section V).
 
         Raises:
             ModelError: there is nothing to prune, or a ratio would empty a layer.
         """
         if self.ratio is None:
-            found = widest_widths(self._prunable, self._carriers, self._temporary, self.target)
+            found = widest_widths(self._prunable, self._carriers, self._temporary, self.target_bytes)
         else:
             found = {name: kept_width(count, self.ratio, name) for name, count in self._prunable.items()}
         if not found:
-            raise ModelError("there is nothing to prune: no block's maps need more than the backward pass keeps.")
+            raise ModelError(
+                "--prune: there is nothing to prune: no block's feature maps need more than the backward pass keeps."
+            )
         return found
 
     @cached_property
-    def target(self) -> int:
-        """Bytes that every block is to come to: what the backward pass keeps of the whole network (section V).
+    def target_bytes(self) -> int:
+        """Target bytes of every block: what the backward pass keeps of the whole network (section V).
 
-        More where a block could not come to it with :data:`LEAST_KEPT` of its channels: the peak would stay there.
+        The target is larger if a block could not reach it with :data:`MIN_KEPT_SHARE` of its channels, since that block
+        would set the peak.
         """
-        least = {name: math.ceil(count * LEAST_KEPT) for name, count in self._prunable.items()}
+        least = {name: math.ceil(count * MIN_KEPT_SHARE) for name, count in self._prunable.items()}
         reached = self._temporary(least)
         return max([self.unpruned.cumulative_bytes, *(reached[block] for block in self.unpruned.sensitive())])
 
@@ -132,9 +135,9 @@ class Frozen:
 
     @cached_property
     def _prunable(self) -> dict[str, int]:
-        """Channels of the groups that lie in blocks with large maps."""
+        """Channels of the groups in blocks with large feature maps."""
         large = set(self.unpruned.sensitive())
-        return {name: self.before[name] for name, (first, last) in self._spans.items() if large & {first, last}}
+        return {name: self.channels[name] for name, (first, last) in self._spans.items() if large & {first, last}}
 
     @property
     def _carriers(self) -> dict[int, list[str]]:
@@ -144,17 +147,17 @@ class Frozen:
         }
 
     def _layers(self, widths: Mapping[str, int]) -> list[np.ndarray]:
-        """Temporary bytes of every block's layers at some widths."""
-        twin = narrowed_meta_copy(self.backbone, self.groups, widths)
-        blocks = analytic_activation_memory(twin, self.input_shape, self.classifier).blocks
+        """Temporary bytes of every block's layers at some widths: (layers,) for each block."""
+        narrowed = narrowed_meta_copy(self.backbone, self.groups, widths)
+        blocks = analytic_activation_memory(narrowed, self.input_shape, self.classifier).blocks
         return [np.array([layer.temporary_bytes for layer in block.layers]) for block in blocks]
 
     @cached_property
     def _per_channel(self) -> tuple[list[np.ndarray], dict[str, list[np.ndarray]]]:
-        """Temporary bytes of every block's layers as they are, and per channel of each group.
+        """Temporary bytes of every block's layers in the full network, and per channel of each group: (layers,) each.
 
-        What a layer takes is a sum over the channels that it reads and makes, so that a network with one channel of a
-        group left says what each of them takes: one look per group instead of one per choice of widths.
+        The bytes of a layer are a sum over its input and output channels. A network with one channel of a group left
+        therefore gives the bytes per channel: one evaluation per group instead of one per choice of widths.
         """
         full = self._layers({})
         each = {
@@ -167,44 +170,44 @@ class Frozen:
     def _temporary(self, widths: Mapping[str, int]) -> list[int]:
         """Temporary memory of each block (equation 5) at some widths."""
         full, each = self._per_channel
-        gone = {name: self.before[name] - count for name, count in widths.items() if name in each}
+        gone = {name: self.channels[name] - count for name, count in widths.items() if name in each}
         saved = [sum(each[name][block] * count for name, count in gone.items()) for block in range(len(full))]
         return [int((most - less).max()) for most, less in zip(full, saved, strict=True)]
 
     @property
     def can_prune(self) -> bool:
-        """Whether there is something to prune, and nothing would be emptied."""
+        """Whether there is something to prune, and no layer would become empty."""
         try:
             return bool(self.widths)
         except ModelError:
             return False
 
     @property
-    def narrowed(self) -> tuple[ChannelGroup, ...]:
+    def pruned_groups(self) -> tuple[ChannelGroup, ...]:
         """The groups that lose channels."""
         return tuple(group for group in self.groups if group.name in self.widths)
 
-    def narrow(self, module: nn.Module) -> None:
-        """Remove channels from a network of this kind, whichever they are: for what depends on widths alone."""
+    def prune(self, module: nn.Module) -> None:
+        """Remove the first channels of each pruned group, in place; for purposes that depend on widths alone."""
         remove_channels(module, self.groups, {name: range(count) for name, count in self.widths.items()})
 
     @property
-    def table(self) -> dict[str, tuple[int, int]]:
+    def width_changes(self) -> dict[str, tuple[int, int]]:
         """Channels before and after, by group."""
-        return {name: (self.before[name], count) for name, count in self.widths.items()}
+        return {name: (self.channels[name], count) for name, count in self.widths.items()}
 
     def pruned_names(self, module: fx.GraphModule) -> set[str]:
-        """Names of the tensors of all blocks that lose channels: those that retraining may change."""
-        spans = blocks_of(module, self.input_shape, self.narrowed).values()
+        """Names of the tensors of all pruned blocks, which retraining may change."""
+        spans = blocks_of(module, self.input_shape, self.pruned_groups).values()
         blocks = find_blocks(module, self.input_shape)
         inside = [blocks[index] for first, last in spans for index in range(first, last + 1)]
         layers = {layer for block in inside for layer in _layers(block.nodes)}
         return {name for name in module.state_dict() if name.rpartition(".")[0] in layers}
 
-    def large_blocks(self, module: fx.GraphModule) -> list[ModuleBlock]:
-        """The blocks to run by sample, of a network of this kind."""
+    def find_per_sample_blocks(self, module: fx.GraphModule) -> list[ModuleBlock]:
+        """The blocks of a copy of this network that run image by image."""
         blocks = find_blocks(module, self.input_shape)
-        return [blocks[index] for index in self.large]
+        return [blocks[index] for index in self.per_sample_blocks]
 
 
 def _layers(nodes: Iterable[fx.Node]) -> set[str]:
@@ -212,7 +215,7 @@ def _layers(nodes: Iterable[fx.Node]) -> set[str]:
 
 
 def _runs_by_sample(module: fx.GraphModule, block: ModuleBlock) -> bool:
-    """Whether a block of a frozen network can run by sample."""
+    """Whether a block of a frozen network can run image by image."""
     try:
         run_per_sample(module, [block])
     except ModelError:

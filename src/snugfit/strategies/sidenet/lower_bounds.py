@@ -1,7 +1,8 @@
-"""What every way of running a network takes at the least, without running it: which ones are worth measuring.
+"""Lower bounds on the memory of each variant of the network, computed on the meta device.
 
-A way that is refused memory leaves some behind, and looking at one takes the better part of a second: so each is looked
-at once, ways that run one image alike share a look, and what cannot fit is never tried.
+They decide which variants are worth measuring. A measurement that runs out of memory leaves some memory behind, and
+computing a bound takes most of a second. So each bound is computed once, variants with the same step of one image share
+it, and a variant that cannot fit is never measured.
 """
 
 from __future__ import annotations
@@ -15,82 +16,86 @@ from snugfit.profiling import Probe, smallest_floor
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS
 from snugfit.strategies.sidenet.configurations import Configuration
 
-Way = tuple[Configuration, bool]
+Variant = tuple[Configuration, bool]
 """A configuration, and whether its gradients are held over micro-batches."""
 
 
-class Looks:
-    """What the ways of running a network take, at the fewest images and at the whole batch.
+class LowerBounds:
+    """Lower bounds on the process memory of each variant, at the smallest and at the full batch.
 
     Args:
-        probes: of every way.
-        retraining: the probe of what goes before where channels are removed; None where no way removes any.
-        serves: whether a configuration differs at all from one that comes before it.
+        probes: of every variant.
+        retraining: the probe of the phase that retrains a pruned network; None if no variant is pruned.
+        applies: whether a configuration differs from those before it, for this network.
     """
 
     def __init__(
-        self, probes: Mapping[Way, Probe], retraining: Probe | None, serves: Callable[[Configuration], bool]
+        self, probes: Mapping[Variant, Probe], retraining: Probe | None, applies: Callable[[Configuration], bool]
     ) -> None:
-        self.probes, self.retraining, self.serves = probes, retraining, serves
-        self._fewest: dict[Way, int] = {}
-        self._whole: dict[Way, int] = {}
+        self.probes, self.retraining, self.applies = probes, retraining, applies
+        self._smallest: dict[Variant, int] = {}
+        self._full: dict[Variant, int] = {}
 
-    def fewest(self, way: Way) -> int:
-        """Bytes of a step with the fewest images, the phase before it included: image by image makes none less."""
-        configuration, hold = way
-        alike = (replace(configuration, by_sample=False), hold)
-        way = alike if alike in self.probes else way
-        if way not in self._fewest:
-            found = _process_bytes(smallest_floor(self.probes[way].floor)[1])
-            self._fewest[way] = max(found, self._before) if configuration.pruned else found
-        return self._fewest[way]
+    def smallest_batch_bytes(self, variant: Variant) -> int:
+        """Bytes of a step at the smallest batch, or of retraining if that is more.
 
-    def whole(self, way: Way) -> int:
-        """Bytes of a step with the whole batch."""
-        if way not in self._whole:
-            probe = self.probes[way]
-            self._whole[way] = _process_bytes(probe.floor(probe.batch_limit))
-        return self._whole[way]
+        Running image by image makes no difference to a single image.
+        """
+        configuration, hold = variant
+        whole = (replace(configuration, by_sample=False), hold)
+        variant = whole if whole in self.probes else variant
+        if variant not in self._smallest:
+            found = _process_bytes(smallest_floor(self.probes[variant].floor)[1])
+            self._smallest[variant] = max(found, self._retraining_bytes) if configuration.pruned else found
+        return self._smallest[variant]
+
+    def full_batch_bytes(self, variant: Variant) -> int:
+        """Bytes of a step at the full batch."""
+        if variant not in self._full:
+            probe = self.probes[variant]
+            self._full[variant] = _process_bytes(probe.floor(probe.batch_limit))
+        return self._full[variant]
 
     @cached_property
-    def _before(self) -> int:
+    def _retraining_bytes(self) -> int:
         return _process_bytes(smallest_floor(self.retraining.floor)[1]) if self.retraining is not None else 0
 
     @cached_property
-    def least(self) -> Way:
-        """The way that takes the least with the fewest images: of the narrowest side network, as small as may be."""
+    def smallest(self) -> Variant:
+        """The variant with the least memory at the smallest batch, among those with the narrowest side network."""
         holds = any(hold for _, hold in self.probes)
-        ways = [way for way in self.probes if way[1] == holds and self.serves(way[0])]
-        small = min(way[0].side_width for way in ways)
-        coded = any(way[0].int8 for way in ways)
-        ways = [way for way in ways if way[0].side_width == small and way[0].int8 == coded]
-        return min(ways, key=self.fewest)
+        found = [variant for variant in self.probes if variant[1] == holds and self.applies(variant[0])]
+        width = min(configuration.side_width for configuration, _ in found)
+        int8 = any(configuration.int8 for configuration, _ in found)
+        found = [variant for variant in found if variant[0].side_width == width and variant[0].int8 == int8]
+        return min(found, key=self.smallest_batch_bytes)
 
-    def may_fit(self, way: Way, headroom: float, lines: Mapping[str, ProbeLine]) -> bool:
-        """Whether a way is expected to fit so many bytes, or is the last that may: then it is tried where it could.
+    def may_fit(self, variant: Variant, headroom: float, lines: Mapping[str, ProbeLine]) -> bool:
+        """Whether a variant may fit; if none fits, whether it is the smallest.
 
         Args:
-            way: the way.
+            variant: the variant.
             headroom: bytes for a step and for what measuring leaves behind.
-            lines: as measured so far: the first of them leaves the most behind.
+            lines: as measured so far; the first measurement leaves the most behind.
         """
         if headroom == float("inf"):
             return True
-        headroom -= 0 if lines else self.probes[way].growth_bytes
-        if self.fewest(self.least) > headroom:
-            return way == self.least
-        if not self._fewest_fit(way, headroom):
+        headroom -= 0 if lines else self.probes[variant].growth_bytes
+        if self.smallest_batch_bytes(self.smallest) > headroom:
+            return variant == self.smallest
+        if not self._smallest_batch_fits(variant, headroom):
             return False
         holds = any(hold for _, hold in self.probes)
-        return way[1] or not holds or self.whole(way) <= headroom
+        return variant[1] or not holds or self.full_batch_bytes(variant) <= headroom
 
-    def _fewest_fit(self, way: Way, headroom: float) -> bool:
-        """Whether the fewest images fit; a wider side network takes no less than a narrower one."""
-        configuration, hold = way
-        if configuration.pruned and self._before > headroom:
+    def _smallest_batch_fits(self, variant: Variant, headroom: float) -> bool:
+        """Whether the smallest batch fits; a wider side network takes no less than a narrower one."""
+        configuration, hold = variant
+        if configuration.pruned and self._retraining_bytes > headroom:
             return False
         narrowest = replace(configuration, side_width=min(each.side_width for each, _ in self.probes))
-        return self.fewest((narrowest, hold)) <= headroom and self.fewest(way) <= headroom
+        narrowest_fits = self.smallest_batch_bytes((narrowest, hold)) <= headroom
+        return narrowest_fits and self.smallest_batch_bytes(variant) <= headroom
 
 
 def _process_bytes(tensor_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""The network that ``sidenet`` trains: what is added to the backbone, which parameters train, and how it is kept."""
+"""The network that ``sidenet`` trains: its side network, trained parameters, and storage."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ from snugfit.lean import (
 from snugfit.strategies.full_network import MakeTrainer
 from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
 from snugfit.strategies.sidenet.configurations import Configuration
-from snugfit.strategies.sidenet.frozen import Frozen
-from snugfit.strategies.sidenet.trainer import SIDE, FrozenTrainer
+from snugfit.strategies.sidenet.frozen import FrozenNetwork
+from snugfit.strategies.sidenet.trainer import SIDE_PREFIX, FrozenTrainer
 from snugfit.surgery import attach_side_network
 
 SIDE_LR = 5.0
-"""Learning rate of the side network over the classifier's, as in Rep-Net's scripts for MobileNetV2."""
+"""Learning rate of the side network over that of the classifier, as in Rep-Net's scripts for MobileNetV2."""
 
-Narrow = Callable[[nn.Module], object]
-"""Gives a network with all its channels the pruned blocks, in place."""
+PruneNetwork = Callable[[nn.Module], object]
+"""Replaces the blocks of a full network by the pruned ones, in place."""
 
 
 def trained_names(names: Iterable[str], classifier: Iterable[str], scheme: Scheme) -> set[str]:
     """Names of the parameters that a scheme trains.
 
-    The classifier always; beside it every ``bias`` (TinyTL's bias variant), BatchNorm's among them, or what belongs to
-    the side network.
+    These are the classifier and, in addition, either every ``bias`` (TinyTL's bias variant), those of BatchNorm
+    included, or the side network.
     """
     head = set(classifier)
     if scheme == "bias+head":
         return head | {name for name in names if name.rpartition(".")[2] == "bias"}
-    return head | {name for name in names if name.startswith(SIDE)}
+    return head | {name for name in names if name.startswith(SIDE_PREFIX)}
 
 
 def make_trainer(
-    configuration: Configuration, frozen: Frozen, side_lr: float | None, narrow: Narrow | None = None
+    configuration: Configuration, frozen: FrozenNetwork, side_lr: float | None, prune: PruneNetwork | None = None
 ) -> MakeTrainer:
-    """What makes the trainer of a chain's network in a configuration; its steps empty the images that they are given.
+    """Factory of trainers of a chain's network in a configuration; their steps release their input images.
 
     Args:
-        configuration: how the network is kept and run.
-        frozen: the network, as it is known before.
-        side_lr: peak learning rate of the side network; :data:`SIDE_LR` times the workload's where it is None.
-        narrow: gives the network its pruned blocks; any channels of the right number by default.
+        configuration: how the network is stored and run.
+        frozen: the analysis of the network.
+        side_lr: peak learning rate of the side network; :data:`SIDE_LR` times the workload's if None.
+        prune: replaces the network's blocks by pruned ones; by default, the first channels stay.
     """
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
         if configuration.pruned:
-            (narrow or frozen.narrow)(module)
+            (prune or frozen.prune)(module)
         allowed = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         backbone = cast(fx.GraphModule, module)
-        large = frozen.large_blocks(backbone) if configuration.by_sample else []
+        large = frozen.find_per_sample_blocks(backbone) if configuration.by_sample else []
         network = with_side_network(backbone, chain.input_shape, configuration.side_width, workload.seed)
-        names = [name for name, _ in network.named_parameters() if name in allowed or name.startswith(SIDE)]
+        names = [name for name, _ in network.named_parameters() if name in allowed or name.startswith(SIDE_PREFIX)]
         trained = trained_names(names, frozen.classifier, frozen.scheme)
         lr = side_lr or SIDE_LR * workload.optimizer.lr
         trainer = FrozenTrainer(network, workload, trained, micro_batches, lr)
@@ -82,7 +82,7 @@ def make_trainer(
 
 
 def with_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], width: float, seed: int) -> fx.GraphModule:
-    """The network with a side network of this width beside it, freshly initialised; as it is where the width is 0."""
+    """The network with a newly initialised side network of this width; unchanged if the width is 0."""
     if not width:
         return module
     torch.manual_seed(derive_seed(seed, "side"))
@@ -91,8 +91,8 @@ def with_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], widt
     return network
 
 
-def plain(network: nn.Module) -> nn.Module:
-    """The network with layers of torch's names, in place, for whole batches; weights in 8 bits stay so."""
+def restore_layers(network: nn.Module) -> nn.Module:
+    """Restore torch's layers in place, which run whole batches; int8 weights stay int8."""
     retain_images(cast(fx.GraphModule, network))
     run_per_sample(cast(fx.GraphModule, network), ())
     disable_inplace(network)

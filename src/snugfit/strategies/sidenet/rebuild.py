@@ -13,13 +13,13 @@ from snugfit.surgery import attach_side_network
 
 
 def side_network(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
-    """The backbone, as wide as it was saved, and the side network where there is one.
+    """The backbone with its saved widths, and the side network if there is one.
 
     Args:
         chain: the full network, without weights.
-        structure: ``pruned``, where channels were removed; ``side_width``, where there is a side network.
+        structure: ``pruned`` if channels were removed; ``side_width`` if there is a side network.
         classes: number of classes.
-        state: saved tensors by name.
+        state: saved tensors by name, in the shapes of the pruned network.
     """
     module = with_saved_widths(chain, structure, classes, state)
     width = structure.get("side_width")

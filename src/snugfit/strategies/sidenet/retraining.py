@@ -1,4 +1,4 @@
-"""The first phase of a pruned run: channels are removed, and what is left learns to do what the network did before."""
+"""The first phase of a pruned run: remove channels, and retrain the pruned blocks to their former outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_b
 from snugfit.strategies.micro_batch import divisors
 from snugfit.strategies.sidenet.config import PruneImportance
 from snugfit.strategies.sidenet.configurations import PREFIX
-from snugfit.strategies.sidenet.frozen import Frozen
+from snugfit.strategies.sidenet.frozen import FrozenNetwork
 from snugfit.surgery import (
     BlockDistillation,
     Cut,
@@ -53,15 +53,15 @@ PRUNED_FILE = "pruned.safetensors"
 """Weights of the pruned blocks, in the run folder."""
 STEP_IMAGES = 8
 """Images of a retraining step, like the batch that the paper trains at."""
-MOST_IMAGES = 1024
-"""Images of a pass, at most; every pass over more images takes others."""
-FIRST_IMAGES = 512
-"""Images that channels are chosen by and blocks are solved on, at most: a layer has few weights for the many values of
-their maps."""
-BEFORE_STEPS = 2.0
-"""Seconds that choosing channels and solving take of an image over those of a step."""
+PASS_IMAGES = 1024
+"""Most images of a pass; with more images, each pass takes different ones."""
+SELECTION_IMAGES = 512
+"""Most images for choosing channels and solving blocks: a layer has few weights for the many values of their feature
+maps."""
+PREPARATION_TIME = 2.0
+"""Time per image of choosing channels and solving blocks, over that of a step."""
 
-_KEPT, _SOLVED, _RETRAINED = "kept", "solved", "retrained"
+_CHANNELS, _SOLVED, _RETRAINED = "kept", "solved", "retrained"
 
 
 @dataclass(frozen=True)
@@ -69,33 +69,35 @@ class Retraining:
     """How a network is pruned and retrained.
 
     Attributes:
-        frozen: the network, and its widths.
-        importance: what channels are chosen by.
-        epochs: passes over the images with steps; none leaves the weights that are solved for.
+        frozen: the network and its pruned widths.
+        importance: criterion by which channels are chosen.
+        epochs: passes of training steps over the images; with none, the solved weights stay.
     """
 
-    frozen: Frozen
+    frozen: FrozenNetwork
     importance: PruneImportance
     epochs: int
 
-    def kept(
+    def choose_channels(
         self, teacher: fx.GraphModule, batches: Callable[[], Iterable[Tensor]], micro_batch: int
     ) -> dict[str, list[int]]:
-        """The channels that stay of each group that loses some."""
-        groups, widths = self.frozen.narrowed, self.frozen.widths
+        """The channels that each pruned group keeps, chosen on images (batch, *input_shape)."""
+        groups, widths = self.frozen.pruned_groups, self.frozen.widths
         if self.importance == "reconstruction":
             return channels_by_reconstruction(teacher, groups, widths, batches, micro_batch=micro_batch)
         found = channel_importance(teacher, groups, batches(), by=self.importance, micro_batch=micro_batch)
         return most_important(found, widths)
 
-    def pair(self, teacher: fx.GraphModule, kept: dict[str, list[int]]) -> PrunedPair:
-        """The pruned network beside the other one."""
-        groups = self.frozen.narrowed
-        twin = copy_for_pruning(teacher, self.frozen.input_shape, groups)
-        cuts = remove_channels(twin, groups, kept)
-        names = self.frozen.pruned_names(twin)
+    def prune(self, teacher: fx.GraphModule, kept: dict[str, list[int]]) -> PrunedPair:
+        """The full network and a pruned copy with these channels."""
+        groups = self.frozen.pruned_groups
+        pruned = copy_for_pruning(teacher, self.frozen.input_shape, groups)
+        cuts = remove_channels(pruned, groups, kept)
+        names = self.frozen.pruned_names(pruned)
         until = {name.rpartition(".")[0] for name in self.frozen.classifier}
-        return PrunedPair(teacher, twin, cuts, frozenset(names | later_biases(twin, names, until)), frozenset(until))
+        return PrunedPair(
+            teacher, pruned, cuts, frozenset(names | later_biases(pruned, names, until)), frozenset(until)
+        )
 
     def solve(
         self,
@@ -105,49 +107,57 @@ class Retraining:
         done: int = 0,
         on_block: Callable[[BlockDistillation], object] | None = None,
     ) -> None:
-        """Give each block the weights with which it comes closest on its own; see :func:`snugfit.surgery.distil`."""
+        """Fit each pruned block's weights to its former output; see :func:`snugfit.surgery.distil`.
+
+        Args:
+            pair: the networks.
+            batches: images (batch, *input_shape).
+            micro_batch: images in memory at once.
+            done: number of blocks that are solved already.
+            on_block: called after each block.
+        """
         recipe = Recipe(epochs=0, micro_batch=micro_batch)
         distil(self._blocks(pair), lambda _: batches(), recipe, done=done, on_block=on_block)
 
     def joint(self, pair: PrunedPair, steps: int, micro_batch: int) -> JointDistillation:
-        """What retrains all of them together."""
+        """The joint retraining of all pruned blocks."""
         blocks = self._blocks(pair)
         return JointDistillation(blocks, trained=pair.names, until=pair.until, steps=steps, micro_batch=micro_batch)
 
     def _blocks(self, pair: PrunedPair) -> TeacherStudent:
-        return TeacherStudent(pair.teacher, pair.twin, pair.cuts, self.frozen.input_shape)
+        return TeacherStudent(pair.teacher, pair.pruned, pair.cuts, self.frozen.input_shape)
 
 
 @dataclass(frozen=True)
 class PrunedPair:
-    """A network and its pruned twin.
+    """A network and its pruned copy.
 
     Attributes:
-        teacher: the network as it was.
-        twin: the pruned one, which shares what retraining does not change.
-        cuts: what was left of the tensors that lost channels.
-        names: of the twin's own tensors.
+        teacher: the full network.
+        pruned: the pruned copy, which shares the tensors that retraining does not change.
+        cuts: the kept channels of the pruned tensors.
+        names: names of the tensors that are not shared.
         until: layers of the classifier.
     """
 
     teacher: fx.GraphModule
-    twin: fx.GraphModule
+    pruned: fx.GraphModule
     cuts: dict[str, Cut]
     names: frozenset[str]
     until: frozenset[str]
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What pruning and retraining have made."""
-        return {name: tensor for name, tensor in self.twin.state_dict().items() if name in self.names}
+        """The pruned and retrained tensors by name, in their pruned shapes."""
+        return {name: tensor for name, tensor in self.pruned.state_dict().items() if name in self.names}
 
 
 def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, device: str) -> Probe:
-    """The probe of pruning and retraining on one step's images; its size is how many are in memory at once."""
+    """The probe of pruning and retraining on one step's images; its size is the number in memory at once."""
     shape = chain.input_shape
 
-    def images(count: int, where: str) -> Tensor:
-        return random_batch(shape, workload.classes, count, where)[0]
+    def images(count: int, on: str) -> Tensor:
+        return random_batch(shape, workload.classes, count, on)[0]
 
     def build() -> Callable[[int], object]:
         module = cast(fx.GraphModule, copy.deepcopy(chain).to_module())
@@ -155,7 +165,7 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
 
         def step(micro_batch: int) -> None:
             batch = images(STEP_IMAGES, device)
-            pair = retraining.pair(module, retraining.kept(module, lambda: [batch], micro_batch))
+            pair = retraining.prune(module, retraining.choose_channels(module, lambda: [batch], micro_batch))
             retraining.solve(pair, lambda: [batch], micro_batch)
             if retraining.epochs:
                 retraining.joint(pair, 1, micro_batch).step(batch)
@@ -177,51 +187,51 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
 
 
 def retrain_phase(line: ProbeLine, headroom: float, resident_bytes: int, images: int, epochs: int) -> Phase | None:
-    """The phase at the largest micro-batch that fits in ``headroom`` bytes; None where none does.
+    """The phase at the largest micro-batch that fits in ``headroom`` bytes; None if none fits.
 
     Args:
-        line: as it was measured, with one pass of steps.
-        headroom: bytes that it may take.
-        resident_bytes: in memory before.
-        images: that there are.
-        epochs: passes with steps.
+        line: the measured line, with one pass of steps.
+        headroom: bytes for a step.
+        resident_bytes: in memory before the phase.
+        images: number of available images.
+        epochs: passes of training steps.
     """
     sizes = [size for size in divisors(STEP_IMAGES) if size >= line.smallest_batch and line.bytes_at(size) <= headroom]
     if not sizes:
         return None
-    passes = BEFORE_STEPS * min(images, FIRST_IMAGES) + epochs * min(images, MOST_IMAGES)
-    seconds = line.seconds_at(sizes[-1]) / STEP_IMAGES * passes / (BEFORE_STEPS + bool(epochs))
+    passes = PREPARATION_TIME * min(images, SELECTION_IMAGES) + epochs * min(images, PASS_IMAGES)
+    seconds = line.seconds_at(sizes[-1]) / STEP_IMAGES * passes / (PREPARATION_TIME + bool(epochs))
     return Phase("prune", with_safety(resident_bytes, line.bytes_at(sizes[-1])), seconds, sizes[-1])
 
 
 def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, run: Run) -> None:
-    """Run the phase, or what is left of it, and write the pruned blocks into the run folder.
+    """Run the phase, or the rest of it, and write the pruned blocks into the run folder.
 
-    What was decided and learnt is kept after every block and every pass, and never made anew.
+    A checkpoint is written after every block and every pass, so that a resumed run repeats none of them.
     """
     phase, position = run.predicted.phases[run.position.phase], run.position
     source, notes = data.others.get("retrain_data", data.train), position.notes
     run.start_phase(phase, position.phase, len(run.predicted.phases), 1, 1)
     teacher = cast(fx.GraphModule, load_network(chain, run)).eval()
 
-    def first() -> Iterator[Tensor]:
-        return _images(source, run, 0, FIRST_IMAGES)
+    def selection() -> Iterator[Tensor]:
+        return _images(source, run, 0, SELECTION_IMAGES)
 
     with run.limit.allow_kernels():
-        if _KEPT not in notes:
-            notes[_KEPT] = retraining.kept(teacher, first, phase.batch_size)
-        pair = retraining.pair(teacher, notes[_KEPT])
+        if _CHANNELS not in notes:
+            notes[_CHANNELS] = retraining.choose_channels(teacher, selection, phase.batch_size)
+        pair = retraining.prune(teacher, notes[_CHANNELS])
         if run.resumed:
-            pair.twin.load_state_dict(run.resumed_tensors("pruned"), strict=False)
+            pair.pruned.load_state_dict(run.resumed_tensors("pruned"), strict=False)
 
-        def keep(found: BlockDistillation) -> None:
+        def save_block(found: BlockDistillation) -> None:
             position.step += 1
             notes.setdefault(_SOLVED, []).append([found.block, found.before, found.after])
             run.emit(Notice(f"block {found.block}: its error fell from {found.before:.3f} to {found.after:.3f}"))
             run.save({"pruned": pair.state})
             stop_if_requested(run)
 
-        retraining.solve(pair, first, phase.batch_size, len(notes.get(_SOLVED, [])), keep)
+        retraining.solve(pair, selection, phase.batch_size, len(notes.get(_SOLVED, [])), save_block)
         _retrain(retraining, pair, source, phase.batch_size, run)
     write_tensors(run.folder / PRUNED_FILE, pair.state, run.manifest)
     run.end_phase(phase, 1, 1)
@@ -230,16 +240,16 @@ def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, 
 
 
 def _retrain(retraining: Retraining, pair: PrunedPair, source: BatchSource, micro_batch: int, run: Run) -> None:
-    """Passes of steps on all pruned blocks together, from the first that was not finished."""
+    """Train all pruned blocks together, from the first unfinished pass on."""
     done = run.position.notes.setdefault(_RETRAINED, [])
-    steps = min(source.steps(min(STEP_IMAGES, len(source))), MOST_IMAGES // STEP_IMAGES)
+    steps = min(source.steps(min(STEP_IMAGES, len(source))), PASS_IMAGES // STEP_IMAGES)
     if len(done) >= retraining.epochs:
         return
     joint = retraining.joint(pair, steps * retraining.epochs, micro_batch)
     if done:
         joint.load_state(run.resumed_tensors("joint"), steps * len(done))
     for epoch in range(len(done), retraining.epochs):
-        errors = [joint.step(images) for images in _images(source, run, epoch + 1, MOST_IMAGES)]
+        errors = [joint.step(images) for images in _images(source, run, epoch + 1, PASS_IMAGES)]
         done.append(sum(errors) / len(errors))
         run.position.step += 1
         run.emit(Notice(f"retraining, pass {epoch + 1} of {retraining.epochs}: error {done[-1]:.3f}"))
@@ -248,21 +258,21 @@ def _retrain(retraining: Retraining, pair: PrunedPair, source: BatchSource, micr
 
 
 def _images(source: BatchSource, run: Run, epoch: int, most: int) -> Iterator[Tensor]:
-    """Images of one pass, without their labels; the same ones whenever that pass is made."""
+    """Images (batch, *input_shape) of one pass, without labels; a repeated pass takes the same images."""
     for images, _ in islice(source.epoch(epoch, min(STEP_IMAGES, len(source))), max(most // STEP_IMAGES, 1)):
         run.tick()
         yield images.to(run.device)
 
 
-def take_pruned(module: nn.Module, run: Run) -> None:
-    """Give a network with the run's first weights the pruned blocks that the run has made.
+def load_pruned(module: nn.Module, run: Run) -> None:
+    """Replace blocks of a network with initial weights by the run's pruned blocks, in place.
 
     Raises:
-        CheckpointError: they are missing, damaged, or of another network.
+        CheckpointError: the file of the blocks is missing, damaged, or of another network.
     """
     path = run.folder / PRUNED_FILE
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing, without which the run cannot go on; start it anew.")
+        raise CheckpointError(f"{path} is missing; the run cannot be resumed without it. Start a new run.")
     state = read_tensors(path)
     adopt_widths(module, state)
     to_channels_last(module)

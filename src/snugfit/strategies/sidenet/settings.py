@@ -20,15 +20,15 @@ class SidenetSettings(MicroBatching):
     Attributes:
         scheme: what trains: ``rep-net`` a side network and the classifier, ``bias+head`` every bias and the classifier,
             ``head`` the classifier.
-        side_width: width of the side network; filled in by ``propose`` where it is None.
-        side_lr: its peak learning rate; five times the workload's where it is None.
-        prune: ``auto``, ``on``, ``off`` or a ratio; ``auto`` is settled by ``propose``, like the next ones.
-        prune_importance: what channels are chosen by.
-        retrain_epochs: passes over the images in which the pruned network learns to do what it did before.
-        retrain_data: other images to do so with; the training images where it is None.
+        side_width: width of the side network; ``propose`` fills in None.
+        side_lr: its peak learning rate; five times the workload's if None.
+        prune: ``auto``, ``on``, ``off`` or a ratio; ``propose`` replaces ``auto``, here and below.
+        prune_importance: criterion by which channels are chosen.
+        retrain_epochs: passes over the images in which the pruned network learns its former outputs.
+        retrain_data: images for these passes; the training images if None.
         sample_wise: whether memory-bound frozen blocks run image by image.
-        weight_storage: how frozen weights are kept.
-        retrain_batch: images in memory at once while it retrains; filled in by ``propose``.
+        weight_storage: how frozen weights are stored.
+        retrain_batch: images in memory at once during retraining; filled in by ``propose``.
     """
 
     name: ClassVar[str] = "sidenet"
@@ -47,17 +47,17 @@ class SidenetSettings(MicroBatching):
 
     def __post_init__(self) -> None:
         if self.scheme != "rep-net" and self.prune not in ("auto", "off"):
-            raise UsageError(f"--prune serves a side network, which --scheme {self.scheme} does not have.")
+            raise UsageError(f"--prune requires a side network, which --scheme {self.scheme} does not have.")
         if self.scheme == "bias+head" and self.sample_wise == "on":
             raise UsageError("--sample-wise on: blocks whose biases train (--scheme bias+head) cannot run by sample.")
 
     @property
-    def tried(self) -> tuple[Configuration, ...]:
-        """The configurations that it may take, those that are expected to lose less first."""
+    def candidates(self) -> tuple[Configuration, ...]:
+        """The configurations that the options allow, by expected loss of accuracy."""
         options = (self.side_width, self.prune, self.sample_wise, self.weight_storage)
         return tuple(configurations(self.scheme, *options))
 
     @property
     def configuration(self) -> Configuration:
-        """The one that :meth:`propose` filled in."""
-        return self.tried[0]
+        """The configuration that ``propose`` filled in."""
+        return self.candidates[0]

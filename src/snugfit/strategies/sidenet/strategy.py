@@ -1,8 +1,8 @@
-"""The strategy ``sidenet``: Rep-Net with a pruned backbone (Yoosefi et al.), and what it is compared with."""
+"""The strategy ``sidenet``: Rep-Net with a pruned backbone (Yoosefi et al.), and its baselines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
@@ -30,13 +30,18 @@ from snugfit.strategies.memory_estimates import (
     with_safety,
 )
 from snugfit.strategies.micro_batch import divisors, hold_modes, line_name
-from snugfit.strategies.sidenet.configurations import PREFIX, Configuration, leanest
-from snugfit.strategies.sidenet.frozen import Frozen
-from snugfit.strategies.sidenet.lower_bounds import Looks, Way
+from snugfit.strategies.sidenet.configurations import (
+    PREFIX,
+    Configuration,
+    FittedConfiguration,
+    fit_configuration,
+    low_memory_settings,
+)
+from snugfit.strategies.sidenet.frozen import FrozenNetwork
+from snugfit.strategies.sidenet.lower_bounds import LowerBounds, Variant
 from snugfit.strategies.sidenet.network import make_trainer
-from snugfit.strategies.sidenet.ranked_configurations import Option, best, option_of
 from snugfit.strategies.sidenet.retraining import (
-    MOST_IMAGES,
+    PASS_IMAGES,
     RETRAIN,
     Retraining,
     retrain_phase,
@@ -47,132 +52,142 @@ from snugfit.strategies.sidenet.settings import SidenetSettings
 from snugfit.surgery import attach_side_network
 
 MARGIN_BYTES = 1_000_000
-"""By how much the headroom of a step may be smaller once everything is measured: whether another probe is needed is
-judged with that much less. Every further one leaves about as much behind, and in the end what fitted fits no more."""
+"""Margin for the headroom of a step. Each further probe leaves about as much memory behind, so that a configuration
+that fitted may no longer fit. Whether another probe is needed is decided with this margin."""
 
-LOOK_BYTES = 300_000
-"""What looking at a way leaves behind: the code of its graphs. Fewer are looked at in a budget that holds none."""
+GRAPH_BYTES = 300_000
+"""Memory that a lower bound leaves behind: the code of its graph. A budget in which nothing fits needs fewer bounds."""
 
 LEFT_BY_RETRAINING = 4_000_000
-"""What a thousand retraining steps leave behind that the one of a probe does not: a run was 0.5 MB above its prediction
-without this, although that holds a safety of 6.6 MB."""
+"""Memory that a thousand retraining steps leave behind, unlike the one step of a probe. Without this margin, a run was
+0.5 MB above its prediction, although that includes a safety of 6.6 MB."""
 
 FINE_TUNE = "fine-tune"
 
 
 @dataclass(frozen=True)
 class Sidenet(SidenetSettings):
-    """A frozen network and a small one beside it (Rep-Net), which needs few maps for the backward pass."""
+    """A frozen network with a small side network (Rep-Net), which keeps few feature maps for the backward pass."""
 
     @staticmethod
     def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
-        """Settings of those that the user left open that need less memory, to be tried where nothing fits."""
-        yield from leanest(options)
+        """Settings with less memory, for the options that the user left open; tried if nothing fits."""
+        yield from low_memory_settings(options)
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """The optimizer must leave frozen statistics alone, and there must be something to train.
+        """Reasons why it cannot train this model: averaged weights, or no classifier that trains.
 
         Raises:
-            ModelError: a side network cannot be attached, or the network not be pruned as asked.
+            ModelError: a side network cannot be attached, or the network cannot be pruned by --prune.
         """
         if reasons := needs_classes(workload) + chain.bypassed_hooks():
             return reasons
         if workload.optimizer.averages:
-            reasons.append("schedulefree renews the statistics of BatchNorm, which stay frozen here; use sgd or adamw")
+            reasons.append(
+                "--optimizer schedulefree updates the statistics of BatchNorm, which stay frozen here; use sgd or adamw"
+            )
         if not classifier_names(chain):
             reasons.append("no parameter of the model requires a gradient: there is no classifier to train")
         if self.scheme == "rep-net":
-            width = self.tried[0].side_width
+            width = self.candidates[0].side_width
             attach_side_network(cast(fx.GraphModule, chain.to_module()), chain.input_shape, width=width)
             if self.prune not in ("auto", "off"):
-                _ = self._frozen(chain, self.tried[0]).widths
+                _ = self._frozen(chain, self.candidates[0]).widths
         return reasons
 
-    def _frozen(self, chain: Chain, configuration: Configuration) -> Frozen:
-        return Frozen(
-            chain, self.scheme, configuration.side_width, "on" if self.prune in ("auto", "off") else self.prune
-        )
+    def _frozen(self, chain: Chain, configuration: Configuration) -> FrozenNetwork:
+        prune = "on" if self.prune in ("auto", "off") else self.prune
+        return FrozenNetwork(chain, self.scheme, configuration.side_width, prune)
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
-        """A step in each configuration, with gradients applied at once and with gradients held; and retraining.
+        """A step of each configuration, with gradients applied at once and with gradients held; and retraining.
 
-        They are lazy: a configuration is measured only if it may lose less than what was found to fit.
+        They are lazy: a configuration is measured only if it may lose less accuracy than the measured ones that fit.
         """
-        known = {width: self._frozen(chain, Configuration(width)) for width in {each.side_width for each in self.tried}}
-        ways: dict[Way, Probe] = {}
-        for each, hold in sorted(self._ways(workload), key=lambda way: _least_loss(workload, *way)):
+        known = {
+            width: self._frozen(chain, Configuration(width)) for width in {each.side_width for each in self.candidates}
+        }
+        variants: dict[Variant, Probe] = {}
+        for each, hold in sorted(self._variants(workload), key=lambda variant: _least_loss(workload, *variant)):
             make = make_trainer(each, known[each.side_width], self.side_lr)
             probe = network_probe(each.probe, chain, workload, hardware.device, make, hold=hold)
             sizes = (probe.batch_limit,) if self.accumulate and not hold else probe.sizes
-            ways[each, hold] = replace(probe, sizes=sizes, floor=cache(probe.floor), network=PREFIX)
-        first = next((each for each, _ in ways if each.pruned), None)
+            variants[each, hold] = replace(probe, sizes=sizes, floor=cache(probe.floor), network=PREFIX)
+        first = next((each for each, _ in variants if each.pruned), None)
         retraining = None
         if first is not None:
             how = Retraining(known[first.side_width], self.prune_importance, self.retrain_epochs)
             retraining = retraining_probe(how, chain, workload, hardware.device)
-        looks = Looks(ways, retraining, lambda each: _serves(each, known[each.side_width]))
+        bounds = LowerBounds(variants, retraining, lambda each: _applies(each, known[each.side_width]))
         probes: list[Probe] = []
-        for way, probe in ways.items():
-            needed = partial(self._needed, workload, looks, way)
-            if retraining is not None and way[0].pruned and all(each.name != RETRAIN for each in probes):
+        for variant, probe in variants.items():
+            needed = partial(self._needed, workload, bounds, variant)
+            if retraining is not None and variant[0].pruned and all(each.name != RETRAIN for each in probes):
                 probes.append(replace(retraining, needed=needed))
             probes.append(replace(probe, needed=needed))
         return probes
 
-    def _ways(self, workload: Workload) -> list[Way]:
-        """Every configuration, with gradients applied at once and, where a batch has parts, with gradients held."""
+    def _variants(self, workload: Workload) -> list[Variant]:
+        """Every configuration with gradients applied at once and, if batches may accumulate, with gradients held."""
         parts = self.accumulate and workload.effective_batch > 1
-        return [(each, hold) for each in self.tried for hold in hold_modes(parts)]
+        return [(each, hold) for each in self.candidates for hold in hold_modes(parts)]
 
     def _needed(
-        self, workload: Workload, looks: Looks, way: Way, lines: Mapping[str, ProbeLine], available: float
+        self,
+        workload: Workload,
+        bounds: LowerBounds,
+        variant: Variant,
+        lines: Mapping[str, ProbeLine],
+        available: float,
     ) -> bool:
-        """Whether a way may lose less accuracy than what was measured to fit, and may fit itself.
+        """Whether a variant may fit and lose less accuracy than the measured ones that fit.
 
-        What measuring leaves behind must not be what that lacks in the end.
+        The memory that its measurement leaves behind must not prevent the best of those from fitting.
         """
         headroom = available_headroom(available)
-        found = best(self._options(workload, lines, headroom - MARGIN_BYTES))
+        found = _best(self._fitting(workload, lines, headroom - MARGIN_BYTES))
         if found is not None:
-            after = best(self._options(workload, lines, headroom - MARGIN_BYTES - looks.probes[way].growth_bytes))
-            if after is None or found.loss < after.loss or _least_loss(workload, *way) >= found.loss - 1e-6:
+            after = _best(self._fitting(workload, lines, headroom - MARGIN_BYTES - bounds.probes[variant].growth_bytes))
+            if after is None or found.loss < after.loss or _least_loss(workload, *variant) >= found.loss - 1e-6:
                 return False
-        return looks.serves(way[0]) and looks.may_fit(way, headroom, lines)
+        return bounds.applies(variant[0]) and bounds.may_fit(variant, headroom, lines)
 
-    def _options(self, workload: Workload, lines: Mapping[str, ProbeLine], headroom: float) -> Iterator[Option]:
-        for each in self.tried:
+    def _fitting(
+        self, workload: Workload, lines: Mapping[str, ProbeLine], headroom: float
+    ) -> Iterator[FittedConfiguration]:
+        for each in self.candidates:
             left = headroom - LEFT_BY_RETRAINING if each.pruned else headroom
             if not each.pruned or self._retraining(workload, lines, left, 0) is not None:
-                option = option_of(each, lines, workload, left, accumulate=self.accumulate)
+                option = fit_configuration(each, lines, workload, left, accumulate=self.accumulate)
                 if option is not None:
                     yield option
 
     def _retraining(
         self, workload: Workload, lines: Mapping[str, ProbeLine], headroom: float, resident_bytes: int
     ) -> Phase | None:
-        """The phase in which a pruned network learns anew; None where it was not measured or does not fit."""
-        images = MOST_IMAGES if self.retrain_data is not None else workload.train_count
+        """The phase that retrains a pruned network; None if it was not measured or does not fit."""
+        images = PASS_IMAGES if self.retrain_data is not None else workload.train_count
         line = lines.get(RETRAIN)
         if line is None:
             return None
         return retrain_phase(line, headroom, resident_bytes, images, self.retrain_epochs)
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Sidenet]:
-        """What fits and is expected to lose the least accuracy; the fastest of those that lose the same."""
+        """The configuration that fits with the least expected loss of accuracy; the fastest among equals."""
         headroom = step_headroom(budget, profile.base_bytes)
-        found = best(self._options(workload, profile.lines, headroom))
+        found = _best(self._fitting(workload, profile.lines, headroom))
         if found is not None:
             retraining = self._retraining(workload, profile.lines, headroom - LEFT_BY_RETRAINING, 0)
-            yield self._taking(found, retraining if found.configuration.pruned else None)
+            yield self._with_configuration(found, retraining if found.configuration.pruned else None)
 
-    def _taking(self, option: Option, retraining: Phase | None) -> Sidenet:
-        taken = option.configuration
+    def _with_configuration(self, option: FittedConfiguration, retraining: Phase | None) -> Sidenet:
+        chosen = option.configuration
         return replace(
             self,
-            side_width=taken.side_width or None,
-            prune=("off" if not taken.pruned else "on" if self.prune == "auto" else self.prune),
-            sample_wise="on" if taken.by_sample else "off",
-            weight_storage="int8" if taken.int8 else "float32",
+            side_width=chosen.side_width or None,
+            prune=("off" if not chosen.pruned else "on" if self.prune == "auto" else self.prune),
+            sample_wise="on" if chosen.by_sample else "off",
+            weight_storage="int8" if chosen.int8 else "float32",
             micro_batch=option.micro.micro_batch,
             micro_batches=option.micro.micro_batches,
             retrain_batch=0 if retraining is None else retraining.batch_size,
@@ -194,20 +209,20 @@ class Sidenet(SidenetSettings):
         return Cost(peak, epoch, seconds, phases=tuple(phases))
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
-        """Why nothing was proposed, and the smallest memory budget that would do."""
-        looks = len({replace(each, by_sample=False) for each in self.tried})
-        floor = min(self._floors(workload, profile)) + looks * LOOK_BYTES
+        """Why nothing was proposed, and the smallest sufficient memory budget."""
+        bounds = len({replace(each, by_sample=False) for each in self.candidates})
+        floor = min(self._floors(workload, profile)) + bounds * GRAPH_BYTES
         smallest = max(smallest_budget(profile, floor), (budget.memory_bytes or 0) + 1_000_000)
         return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
 
     def _floors(self, workload: Workload, profile: Profile) -> list[int]:
-        """Tensor bytes of the ways that were looked at, and of what goes before where channels are removed.
+        """Lower bounds in tensor bytes of the variants, retraining included for pruned ones.
 
-        Where a batch has parts, those of ways that hold gradients: the others are for the whole batch.
+        If batches may be accumulated, those of variants that hold gradients; the others are for the full batch.
         """
         found = {
             (each, hold): max(profile.floors[name], profile.floors.get(RETRAIN, 0) if each.pruned else 0)
-            for each, hold in self._ways(workload)
+            for each, hold in self._variants(workload)
             if (name := line_name(each.probe, hold=hold)) in profile.floors
         }
         return [floor for (_, hold), floor in found.items() if hold] or list(found.values())
@@ -217,12 +232,18 @@ class Sidenet(SidenetSettings):
         return fit_sidenet(self, chain, data, run)
 
 
-def _serves(configuration: Configuration, frozen: Frozen) -> bool:
-    """Whether there are blocks to run image by image, and channels to remove, where a configuration does."""
-    return (not configuration.by_sample or bool(frozen.large)) and (not configuration.pruned or frozen.can_prune)
+def _applies(configuration: Configuration, frozen: FrozenNetwork) -> bool:
+    """Whether the network has blocks to run image by image and channels to remove, as a configuration requires."""
+    runs_by_sample = not configuration.by_sample or bool(frozen.per_sample_blocks)
+    return runs_by_sample and (not configuration.pruned or frozen.can_prune)
 
 
 def _least_loss(workload: Workload, configuration: Configuration, hold: bool) -> float:
-    """What a configuration is expected to lose with the whole batch at once, or with the largest part of it."""
+    """Expected loss of a configuration with the full batch at once or, with held gradients, its largest part."""
     batch = workload.effective_batch
     return configuration.loss_at(([1, *divisors(batch)[:-1]] if hold else [batch])[-1], batch)
+
+
+def _best(fitting: Iterable[FittedConfiguration]) -> FittedConfiguration | None:
+    """The configuration with the least expected loss of accuracy; the fastest among equals."""
+    return min(fitting, key=lambda each: (round(each.loss, 6), each.seconds), default=None)
