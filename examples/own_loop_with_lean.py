@@ -44,7 +44,7 @@ def main() -> None:
     torch.manual_seed(0)
     stock = make_network()
     lean = copy.deepcopy(stock)
-    use_lean(lean)  # in place; what trains is looked at in every call, so you may freeze and thaw later
+    use_lean(lean)  # in place; every call checks which weights train, so you may freeze others later
     images, labels = torch.randn(32, 3, 64, 64), torch.randint(10, (32,))
 
     before, after = train(stock, images, labels), train(lean, images, labels)

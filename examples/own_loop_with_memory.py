@@ -11,11 +11,16 @@ CPU = torch.device("cpu")
 
 
 def make_network() -> nn.Module:
-    """Images (B, 3, 32, 32) to logits (B, 10); its first map alone takes 32 kB for each image."""
+    """Images (B, 3, 32, 32) to logits (B, 10); its first feature map alone takes 32 kB per image."""
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 32, 3, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
 
 
 def add_gradients(network: nn.Module, images: Tensor, labels: Tensor, micro_batch: int) -> None:
@@ -38,7 +43,7 @@ def main() -> None:
     with MemoryLimit(BUDGET_BYTES, baseline, CPU) as limit:
         step = 0
         while step < STEPS:
-            limit.refresh()  # what is mapped changes with every step; what the budget has left is set anew
+            limit.refresh()  # mapped memory changes with every step; the limit follows it
             try:
                 add_gradients(network, images, labels, micro_batch)
             except (RuntimeError, MemoryError) as error:

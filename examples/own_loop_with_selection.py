@@ -1,4 +1,4 @@
-"""A training loop of your own that trains, every few steps anew, only the tensors that matter now."""
+"""A training loop of your own that trains only the most important tensors, selected again every few steps."""
 
 import time
 
@@ -23,10 +23,19 @@ def synthetic_images(count: int) -> tuple[Tensor, Tensor]:
 def make_network() -> nn.Module:
     """Images (B, 1, 24, 24) to logits (B, 10)."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, CLASSES),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(1024, CLASSES),
+    )
 
 
 def main() -> None:

@@ -57,8 +57,8 @@ def main() -> None:
     expected = network.eval()(images)
     prune(network, groups)  # parameters, buffers and layer sizes shrink; the outputs stay
     widths = [width(network, group) for group in groups]
-    print(f"pruned: {before} parameters to {count(network)}, widths {widths}, same outputs:",
-          torch.allclose(network(images), expected, atol=1e-5))  # fmt: skip
+    same = torch.allclose(network(images), expected, atol=1e-5)
+    print(f"pruned: {before} parameters to {count(network)}, widths {widths}, same outputs: {same}")
 
     network.requires_grad_(False)  # frozen, with its norms in evaluation mode
     network = attach_side_network(network, IMAGE)  # x = block(x) + side(x); side(x) is zero before training
