@@ -185,13 +185,13 @@ def test_plan_compares_who_computes_the_rest(snug):
 @pytest.mark.parametrize(
     ("tokens", "code", "words"),
     [
-        ((), 2, "tell which processes"),
-        (("--processes", "1"), 2, "tell which processes"),
+        ((), 2, "name the processes"),
+        (("--processes", "1"), 2, "name the processes"),
         (("--cluster", "none.json"), 2, "cannot read none.json"),
         (("--cluster", "cluster.yaml"), 2, "cluster.yaml is damaged"),
         (("--cluster", "two.json", "--processes", "3"), 2, "describes 2 processes, but there are 3"),
         (("--processes", "2", "--tile-sizes", "speed"), 2, "needs the devices' speeds"),
-        (("--processes", "4", "--replicas", "2"), 2, "2 replicas need a batch"),
+        (("--processes", "4", "--replicas", "2"), 2, "--replicas 2 requires a --batch-size"),
         (("--processes", "2", "--tiles", "99x1"), 4, "use a smaller grid"),
         (("--processes", "2", "--forward-groups", "0-1"), 2, "grouping profile"),
     ],

@@ -11,7 +11,7 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.network import NetworkTrainer
-from snugfit.strategies.tiled.runner import follow
+from snugfit.strategies.tiled.runner import serve_gateway
 from snugfit.strategies.tiled.trainer import GatewayTrainer
 from snugfit.tiling.coordinator import seeded_rng
 from snugfit.tiling.cost_counter import Placement, count_step_cost
@@ -109,7 +109,7 @@ def replicated(group, rank, plan, micro_batches, stops):
             trainer.optimizers.release()
         channel.send('{"kind": "stop"}')
     else:
-        follow(found, WORKLOAD, plan, transport, channel, torch.device("cpu"), lambda: None)
+        serve_gateway(found, WORKLOAD, plan, transport, channel, torch.device("cpu"), lambda: None)
     state = {name: each.numpy() for name, each in found.to_module().state_dict().items()}
     return state, torch.equal(before, torch.get_rng_state())
 

@@ -16,7 +16,6 @@ NOT_YET = {
     "_core",
     "_engine",
     "_planner",
-    "strategies",
 }
 
 

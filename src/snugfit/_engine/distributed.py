@@ -68,13 +68,13 @@ def commands_of_run() -> Commands | None:
 
 def dismissing_at_failure(member: LaunchMember | None, work: Callable[[], T]) -> T:
     """Do the gateway's work; if it fails, the others are dismissed."""
-    from snugfit.strategies.tiled.runner import dismiss
+    from snugfit.strategies.tiled.runner import cancel_workers
 
     try:
         return work()
     except SnugfitError:
         if member is not None:
-            dismiss(member.commands)
+            cancel_workers(member.commands)
         raise
 
 
@@ -89,14 +89,14 @@ def serve(member: LaunchMember, threads: int | None = None, model: nn.Module | N
     Returns:
         ``rank`` and ``peak_bytes`` of this process, above its baseline.
     """
-    from snugfit.strategies.tiled.runner import follow, peaks_of_all, told
+    from snugfit.strategies.tiled.runner import gather_peaks, receive_task, serve_gateway
     from snugfit.tiling.transport import ProcessTransport
 
     resting, device = baseline(threads), choose_device(None)
-    said = told(member.commands)
-    if said is None:
+    task = receive_task(member.commands)
+    if task is None:
         return {"rank": member.here.rank, "peak_bytes": 0}
-    workload, plan, memory_bytes = said
+    workload, plan, memory_bytes = task
     meter = make_meter(resting, device)
     peaks = [0]
 
@@ -106,8 +106,8 @@ def serve(member: LaunchMember, threads: int | None = None, model: nn.Module | N
             peaks[0] = max(peaks[0], meter.mark())
             limit.refresh()
 
-        follow(_chain(workload, model), workload, plan, ProcessTransport(), member.commands, device, tick)
-    peaks_of_all(float(peaks[0]), ProcessTransport())
+        serve_gateway(_chain(workload, model), workload, plan, ProcessTransport(), member.commands, device, tick)
+    gather_peaks(float(peaks[0]), ProcessTransport())
     return {"rank": member.here.rank, "peak_bytes": peaks[0]}
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._core.cluster import Cluster, Link, Rank
 from snugfit.errors import UnknownNameError, UsageError
-from snugfit.strategies.tiled.candidates import chosen, key_of, plans_for, settings_of
-from snugfit.strategies.tiled.network import Network
+from snugfit.strategies.tiled.candidates import chosen_plan, find_plans, probe_name, settings_of_probe
+from snugfit.strategies.tiled.network_overhead import NetworkOverhead
 from snugfit.strategies.tiled.strategy import Tiled
 
 
@@ -37,7 +37,7 @@ def measured(tmp_path):
 
 
 def plan_of(**settings):
-    found = plans_for(network(), Tiled(processes=2, recompute="off"), cluster(**settings))
+    found = find_plans(network(), Tiled(processes=2, recompute="off"), cluster(**settings))
     return next(iter(found.values()))
 
 
@@ -48,22 +48,22 @@ def test_slow_links_and_dear_waiting_change_the_groups():
 
 def test_names_of_probes_say_all_that_was_chosen():
     strategy = Tiled(processes=2, tile_sizes="speed", cluster="measured.json", recompute="on")
-    ((key, plan),) = plans_for(network(), strategy, cluster(speeds=(3e9, 1e9))).items()
-    filled = replace(strategy, **settings_of(key))
-    assert chosen(filled) == plan and key_of(plan, filled.network) == key
+    ((key, plan),) = find_plans(network(), strategy, cluster(speeds=(3e9, 1e9))).items()
+    filled = replace(strategy, **settings_of_probe(key))
+    assert chosen_plan(filled) == plan and probe_name(plan, filled.network) == key
     assert plan.shares in (((4e9,), (3e9, 1e9)), ((3e9, 1e9), (4e9,)))
-    assert str(Network.parse(filled.network)) == filled.network
+    assert str(NetworkOverhead.parse(filled.network)) == filled.network
 
 
 def test_what_the_network_adds_is_part_of_the_estimate(measured):
     strategy = Tiled(processes=2, cluster=measured(bandwidth=1e6), recompute="off", micro_batch=8, micro_batches=2)
     key = strategy.probes(workload(), network(), HARDWARE)[0].name
-    filled, lines = replace(strategy, **settings_of(key)), {f"{key}:accumulate": line(1e6, 1e5)}
+    filled, lines = replace(strategy, **settings_of_probe(key)), {f"{key}:accumulate": line(1e6, 1e5)}
     cost = filled.estimate(workload(), profile(lines), HARDWARE)
-    added = Network.parse(filled.network)
+    added = NetworkOverhead.parse(filled.network)
     assert added.update_seconds > 0 and added.image_seconds > 0 and added.step_seconds > 0
     own = replace(filled, network="")
-    bare = own.estimate(workload(), profile({key_of(chosen(own)) + ":accumulate": line(1e6, 1e5)}), HARDWARE)
+    bare = own.estimate(workload(), profile({probe_name(chosen_plan(own)) + ":accumulate": line(1e6, 1e5)}), HARDWARE)
     steps = 1000 // 16
     epoch = steps * (2 * added.step_seconds + added.update_seconds) + (steps * 16 + 0.3 * 200) * added.image_seconds
     assert cost.seconds_per_epoch == pytest.approx(bare.seconds_per_epoch + epoch)
@@ -73,7 +73,9 @@ def test_what_the_network_adds_is_part_of_the_estimate(measured):
 
 def test_twice_the_bandwidth_is_half_the_seconds_of_large_messages():
     slow, fast = (
-        Network.parse(next(iter(plans_for(network(), Tiled(processes=2), cluster(bandwidth=each)))).split(":")[-1])
+        NetworkOverhead.parse(
+            next(iter(find_plans(network(), Tiled(processes=2), cluster(bandwidth=each)))).split(":")[-1]
+        )
         for each in (1e4, 2e4)
     )
     assert slow.image_bytes == fast.image_bytes
@@ -83,7 +85,7 @@ def test_twice_the_bandwidth_is_half_the_seconds_of_large_messages():
 
 def test_a_slow_device_is_waited_for():
     even, uneven = (
-        Network.parse(next(iter(plans_for(network(), Tiled(processes=2), cluster(each)))).split(":")[-1])
+        NetworkOverhead.parse(next(iter(find_plans(network(), Tiled(processes=2), cluster(each)))).split(":")[-1])
         for each in ((1e6, 1e6), (1e6, 1e5))
     )
     assert uneven.image_seconds > even.image_seconds + 1
@@ -92,8 +94,8 @@ def test_a_slow_device_is_waited_for():
 def test_a_replicated_rest_trades_the_gradient_of_the_last_map_for_copies_of_it():
     """Two processes, a map of 8x32x32 floats and a linear layer behind it, which the slower device takes longer for."""
     found = {
-        (rest, speeds): Network.parse(
-            next(iter(plans_for(network(), Tiled(processes=2, rest=rest), cluster(speeds)))).split(":")[-1]
+        (rest, speeds): NetworkOverhead.parse(
+            next(iter(find_plans(network(), Tiled(processes=2, rest=rest), cluster(speeds)))).split(":")[-1]
         )
         for rest in ("gateway", "replicated")
         for speeds in ((1e9, 1e9), (1e9, 1e6))

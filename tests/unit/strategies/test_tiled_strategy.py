@@ -11,7 +11,7 @@ from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.errors import UnknownNameError, UsageError
-from snugfit.strategies.tiled.candidates import chosen, key_of, meant_grid, plans_for, settings_of
+from snugfit.strategies.tiled.candidates import chosen_plan, find_plans, parse_grid, probe_name, settings_of_probe
 from snugfit.strategies.tiled.strategy import Tiled
 
 
@@ -42,7 +42,7 @@ def test_tiles_that_are_none(text):
 
 
 def test_tiles_in_words():
-    assert meant_grid("2x3") == (2, 3) and meant_grid("auto") is None
+    assert parse_grid("2x3") == (2, 3) and parse_grid("auto") is None
 
 
 def test_replicas_take_processes():
@@ -51,7 +51,7 @@ def test_replicas_take_processes():
 
 
 def test_the_rest_is_at_a_place():
-    with pytest.raises(UnknownNameError, match="place of the rest 'everywhere'"):
+    with pytest.raises(UnknownNameError, match="--rest 'everywhere'"):
         Tiled(rest="everywhere", processes=2)
 
 
@@ -75,23 +75,23 @@ def test_groups_that_are_none_of_the_network():
 @pytest.mark.parametrize(("processes", "rest"), [(1, "gateway"), (4, "gateway"), (4, "replicated")])
 def test_settings_lead_back_to_the_plan_that_was_measured(processes, rest):
     strategy = Tiled(processes=processes, rest=rest)
-    plans = plans_for(chain(), strategy)
+    plans = find_plans(chain(), strategy)
     assert (
         plans
         and {plan.rest for plan in plans.values()} == {rest}
-        and all(key == key_of(plan) for key, plan in plans.items())
+        and all(key == probe_name(plan) for key, plan in plans.items())
     )
     for key, plan in plans.items():
-        assert chosen(Tiled(**settings_of(key), processes=processes)) == plan
+        assert chosen_plan(Tiled(**settings_of_probe(key), processes=processes)) == plan
 
 
 def test_where_norms_use_the_batch_whole_maps_may_lie_in_scratch_files_after_all_that_keep_them_in_memory():
-    plans = list(plans_for(chain(), Tiled(processes=1)).values())
+    plans = list(find_plans(chain(), Tiled(processes=1)).values())
     mapped = [plan.scratch > 0 for plan in plans]
     assert mapped == sorted(mapped) and set(mapped) == {False, True}
-    assert {plan.scratch > 0 for plan in plans_for(chain(), Tiled(processes=1, scratch="off")).values()} == {False}
-    assert {plan.scratch > 0 for plan in plans_for(chain(), Tiled(processes=1, scratch="on")).values()} == {True}
-    (one,) = plans_for(chain(), Tiled(processes=1, scratch="on", tiles="2x2", forward_groups="one")).values()
+    assert {plan.scratch > 0 for plan in find_plans(chain(), Tiled(processes=1, scratch="off")).values()} == {False}
+    assert {plan.scratch > 0 for plan in find_plans(chain(), Tiled(processes=1, scratch="on")).values()} == {True}
+    (one,) = find_plans(chain(), Tiled(processes=1, scratch="on", tiles="2x2", forward_groups="one")).values()
     assert (one.grid, one.forward, one.scratch) == ((2, 2), "0-6", 2 * 4 * 4 * 16 * 16)
 
 
@@ -99,18 +99,18 @@ def test_networks_without_norms_keep_whole_maps_in_memory_unless_told():
     with torch.device("meta"):
         layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(784, 3)]
         plain = Chain.from_module(nn.Sequential(*layers), (1, 16, 16), "plain")
-    assert {plan.scratch for plan in plans_for(plain, Tiled(processes=1)).values()} == {0}
-    assert all(plan.scratch for plan in plans_for(plain, Tiled(processes=1, scratch="on")).values())
+    assert {plan.scratch for plan in find_plans(plain, Tiled(processes=1)).values()} == {0}
+    assert all(plan.scratch for plan in find_plans(plain, Tiled(processes=1, scratch="on")).values())
 
 
 def test_scratch_is_storage_in_the_estimate():
     strategy = Tiled(processes=1, scratch="on", tiles="2x2", micro_batch=4)
-    ((key, plan),) = plans_for(chain(), strategy).items()
-    filled = replace(strategy, **settings_of(key))
+    ((key, plan),) = find_plans(chain(), strategy).items()
+    filled = replace(strategy, **settings_of_probe(key))
     cost = filled.estimate(workload(), profile(lines={key: line(0, 1)}), HARDWARE)
     assert cost.storage_bytes == cost.phases[0].storage_bytes == 4 * plan.scratch
     without = replace(filled, scratch="off", scratch_bytes=0)
-    key = key_of(chosen(without))
+    key = probe_name(chosen_plan(without))
     assert without.estimate(workload(), profile(lines={key: line(0, 1)}), HARDWARE).storage_bytes == 0
 
 
@@ -121,19 +121,19 @@ def test_an_accelerator_keeps_whole_maps_in_its_memory():
     )
     assert not Tiled(processes=1).validate(workload(), chain(), gpu)
     probes = Tiled(processes=1, accumulate=False).probes(workload(), chain(), gpu)
-    scratch = [settings_of(probe.name)["scratch"] for probe in probes]
+    scratch = [settings_of_probe(probe.name)["scratch"] for probe in probes]
     assert set(scratch) == {"off"}
 
 
 def test_scratch_that_cannot_be():
     with pytest.raises(UsageError, match="on one device"):
         Tiled(processes=2, scratch="on")
-    with pytest.raises(UnknownNameError, match="whole maps"):
+    with pytest.raises(UnknownNameError, match="--scratch"):
         Tiled(processes=1, scratch="yes")
 
 
 def test_several_processes_have_a_tile_each():
-    plan = next(iter(plans_for(chain(), Tiled(processes=4)).values()))
+    plan = next(iter(find_plans(chain(), Tiled(processes=4)).values()))
     assert plan.grid == (2, 2) and not plan.recompute
-    assert {plan.recompute for plan in plans_for(chain(), Tiled(processes=4)).values()} == {False, True}
-    assert next(iter(plans_for(chain(), Tiled(processes=4, replicas=2)).values())).cells == 4
+    assert {plan.recompute for plan in find_plans(chain(), Tiled(processes=4)).values()} == {False, True}
+    assert next(iter(find_plans(chain(), Tiled(processes=4, replicas=2)).values())).cells == 4

@@ -1,4 +1,4 @@
-"""Which grids and groups are worth measuring."""
+"""The grids and groups that are worth measuring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from snugfit._core.cluster import Cluster, Link, Rank, uniform_cluster
 from snugfit._core.literals import Rest, TileSizes, WeightUpdate
 from snugfit._core.options import Choice
 from snugfit.errors import UsageError
-from snugfit.strategies.tiled.network import network_of, rest_macs, step_of
+from snugfit.strategies.tiled.network_overhead import network_overhead, rest_macs, step_cost
 from snugfit.tiling.candidates import (
     candidates_on_one_device,
     group_boundaries,
@@ -33,19 +33,19 @@ from snugfit.tiling.routes import cells_of
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 GRIDS = ((1, 1), (2, 2), (3, 3), (4, 4), (6, 6), (8, 8))
-"""That one device considers."""
+"""Candidate grids on one device."""
 TYPICAL_SPEED, TYPICAL_LINK = 20e9, Link(0, 1, 1e8, 5e-4)
-"""A device and a link that nobody has measured: 20 GMAC/s, 100 MB/s, half a millisecond."""
+"""A device and a link if nothing was measured: 20 GMAC/s, 100 MB/s, half a millisecond."""
 PREFIX = "tiled"
 
 
 def typical_cluster(processes: int) -> Cluster:
-    """So many of them, where nothing was measured."""
+    """A cluster of typical devices and links."""
     return uniform_cluster(processes, Rank(0, "typical", 1, TYPICAL_SPEED, 0), TYPICAL_LINK)
 
 
-class Wishes(Protocol):
-    """The settings of the strategy that choices depend on."""
+class TileSettings(Protocol):
+    """The settings of the strategy that plans depend on."""
 
     @property
     def tiles(self) -> str:
@@ -61,11 +61,11 @@ class Wishes(Protocol):
 
     @property
     def recompute(self) -> Choice:
-        """Whether maps are computed anew."""
+        """Whether the backward pass computes feature maps again."""
 
     @property
     def replicas(self) -> int:
-        """Shares of the batch."""
+        """Number of shares of the batch."""
 
     @property
     def weight_update(self) -> WeightUpdate:
@@ -73,34 +73,34 @@ class Wishes(Protocol):
 
     @property
     def rest(self) -> Rest:
-        """Who computes the layers behind the tiles."""
+        """Which process computes the layers after the tiled ones."""
 
     @property
     def processes(self) -> int:
-        """How many there are."""
+        """Number of processes."""
 
     @property
     def tile_sizes(self) -> TileSizes:
-        """What tiles are in proportion to."""
+        """Whether tiles are equal or in proportion to speeds."""
 
     @property
     def scratch(self) -> Choice:
-        """Whether whole maps lie in memory-mapped files."""
+        """Whether whole feature maps are stored in memory-mapped files."""
 
     @property
     def scratch_bytes(self) -> int:
-        """What they take there per image; filled in with the rest."""
+        """Bytes of these files per image; filled in by ``propose``."""
 
     @property
     def shares(self) -> str:
-        """Of rows and columns of tiles, as :func:`text_of` prints them; filled in with the rest."""
+        """Shares of rows and columns, as :func:`format_shares` prints them; filled in by ``propose``."""
 
 
-def meant_grid(tiles: str) -> tuple[int, int] | None:
-    """Tiles down and across of text like ``2x3``; None for ``auto``.
+def parse_grid(tiles: str) -> tuple[int, int] | None:
+    """Parse tiles down and across, like ``2x3``; None for ``auto``.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", tiles)
     if found is None and tiles != "auto":
@@ -108,53 +108,57 @@ def meant_grid(tiles: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def plans_for(chain: Chain, wishes: Wishes, cluster: Cluster | None = None, images: int = 1) -> dict[str, TilePlan]:
-    """What is worth measuring, the fastest first, by the names of their probes.
+def find_plans(
+    chain: Chain, settings: TileSettings, cluster: Cluster | None = None, images: int = 1
+) -> dict[str, TilePlan]:
+    """The plans that are worth measuring, the fastest first, by the names of their probes.
 
     Args:
         chain: the network.
-        wishes: the strategy's settings.
-        cluster: the processes, where they were measured.
-        images: of a tile at once, for which several processes choose groups; a step's, over replicas.
+        settings: the strategy's settings.
+        cluster: the measured processes, if any.
+        images: images of a tile at once, for which several processes choose groups: a step's divided by replicas.
 
     Raises:
-        ModelError: no leading layer can be tiled, or the grid that is asked for is too fine.
-        UsageError: the groups that are asked for are none of this network's.
+        ModelError: no leading layer can be tiled, or the grid of ``tiles`` is too fine.
+        UsageError: the network has no such groups.
     """
     module = cast(fx.GraphModule, copy.deepcopy(chain).to_module()).train()
     prefix = find_tileable_prefix(module, chain.input_shape)
-    for text in {wishes.forward_groups, wishes.backward_groups} - {"auto"}:
+    for text in {settings.forward_groups, settings.backward_groups} - {"auto"}:
         named_profile(text, prefix.layers.cuts)
-    if wishes.processes == 1:
-        return {key_of(plan): plan for plan in _on_one(prefix.layers, wishes)}
-    plans = _over_several(prefix, wishes, cluster or typical_cluster(wishes.processes), images)
+    if settings.processes == 1:
+        return {probe_name(plan): plan for plan in _plans_on_one_device(prefix.layers, settings)}
+    plans = _plans_over_processes(prefix, settings, cluster or typical_cluster(settings.processes), images)
     if cluster is None:
-        return {key_of(plan): plan for plan in plans}
+        return {probe_name(plan): plan for plan in plans}
     macs = rest_macs(module, prefix)
-    return {key_of(plan, str(network_of(prefix, plan, cluster, macs))): plan for plan in plans}
+    return {probe_name(plan, str(network_overhead(prefix, plan, cluster, macs))): plan for plan in plans}
 
 
-def _on_one(layers: Layers, wishes: Wishes) -> list[TilePlan]:
-    grid = meant_grid(wishes.tiles)
+def _plans_on_one_device(layers: Layers, settings: TileSettings) -> list[TilePlan]:
+    grid = parse_grid(settings.tiles)
     if grid is not None:
         require_grid(grid, layers.maps[-1])
     fitting = [each for each in GRIDS if max(each) <= min(layers.maps[-1].height, layers.maps[-1].width)]
     grids = [grid] if grid else fitting
     by_batch = any(each.sums for each in layers.layers)
-    in_memory = [] if wishes.scratch == "on" else _in_memory(layers, grids, wishes.forward_groups)
-    mapped = wishes.scratch == "on" or (wishes.scratch == "auto" and by_batch)
-    return [*in_memory, *(_mapped(layers, grids, wishes.forward_groups) if mapped else ())]
+    in_memory = [] if settings.scratch == "on" else _in_memory(layers, grids, settings.forward_groups)
+    mapped = settings.scratch == "on" or (settings.scratch == "auto" and by_batch)
+    return [*in_memory, *(_with_scratch(layers, grids, settings.forward_groups) if mapped else ())]
 
 
 def _in_memory(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> list[TilePlan]:
     if groups != "auto":
         return [TilePlan(each, forward=groups, backward=groups, recompute=True) for each in grids]
-    ways = subsample(candidates_on_one_device(layers, grids))
-    return [TilePlan(each.grid, forward=str(each.profile), backward=str(each.profile), recompute=True) for each in ways]
+    found = subsample(candidates_on_one_device(layers, grids))
+    return [
+        TilePlan(each.grid, forward=str(each.profile), backward=str(each.profile), recompute=True) for each in found
+    ]
 
 
-def _mapped(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> list[TilePlan]:
-    """With whole maps in scratch files: groups meet wherever that may gain, for maps between them take no memory."""
+def _with_scratch(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> list[TilePlan]:
+    """Plans with scratch files. Groups end wherever that may help, since feature maps between them take no memory."""
     profile = Profile(group_boundaries(layers)) if groups == "auto" else named_profile(groups, layers.cuts)
     finer = [each for each in grids if each != (1, 1)] or grids
     stored = scratch_bytes(layers, profile)
@@ -163,83 +167,83 @@ def _mapped(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> li
     ]
 
 
-def _over_several(prefix: TileablePrefix, wishes: Wishes, cluster: Cluster, images: int) -> list[TilePlan]:
+def _plans_over_processes(
+    prefix: TileablePrefix, settings: TileSettings, cluster: Cluster, images: int
+) -> list[TilePlan]:
     last = prefix.layers.maps[-1]
-    grid = meant_grid(wishes.tiles) or most_square_grid(
-        max(wishes.processes // wishes.replicas, 1), last.height, last.width
+    grid = parse_grid(settings.tiles) or most_square_grid(
+        max(settings.processes // settings.replicas, 1), last.height, last.width
     )
     require_grid(grid, last)
-    owners = owners_of(grid, wishes.replicas, min(wishes.processes, grid[0] * grid[1] * wishes.replicas))
-    shares = by_speed(cluster, grid, owners[0]) if wishes.tile_sizes == "speed" else None
-    prices = _dearest([prices_of(cluster, each) for each in owners])
+    owners = tile_ranks(grid, settings.replicas, min(settings.processes, grid[0] * grid[1] * settings.replicas))
+    shares = speed_shares(cluster, grid, owners[0]) if settings.tile_sizes == "speed" else None
+    prices = _slowest_prices([prices_of(cluster, each) for each in owners])
     model = CostModel(tiling_of(prefix.layers, grid, shares), prices, images, owners=owners[0])
 
-    def groups(wish: str, direction: Direction) -> list[str]:
-        if wish != "auto":
-            return [wish]
-        ways = [group_boundaries(prefix.layers, direction, apart=apart) for apart in (False, direction == "backward")]
-        found = [profile for cuts in ways for profile in (model.cheapest(direction, cuts), every_cut(cuts))]
+    def groups(option: str, direction: Direction) -> list[str]:
+        if option != "auto":
+            return [option]
+        boundaries = [
+            group_boundaries(prefix.layers, direction, apart=apart) for apart in (False, direction == "backward")
+        ]
+        found = [profile for cuts in boundaries for profile in (model.cheapest(direction, cuts), every_cut(cuts))]
         return list(dict.fromkeys(map(str, (*found, one_group(prefix.layers.cuts)))))
 
-    pairs = list(product(groups(wishes.forward_groups, "forward"), groups(wishes.backward_groups, "backward")))
-    again = {"auto": (False, True), "on": (True,), "off": (False,)}[wishes.recompute]
-    return [
-        _fastest(
-            prefix,
-            cluster,
-            images * wishes.replicas,
-            [
-                TilePlan(grid, wishes.replicas, *pair, recompute, wishes.weight_update, shares, wishes.rest)
-                for pair in pairs
-            ],
-        )
-        for recompute in again
-    ]
+    pairs = list(product(groups(settings.forward_groups, "forward"), groups(settings.backward_groups, "backward")))
+    again = {"auto": (False, True), "on": (True,), "off": (False,)}[settings.recompute]
+    plans: list[TilePlan] = []
+    for recompute in again:
+        found = [
+            TilePlan(grid, settings.replicas, *pair, recompute, settings.weight_update, shares, settings.rest)
+            for pair in pairs
+        ]
+        plans.append(_fastest_plan(prefix, cluster, images * settings.replicas, found))
+    return plans
 
 
-def _fastest(prefix: TileablePrefix, cluster: Cluster, images: int, plans: Sequence[TilePlan]) -> TilePlan:
-    """The plan with the quickest step: what both profiles together cost, a profile by itself does not tell.
+def _fastest_plan(prefix: TileablePrefix, cluster: Cluster, images: int, plans: Sequence[TilePlan]) -> TilePlan:
+    """The plan with the fastest step, whose cost depends on both profiles together.
 
-    A forward pass that keeps its maps covers what the backward pass reads of them, by the groups of that.
+    A forward pass that keeps its feature maps also computes what the groups of the backward pass read of them.
     """
     if len(plans) == 1:
         return plans[0]
-    return min(plans, key=lambda plan: Prediction(step_of(prefix, plan, cluster, images), cluster).seconds)
+    return min(plans, key=lambda plan: Prediction(step_cost(prefix, plan, cluster, images), cluster).seconds)
 
 
-def owners_of(grid: tuple[int, int], replicas: int, processes: int) -> list[list[int]]:
-    """Of every replica, the rank of each tile, row by row."""
+def tile_ranks(grid: tuple[int, int], replicas: int, processes: int) -> list[list[int]]:
+    """For each replica, the rank of each tile, row by row."""
     tiles = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
     ranks = [cell.rank for cell in cells_of(tiles, replicas, processes)]
     return [ranks[start : start + len(tiles)] for start in range(0, len(ranks), len(tiles))]
 
 
-def by_speed(cluster: Cluster, grid: tuple[int, int], owners: Sequence[int]) -> Shares:
-    """Shares of rows and columns, so that tiles are in proportion to the speeds of the devices of one replica."""
+def speed_shares(cluster: Cluster, grid: tuple[int, int], owners: Sequence[int]) -> Shares:
+    """Shares of rows and columns by which tiles are in proportion to the speeds of one replica's devices."""
     speeds = [cluster.ranks[rank].macs_per_second / owners.count(rank) for rank in owners]
     return shares_by_speed(grid, speeds)
 
 
-def _dearest(prices: Sequence[Sequence[Prices]]) -> list[Prices]:
-    """Of every tile, the prices of the slowest of the devices that run it for a replica each."""
+def _slowest_prices(prices: Sequence[Sequence[Prices]]) -> list[Prices]:
+    """For each tile, the prices of the slowest device among those that run it in the replicas."""
     return [max(each, key=lambda price: price.mac) for each in zip(*prices, strict=True)]
 
 
-def key_of(plan: TilePlan, network: str = "") -> str:
+def probe_name(plan: TilePlan, network: str = "") -> str:
     """The name of the probe of a plan.
 
     Args:
         plan: the plan.
-        network: what the network adds, as :class:`Network` prints.
+        network: the overhead of the network, as :class:`NetworkOverhead` prints.
     """
     again, scratch = "again" if plan.recompute else "kept", str(plan.scratch)
     grid = f"{plan.grid[0]}x{plan.grid[1]}"
     groups, update = (plan.forward, plan.backward, again), (plan.update, plan.rest)
-    parts = (PREFIX, grid, str(plan.replicas), *groups, *update, text_of(plan.shares))
+    parts = (PREFIX, grid, str(plan.replicas), *groups, *update, format_shares(plan.shares))
     return ":".join((*parts, scratch, network))
 
 
-def settings_of(key: str) -> dict[str, Any]:
+def settings_of_probe(key: str) -> dict[str, Any]:
     """The strategy's settings that a probe was measured with."""
     _, tiles, replicas, forward, backward, again, update, rest, shares, scratch, network = key.split(":")
     return {
@@ -257,24 +261,24 @@ def settings_of(key: str) -> dict[str, Any]:
     }
 
 
-def text_of(shares: Shares | None) -> str:
-    """Like ``3,1x1,1``; nothing for equal ones."""
+def format_shares(shares: Shares | None) -> str:
+    """Shares as text like ``3,1x1,1``; empty for equal ones."""
     return "x".join(",".join(f"{each:.6g}" for each in part) for part in shares or ())
 
 
-def shares_of(text: str) -> Shares | None:
-    """Read shares as they print."""
+def parse_shares(text: str) -> Shares | None:
+    """Parse the text of :func:`format_shares`."""
     if not text:
         return None
     rows, columns = (tuple(map(float, part.split(","))) for part in text.split("x"))
     return rows, columns
 
 
-def chosen(wishes: Wishes) -> TilePlan:
-    """The plan of settings that leave nothing open."""
-    grid = meant_grid(wishes.tiles)
-    assert grid is not None and wishes.recompute != "auto"
-    groups = (wishes.forward_groups, wishes.backward_groups)
-    again, shares = wishes.recompute == "on", shares_of(wishes.shares)
-    rest, scratch = wishes.rest, wishes.scratch_bytes
-    return TilePlan(grid, wishes.replicas, *groups, again, wishes.weight_update, shares, rest, scratch)
+def chosen_plan(settings: TileSettings) -> TilePlan:
+    """The plan of complete settings."""
+    grid = parse_grid(settings.tiles)
+    assert grid is not None and settings.recompute != "auto"
+    groups = (settings.forward_groups, settings.backward_groups)
+    again, shares = settings.recompute == "on", parse_shares(settings.shares)
+    rest, scratch = settings.rest, settings.scratch_bytes
+    return TilePlan(grid, settings.replicas, *groups, again, settings.weight_update, shares, rest, scratch)

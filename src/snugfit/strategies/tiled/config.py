@@ -39,11 +39,11 @@ class TileOptions(Checked):
         replicas: shares of the batch in ``tiled``, each of which has tiles of its own: 2 on 8 processes means 4 tiles
             for each half of the batch.
         recompute: whether ``tiled`` over several processes computes the feature maps that the backward pass reads
-            again, group by group: on, off, or auto (where the budget requires it). One process always does.
+            again, group by group: on, off, or auto (if the budget requires it). One process always does.
         weight_update: where ``tiled`` updates weights: by all processes (all-reduce), or by the gateway, which sends
             them out: the others then have no optimizer.
-        rest: who computes the layers of ``tiled`` behind the tiles: rank 0 (gateway), or every process, each of which
-            is sent the whole last feature map and sends no gradient of it back (replicated).
+        rest: which process computes the layers of ``tiled`` after the tiles: rank 0 (gateway), or every process, each
+            of which is sent the whole last feature map and sends no gradient of it back (replicated).
         tile_sizes: tiles of ``tiled`` of equal size, or in proportion to the speeds of their devices (speed), as far
             as rows and columns allow; requires --cluster.
     """
@@ -98,7 +98,7 @@ class TiledOptions(TileOptions, AccumulationOptions):
         cluster: file that ``snugfit cluster doctor --out`` wrote; ``tiled`` chooses groups by these speeds and links,
             and adds the seconds that the network takes. Typical ones otherwise: 100 MB/s, half a millisecond.
         scratch: whether ``tiled`` on one process keeps whole feature maps in memory-mapped files in the cache folder,
-            where they take storage instead of memory: on, off, or auto (where the memory budget requires it, with
+            where they take storage instead of memory: on, off, or auto (if the memory budget requires it, with
             BatchNorm on batch statistics).
     """
 
@@ -118,15 +118,15 @@ class Config(StrategyConfig):
     last_resort = "on one device tiles save memory and no time"
 
     def why_not(self, request: BaseRequest) -> str | None:
-        """On one device without a memory budget there is nothing to save."""
+        """Why it is not considered: one device without a memory budget has nothing to save."""
         if request.budget.devices == 1 and request.budget.memory is None and super().why_not(request) is None:
-            return "several --devices share a network, or tiles of one save memory; neither was asked for"
+            return "tiles need several --devices or a memory budget (--memory), and neither is set"
         return super().why_not(request)
 
     def is_last_resort(self, request: BaseRequest) -> bool:
-        """On one device tiles save memory alone, and take long to plan."""
+        """On one device, tiles only save memory, and planning them takes long."""
         return request.budget.devices == 1
 
     def settings(self, request: BaseRequest) -> dict[str, Any]:
-        """The number of processes, where the request says it."""
+        """The number of processes, if the request names it."""
         return {"processes": request.budget.devices} if request.budget.devices > 1 else {}

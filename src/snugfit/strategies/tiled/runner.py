@@ -1,4 +1,4 @@
-"""Runs over several processes: what the gateway does beside training, and what the others do."""
+"""Runs over several processes: the gateway's messages to the others, and the work of the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from snugfit._upstream import to_channels_last
 from snugfit.errors import UsageError
 from snugfit.strategies.full_network import fit_network
 from snugfit.strategies.micro_batch import MicroBatching
-from snugfit.strategies.tiled.trainer import over_processes
+from snugfit.strategies.tiled.trainer import gateway_trainer
 from snugfit.tiling.coordinator import Command, OverTiles, Worker, replicated_step, serve, worker_step
 from snugfit.tiling.messages import CommandChannel
 from snugfit.tiling.plan import TilePlan, Tiles
@@ -30,39 +30,39 @@ from snugfit.tiling.transport import ProcessTransport, Transport
 
 
 def fit_over_processes(strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, plan: TilePlan) -> Record:
-    """Train with the others' help, who are told what to do first, and to end last."""
+    """Train on the gateway: send the task to the other processes, train, and stop them."""
     transport, channel = ProcessTransport(), run.commands
     if channel is None:
-        raise UsageError("several processes take `snugfit cluster launch`; without it, start one.")
-    said = {"workload": to_data(run.workload), "plan": asdict(plan), "memory_bytes": run.budget.memory_bytes}
-    channel.send(json.dumps(said))
-    record = fit_network(strategy, chain, data, run, over_processes(plan, transport, channel))
+        raise UsageError("several processes require `snugfit cluster launch`; use one process without it.")
+    message = {"workload": to_data(run.workload), "plan": asdict(plan), "memory_bytes": run.budget.memory_bytes}
+    channel.send(json.dumps(message))
+    record = fit_network(strategy, chain, data, run, gateway_trainer(plan, transport, channel))
     channel.send(str(Command("stop")))
-    peaks = peaks_of_all(float(record.measured["peak_bytes"]), transport)
+    peaks = gather_peaks(float(record.measured["peak_bytes"]), transport)
     return replace(record, measured={**record.measured, "process_peak_bytes": [int(peak) for peak in peaks]})
 
 
-def dismiss(channel: CommandChannel) -> None:
-    """Tell the others that nothing will be trained."""
+def cancel_workers(channel: CommandChannel) -> None:
+    """Send the other processes an empty task: nothing will be trained."""
     channel.send("{}")
 
 
-def peaks_of_all(own: float, transport: Transport) -> list[float]:
+def gather_peaks(own: float, transport: Transport) -> list[float]:
     """The measured peaks of all processes, in bytes."""
     return [float(each) for each in transport.all_gather(torch.tensor([own], dtype=torch.float64))]
 
 
-def told(channel: CommandChannel) -> tuple[Workload, TilePlan, int | None] | None:
-    """Wait for what the gateway trains: workload, plan and memory budget in bytes; None where it trains nothing."""
-    said = json.loads(channel.receive())
-    if not said:
+def receive_task(channel: CommandChannel) -> tuple[Workload, TilePlan, int | None] | None:
+    """Wait for the gateway's task: workload, plan and memory budget in bytes; None if it trains nothing."""
+    message = json.loads(channel.receive())
+    if not message:
         return None
-    plan, shares = said["plan"], said["plan"]["shares"]
+    plan, shares = message["plan"], message["plan"]["shares"]
     cut = {**plan, "grid": tuple(plan["grid"]), "shares": shares and tuple(map(tuple, shares))}
-    return from_data(Workload, said["workload"]), TilePlan(**cut), said["memory_bytes"]
+    return from_data(Workload, message["workload"]), TilePlan(**cut), message["memory_bytes"]
 
 
-def follow(
+def serve_gateway(
     chain: Chain,
     workload: Workload,
     plan: TilePlan,
@@ -71,16 +71,16 @@ def follow(
     device: torch.device,
     tick: Callable[[], None],
 ) -> None:
-    """Serve the gateway until it tells to end.
+    """Execute the gateway's commands until it sends ``stop``.
 
     Args:
-        chain: the network, on the meta device; only layers that this process computes are given memory.
+        chain: the network, on the meta device; only layers that this process computes get memory.
         workload: what is trained.
-        plan: how it is cut.
+        plan: grid and groups.
         transport: to the other processes.
-        line: from the gateway.
-        device: where to compute.
-        tick: called after every order.
+        channel: commands from the gateway.
+        device: the device of the computation.
+        tick: called after every command.
     """
     module = cast(fx.GraphModule, chain.to_module())
     tiles = Tiles(module, chain.input_shape, plan, transport)
@@ -92,7 +92,7 @@ def follow(
 
 
 def _with_tiles(tiles: Tiles, workload: Workload, tick: Callable[[], None]) -> Worker:
-    """Computes tiles, and updates their weights if every process does."""
+    """A worker that computes tiles, and updates their weights if every process does."""
     optimizers = [ParameterOptimizers({}.items(), workload.optimizer)]
 
     def load(command: Command, state: dict[str, Tensor]) -> None:
@@ -108,7 +108,7 @@ def _with_tiles(tiles: Tiles, workload: Workload, tick: Callable[[], None]) -> W
 
 
 def _with_rest(tiles: Tiles, workload: Workload, tick: Callable[[], None]) -> Worker:
-    """Computes tiles and all layers behind them, in the steps of a trainer like the gateway's."""
+    """A worker that computes tiles and all layers after them, in the steps of a trainer like the gateway's."""
     forward = OverTiles(tiles)
     trainers: list[NetworkTrainer] = []
 

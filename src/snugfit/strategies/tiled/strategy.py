@@ -36,16 +36,16 @@ from snugfit.strategies.memory_estimates import available_headroom
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes, probe_of_line
 from snugfit.strategies.tiled.candidates import (
     PREFIX,
-    chosen,
-    key_of,
-    meant_grid,
-    plans_for,
-    settings_of,
+    chosen_plan,
+    find_plans,
+    parse_grid,
+    probe_name,
+    settings_of_probe,
     typical_cluster,
 )
-from snugfit.strategies.tiled.network import Network
+from snugfit.strategies.tiled.network_overhead import NetworkOverhead
 from snugfit.strategies.tiled.runner import fit_over_processes
-from snugfit.strategies.tiled.trainer import on_one_device, over_processes
+from snugfit.strategies.tiled.trainer import gateway_trainer, one_device_trainer
 from snugfit.tiling.messages import NullChannel
 from snugfit.tiling.plan import TilePlan
 from snugfit.tiling.transport import DryRunTransport, world_size
@@ -53,23 +53,23 @@ from snugfit.tiling.transport import DryRunTransport, world_size
 
 @dataclass(frozen=True)
 class Tiled(MicroBatching):
-    """Backpropagation whose leading layers run in tiles, exactly as if they did not.
+    """Backpropagation whose leading layers run in tiles; the result is exact.
 
     Attributes:
         tiles: tiles down and across, like ``2x3``, or ``auto``; filled in by :meth:`propose`, like the next ones.
         forward_groups, backward_groups: groups of layers between which halos are exchanged (on one device: between
-            which whole maps are kept): ``one``, ``every``, a profile like ``0-4 | 4-16``, or ``auto``.
-        recompute: whether the backward pass computes anew the maps that it reads, over several processes; on one device
-            it always does.
+            which whole feature maps are kept): ``one``, ``every``, a profile like ``0-4 | 4-16``, or ``auto``.
+        recompute: whether the backward pass computes feature maps again, over several processes; on one device it
+            always does.
         replicas: shares of the batch, each of which has tiles of its own.
         weight_update: where weights of tiled layers are updated.
-        rest: who computes the layers behind them, and updates their weights.
-        processes: how many there are.
-        cluster: file with what ``snugfit cluster doctor`` measured; typical devices and links otherwise.
-        tile_sizes: whether tiles are of equal size, or in proportion to the speeds of the cluster's devices.
-        scratch: whether whole maps and their gradients lie in memory-mapped files, on one device.
-        scratch_bytes: what they take there per image; filled in by :meth:`propose`.
-        shares, network: of rows and columns of tiles, and what the cluster adds to steps; filled in by :meth:`propose`.
+        rest: which process computes the layers after them and updates their weights.
+        processes: number of processes.
+        cluster: file with the measurements of ``snugfit cluster doctor``; typical devices and links otherwise.
+        tile_sizes: whether tiles are equal or in proportion to the speeds of the cluster's devices.
+        scratch: whether whole feature maps and their gradients are stored in memory-mapped files, on one device.
+        scratch_bytes: bytes of these files per image; filled in by :meth:`propose`.
+        shares, network: shares of rows and columns, and the overhead of the network; filled in by :meth:`propose`.
     """
 
     name: ClassVar[str] = "tiled"
@@ -91,29 +91,31 @@ class Tiled(MicroBatching):
     network: str = ""
 
     def __post_init__(self) -> None:
-        meant_grid(self.tiles)
+        parse_grid(self.tiles)
         if self.replicas < 1 or (self.processes == 1 and self.replicas > 1):
-            raise UsageError(f"--replicas is at least 1, and 1 on a single process, not {self.replicas}.")
+            raise UsageError(f"--replicas must be at least 1, and 1 on a single process, not {self.replicas}.")
         if self.tile_sizes not in get_args(TileSizes):
-            raise UnknownNameError("way of sizing tiles", self.tile_sizes, get_args(TileSizes))
+            raise UnknownNameError("--tile-sizes", self.tile_sizes, get_args(TileSizes))
         if self.rest not in get_args(Rest):
-            raise UnknownNameError("place of the rest", self.rest, get_args(Rest))
+            raise UnknownNameError("--rest", self.rest, get_args(Rest))
         if self.tile_sizes == "speed" and self.cluster is None:
             raise UsageError("--tile-sizes speed needs the devices' speeds: add --cluster with a file of them.")
         if self.scratch not in get_args(Choice):
-            raise UnknownNameError("way of keeping whole maps", self.scratch, get_args(Choice))
+            raise UnknownNameError("--scratch", self.scratch, get_args(Choice))
         if self.scratch == "on" and self.processes > 1:
-            raise UsageError("--scratch is for tiles on one device: several processes keep no whole maps.")
+            raise UsageError(
+                "--scratch on requires one process, on one device: several processes keep no whole feature maps."
+            )
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why it cannot serve this model."""
+        """Reasons why it cannot train this model."""
         reasons = chain.bypassed_hooks()
         if workload.optimizer.averages:
-            reasons.append("tiles train with --optimizer sgd or adamw: averaged weights would need whole maps")
+            reasons.append("averaged weights would need whole feature maps; use --optimizer sgd or adamw")
         if self.processes > 1 and workload.precision != "float32":
-            reasons.append("tiles of several processes train in --precision float32")
+            reasons.append("several processes train tiles in --precision float32 only")
         if self.scratch == "on" and hardware.device != "cpu":
-            reasons.append("whole maps lie in files (--scratch on) only where a processor trains: use --device cpu")
+            reasons.append("--scratch on stores feature maps in files, which requires --device cpu")
         try:
             self._plans(chain)
         except ModelError as error:
@@ -121,81 +123,74 @@ class Tiled(MicroBatching):
         return reasons
 
     def _plans(self, chain: Chain) -> dict[str, TilePlan]:
-        """What is worth measuring, by names of probes.
+        """The plans that are worth measuring, by names of probes.
 
         Raises:
             UsageError: the cluster's file cannot be read, or describes another number of processes.
         """
         if self.cluster is not None:
-            return plans_for(chain, self, read_cluster(self.cluster, self.processes))
-        return plans_for(chain, self, typical_cluster(self.processes) if self.processes > 1 else None)
+            return find_plans(chain, self, read_cluster(self.cluster, self.processes))
+        return find_plans(chain, self, typical_cluster(self.processes) if self.processes > 1 else None)
 
     def make_trainer(self, plan: TilePlan, rank: int = 0) -> MakeTrainer:
-        """What trains this process's share, as if the others were there."""
+        """Factory of trainers of one process's share, with simulated other processes."""
         if self.processes > 1:
-            return over_processes(plan, DryRunTransport(rank, self.processes), NullChannel())
-        return on_one_device(plan, MappedScratch(Path(tempfile.gettempdir())))
+            return gateway_trainer(plan, DryRunTransport(rank, self.processes), NullChannel())
+        return one_device_trainer(plan, MappedScratch(Path(tempfile.gettempdir())))
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
-        """A step in each way that is worth considering: slower ones only where those before do not fit."""
+        """A step by each plan; a slower one is measured only if none before it fits."""
         limit = workload.effective_batch
         found, faster = list[Probe](), list[str]()
         for key, plan in self._plans(chain).items():
             if plan.scratch and hardware.device != "cpu":
                 continue
-            needed = _unless_fitting(tuple(faster), limit)
+            needed = _needed_unless_fitting(tuple(faster), limit)
             for hold in hold_modes(self.accumulate):
                 make = self.make_trainer(plan)
                 probe = network_probe(key, chain, workload, hardware.device, make, hold=hold)
-                found.append(
-                    replace(probe, needed=needed, warm_up=plan.scratch > 0)
-                )  # mapped pages grow in the first step
+                # mapped pages grow in the first step
+                found.append(replace(probe, needed=needed, warm_up=plan.scratch > 0))
             faster.append(key)
         return found
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Tiled]:
-        """Every way that was measured and fits, at the whole batch or accumulated to it."""
-        for key in _keys(profile):
+        """Every measured plan that fits, at the full batch or accumulated to it."""
+        for key in _probe_names(profile):
             micro = batch_settings(workload, profile, budget, key, accumulate=self.accumulate)
             if micro is not None:
-                yield replace(self, **settings_of(key), **asdict(micro))
+                yield replace(self, **settings_of_probe(key), **asdict(micro))
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
-        """Cost from the measured lines, and where the cluster was measured, of the network between processes."""
-        cost = network_cost(profile, key_of(chosen(self), self.network), workload, self)
+        """Cost from the measured lines and, on a measured cluster, the overhead of its network."""
+        cost = network_cost(profile, probe_name(chosen_plan(self), self.network), workload, self)
         cost = _with_storage(cost, self.scratch_bytes * self.micro_batch)
         if not self.network:
             return cost
         tracks = any(unit.tracks for unit in profile.units)
-        return Network.parse(self.network).added_to(cost, workload, self, tracks=tracks)
+        return NetworkOverhead.parse(self.network).add_to(cost, workload, self, tracks=tracks)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
-        """Why nothing was proposed, and the smallest memory budget that would do."""
+        """Why nothing was proposed, and the smallest sufficient memory budget."""
         floors = {key: bytes_ for key, bytes_ in profile.floors.items() if key.startswith(PREFIX)}
         return network_shortfall(profile, min(floors, key=lambda key: floors[key]), budget)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
-        """Train; over several processes, the others have to be serving."""
+        """Train; the other processes, if any, must be serving."""
         if world_size() != self.processes:
-            return self._for_fewer(chain, run).fit(chain, data, run)
-        plan = chosen(self)
+            return self._for_present_processes(chain, run).fit(chain, data, run)
+        plan = chosen_plan(self)
         if self.processes > 1:
             return fit_over_processes(self, chain, data, run, plan)
-        return fit_network(self, chain, data, run, on_one_device(plan, _scratch_of(run)))
+        return fit_network(self, chain, data, run, one_device_trainer(plan, _scratch_of(run)))
 
-    def _for_fewer(self, chain: Chain, run: Run) -> Tiled:
-        """The same for as many processes as there are now: a run that is taken up may have lost some."""
+    def _for_present_processes(self, chain: Chain, run: Run) -> Tiled:
+        """The same settings for the present number of processes, since a resumed run may have lost some."""
         free: dict[str, Any] = {"tiles": "auto", "forward_groups": "auto", "backward_groups": "auto"}
-        free |= {
-            "scratch": "auto",
-            "scratch_bytes": 0,
-            "cluster": None,
-            "tile_sizes": "equal",
-            "shares": "",
-            "network": "",
-        }
-        key = next(iter(plans_for(chain, replace(self, **free, processes=world_size(), replicas=1))))
-        changed = replace(self, **{**free, **settings_of(key)}, processes=world_size())
+        free |= {"scratch": "auto", "scratch_bytes": 0, "cluster": None, "tile_sizes": "equal"}
+        free |= {"shares": "", "network": ""}
+        key = next(iter(find_plans(chain, replace(self, **free, processes=world_size(), replicas=1))))
+        changed = replace(self, **{**free, **settings_of_probe(key)}, processes=world_size())
         tiles = f"{self.tiles} tiles become {changed.tiles}"
         run.emit(Notice(f"{self.processes} processes are {changed.processes} now: {tiles}"))
         return changed
@@ -211,19 +206,21 @@ def _scratch_of(run: Run) -> MappedScratch:
 
 
 def _with_storage(cost: Cost, size: int) -> Cost:
-    """A cost with bytes in scratch files."""
+    """A cost with ``size`` bytes of scratch files."""
     phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
     return replace(cost, storage_bytes=size, phases=phases)
 
 
-def _keys(profile: Profile) -> list[str]:
-    """The names of the probes of plans, without those that hold gradients."""
+def _probe_names(profile: Profile) -> list[str]:
+    """The names of the plans' probes, without the suffix for held gradients."""
     keys = {probe_of_line(key) for key in profile.lines if key.startswith(PREFIX)}
     return sorted(keys, key=lambda key: list(profile.floors).index(key))
 
 
-def _unless_fitting(names: tuple[str, ...], limit: int) -> Callable[[Mapping[str, ProbeLine | None], float], bool]:
-    """Whether none of these probes was found to fit the whole batch."""
+def _needed_unless_fitting(
+    names: tuple[str, ...], limit: int
+) -> Callable[[Mapping[str, ProbeLine | None], float], bool]:
+    """Whether none of these probes fits the full batch."""
 
     def needed(tried: Mapping[str, ProbeLine | None], available: float) -> bool:
         lines, headroom = map(tried.get, names), available_headroom(available)

@@ -1,4 +1,4 @@
-"""What tiled training takes on a cluster, computed from shapes and from what was measured of it; nothing runs."""
+"""Predicted cost of tiled training on a cluster, from shapes and the cluster's measurements; nothing runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from snugfit._chain import Chain
 from snugfit._core.cluster import Cluster, read_cluster
 from snugfit._core.record import SCHEMA
 from snugfit.errors import UsageError
-from snugfit.strategies.tiled.candidates import plans_for, typical_cluster
+from snugfit.strategies.tiled.candidates import find_plans, typical_cluster
 from snugfit.strategies.tiled.config import TileOptions, TileRequest
-from snugfit.strategies.tiled.network import rest_macs, step_of
+from snugfit.strategies.tiled.network_overhead import rest_macs, step_cost
 from snugfit.strategies.tiled.strategy import Tiled
 from snugfit.tiling.candidates import group_boundaries
 from snugfit.tiling.grouping import Direction
@@ -30,16 +30,18 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
-    """Grid, grouping profiles, predicted seconds, and what every device computes, sends and keeps.
+    """Grid, grouping profiles, predicted seconds, and the computation, traffic and memory of every device.
 
     Raises:
         UsageError: the cluster's file cannot be used, or options contradict each other.
         ModelError: the model cannot be built, or no leading part of it can be tiled.
         UnknownNameError: there is no such model.
     """
-    cluster = cluster_of(request, cut)
+    cluster = choose_cluster(request, cut)
     if request.batch_size < cut.replicas:
-        raise UsageError(f"{cut.replicas} replicas need a batch of as many images, not of {request.batch_size}.")
+        raise UsageError(
+            f"--replicas {cut.replicas} requires a --batch-size of at least {cut.replicas}, not {request.batch_size}."
+        )
     with torch.device("meta"):
         module = models.build(request.model, request.classes, request.image_size)
     chain = Chain.from_module(module, (3, request.image_size, request.image_size), request.model)
@@ -47,7 +49,7 @@ def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
     prefix = find_tileable_prefix(traced, chain.input_shape)
     plans = _plans(chain, prefix, request, cut, cluster)
     macs = rest_macs(traced, prefix)
-    steps = {name: step_of(prefix, plan, cluster, request.batch_size, macs) for name, plan in plans.items()}
+    steps = {name: step_cost(prefix, plan, cluster, request.batch_size, macs) for name, plan in plans.items()}
     found = {name: Prediction(step, cluster) for name, step in steps.items()}
     plan, chosen = plans["chosen"], found["chosen"]
     return {
@@ -67,16 +69,16 @@ def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
     }
 
 
-def cluster_of(request: TileRequest, cut: TileOptions) -> Cluster:
-    """The cluster that was measured, or a typical one.
+def choose_cluster(request: TileRequest, cut: TileOptions) -> Cluster:
+    """The measured cluster, or a typical one.
 
     Raises:
-        UsageError: neither is told, or the file cannot be used.
+        UsageError: neither is named, or the file cannot be used.
     """
     if request.cluster is not None:
         return read_cluster(request.cluster, request.processes)
     if request.processes is None or request.processes < 2:
-        raise UsageError("tell which processes: --cluster with a file of `snugfit cluster doctor`, or --processes 2.")
+        raise UsageError("name the processes: --cluster with a file of `snugfit cluster doctor`, or --processes 2.")
     if cut.tile_sizes == "speed":
         raise UsageError("--tile-sizes speed needs the devices' speeds: add --cluster with a file of them.")
     return typical_cluster(request.processes)
@@ -85,9 +87,9 @@ def cluster_of(request: TileRequest, cut: TileOptions) -> Cluster:
 def _plans(
     chain: Chain, prefix: TileablePrefix, request: TileRequest, cut: TileOptions, cluster: Cluster
 ) -> dict[str, TilePlan]:
-    """As chosen, with one group, and with a group per layer that reads more than single pixels."""
+    """The chosen plan, one group, and a group per layer that reads more than single pixels."""
     strategy = Tiled(**asdict(cut), processes=cluster.size, cluster=request.cluster)
-    chosen = next(iter(plans_for(chain, strategy, cluster, request.batch_size // strategy.replicas).values()))
+    chosen = next(iter(find_plans(chain, strategy, cluster, request.batch_size // strategy.replicas).values()))
     forward, backward = (str(named_profile(each, prefix.layers.cuts)) for each in (chosen.forward, chosen.backward))
     before, behind = (group_boundaries(prefix.layers, each, apart=each == "backward") for each in DIRECTIONS)
     one, every = (

@@ -22,7 +22,7 @@ from snugfit.tiling.transport import Transport
 
 
 class OneDeviceTrainer(NetworkTrainer):
-    """Trains a network tile after tile.
+    """Train a network tile by tile.
 
     Args:
         chain: its chain.
@@ -30,7 +30,7 @@ class OneDeviceTrainer(NetworkTrainer):
         workload: optimizer and precision.
         micro_batches: batches accumulated to one step.
         plan: grid and groups.
-        scratch: where whole maps lie; in memory by default.
+        scratch: storage of whole feature maps; memory by default.
     """
 
     def __init__(
@@ -49,28 +49,28 @@ class OneDeviceTrainer(NetworkTrainer):
         self.forward: TiledForward = TiledForward(module, chain.input_shape, plan.grid, profile, scratch)
 
     def evaluating(self) -> Forward:
-        """The tiled forward pass."""
+        """The tiled forward pass, from images (B, C, H, W) to outputs (B, ...)."""
         self.module.eval()
         return self.forward
 
     def tiled_norms(self) -> dict[nn.Module, int]:
-        """The norms in tiles."""
+        """The norms of the tiled layers."""
         return self.forward.prefix.norms()
 
 
 class GatewayTrainer(NetworkTrainer):
-    """Trains a network whose tiles are with other processes too; these update their own weights, or are sent them.
+    """Train a network in tiles over several processes; the others update their weights or receive them.
 
-    Where the rest is replicated, the others train it as this process does: its batches, weights and draws are the same.
+    If the rest is replicated, the others train it like this process, with the same batches, weights and random draws.
 
     Args:
         chain: its chain.
         module: its units as one traced module.
         workload: optimizer and precision.
         micro_batches: batches accumulated to one step.
-        plan: grid, groups, where weights are updated, and who computes the rest.
+        plan: grid, groups, where weights are updated, and which process computes the rest.
         transport: to the other processes.
-        line: to the other processes, for orders.
+        channel: commands to the other processes.
     """
 
     forward: GatewayForward
@@ -92,41 +92,41 @@ class GatewayTrainer(NetworkTrainer):
         self.forward = GatewayForward(tiles, channel, state, micro_batches)
 
     def _state_of(self, names: set[str]) -> dict[str, Tensor]:
-        """The state of the optimizers that the others have too."""
+        """The optimizer state that the other processes have, too, in the shapes of the parameters."""
         return {key: value for key, value in self.optimizers.state().items() if key.rpartition("/")[0] in names}
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
-        """One forward and backward over all processes."""
+        """One forward and backward pass over all processes; inputs (B, C, H, W), labels (B,) or targets."""
         self.forward.update, self.forward.share, self.forward.targets = update, share, labels
         return super().step(inputs, labels, share, update)
 
     def set_lr_factor(self, factor: float) -> None:
-        """Scale the peak learning rate, that of the others too."""
+        """Scale the peak learning rate of all processes."""
         super().set_lr_factor(factor)
         self.forward.lr_factor = factor
 
     def evaluating(self) -> Forward:
-        """The forward pass over all processes."""
+        """The forward pass over all processes, from images (B, C, H, W) to outputs (B, ...)."""
         self.module.eval()
         return self.forward
 
     def tiled_norms(self) -> dict[nn.Module, int]:
-        """The norms in tiles."""
+        """The norms of the tiled layers."""
         return self.forward.tiles.prefix.norms()
 
 
-def on_one_device(plan: TilePlan, scratch: MappedScratch) -> MakeTrainer:
-    """What trains a network tile after tile, with whole maps in scratch files where the plan says so."""
-    where = scratch if plan.scratch else None
+def one_device_trainer(plan: TilePlan, scratch: MappedScratch) -> MakeTrainer:
+    """Factory of trainers on one device, with scratch files if the plan has them."""
+    storage = scratch if plan.scratch else None
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
-        return OneDeviceTrainer(chain, module, workload, micro_batches, plan, where)
+        return OneDeviceTrainer(chain, module, workload, micro_batches, plan, storage)
 
     return make
 
 
-def over_processes(plan: TilePlan, transport: Transport, channel: CommandChannel) -> MakeTrainer:
-    """What trains a network on the gateway."""
+def gateway_trainer(plan: TilePlan, transport: Transport, channel: CommandChannel) -> MakeTrainer:
+    """Factory of trainers on the gateway."""
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
         return GatewayTrainer(chain, module, workload, micro_batches, plan, transport, channel)

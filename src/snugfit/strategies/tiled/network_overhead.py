@@ -1,4 +1,4 @@
-"""What the network between processes adds to the steps that one process was measured at."""
+"""Overhead of the network between processes, added to steps that were measured in one process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from snugfit.tiling.step_cost import FLOAT, GATEWAY, StepCost
 
 
 @dataclass(frozen=True)
-class Network:
-    """What others and the way to them take beside the gateway's own work: seconds, and bytes that all send.
+class NetworkOverhead:
+    """Seconds of the other processes and of the network in addition to the gateway's own work, and bytes sent by all.
 
     Attributes:
-        step_seconds, image_seconds, update_seconds: per micro-batch, per image of it, and per update of weights.
+        step_seconds, image_seconds, update_seconds: per micro-batch, per image, and per update of weights.
         step_bytes, image_bytes, update_bytes: the same.
     """
 
@@ -40,16 +40,16 @@ class Network:
     update_bytes: float
 
     def __str__(self) -> str:
-        """As text of a probe's name."""
+        """Its text in the name of a probe."""
         return "/".join(f"{value:.6g}" for value in astuple(self))
 
     @classmethod
-    def parse(cls, text: str) -> Network:
-        """Read what prints so."""
+    def parse(cls, text: str) -> NetworkOverhead:
+        """Parse the text of :meth:`__str__`."""
         return cls(*map(float, text.split("/")))
 
-    def added_to(self, cost: Cost, workload: Workload, micro: MicroBatching, *, tracks: bool) -> Cost:
-        """A run's cost with this.
+    def add_to(self, cost: Cost, workload: Workload, micro: MicroBatching, *, tracks: bool) -> Cost:
+        """The cost of a run with this overhead.
 
         Args:
             cost: of the gateway's own work.
@@ -72,11 +72,11 @@ class Network:
 
 
 def rest_macs(module: fx.GraphModule, prefix: TileablePrefix) -> int:
-    """Multiply-accumulates of an image's forward pass through the layers behind the tiled ones.
+    """Multiply-accumulates of an image's forward pass through the layers after the tiled ones.
 
     Args:
         module: the traced network; the weights of these layers go to the meta device.
-        stem: its tiled layers.
+        prefix: its tiled layers.
     """
     rest, last = rest_of(module, prefix), prefix.layers.maps[-1]
     if rest is None:
@@ -87,50 +87,50 @@ def rest_macs(module: fx.GraphModule, prefix: TileablePrefix) -> int:
     return int(counter.get_total_flops()) // (2 * len(images))
 
 
-def network_of(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, macs: int = 0) -> Network:
-    """What a cluster takes beside the gateway: a line through steps of one image per replica, and of two.
+def network_overhead(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, macs: int = 0) -> NetworkOverhead:
+    """The overhead on a cluster: a line through steps of one image per replica and of two.
 
     Args:
-        stem: the layers, in training mode.
-        plan: how they are cut.
+        prefix: the tiled layers, in training mode.
+        plan: grid and groups.
         cluster: the processes.
-        macs: of an image's forward pass through the layers behind.
+        macs: multiply-accumulates of an image's forward pass through the layers after them.
     """
-    few, more = (step_of(prefix, plan, cluster, images * plan.replicas, macs) for images in (1, 2))
+    few, more = (step_cost(prefix, plan, cluster, images * plan.replicas, macs) for images in (1, 2))
     seconds = _line(_seconds(few, cluster), _seconds(more, cluster), plan.replicas)
     sent = _line(_bytes(few), _bytes(more), plan.replicas)
-    return Network(
+    return NetworkOverhead(
         *seconds, Prediction(few, cluster).sending("weights"), *sent, update_bytes=FLOAT * few.total("weights")
     )
 
 
 def _line(few: float, more: float, images: int) -> tuple[float, float]:
-    """What there is without images, and per image, from ``images`` and twice as many."""
+    """The intercept and the slope of a line through ``images`` and twice as many."""
     slope = max((more - few) / images, 0.0)
     return max(few - images * slope, 0.0), slope
 
 
 def _seconds(step: StepCost, cluster: Cluster) -> float:
-    """Of a micro-batch, without those in which the gateway computes."""
+    """Seconds of a micro-batch without those in which the gateway computes."""
     found = Prediction(step, cluster)
     own = step.macs(GATEWAY) / cluster.ranks[GATEWAY].macs_per_second
     return found.seconds - found.sending("weights") - own
 
 
 def _bytes(step: StepCost) -> float:
-    """That all send in a micro-batch."""
+    """Bytes that all processes send in a micro-batch."""
     return FLOAT * (step.total() - step.total("weights"))
 
 
-def step_of(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, images: int, macs: int = 0) -> StepCost:
-    """What every process of a cluster does in a training step.
+def step_cost(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, images: int, macs: int = 0) -> StepCost:
+    """The cost of a training step for every process of a cluster.
 
     Args:
-        stem: the layers, in training mode.
-        plan: how they are cut.
+        prefix: the tiled layers, in training mode.
+        plan: grid and groups.
         cluster: the processes.
         images: of the batch.
-        macs: of an image's forward pass through the layers behind; none are counted by default.
+        macs: multiply-accumulates of an image's forward pass through the layers after them; 0 by default.
     """
     layers, count = prefix.layers, len(prefix.operators)
     forward, backward = (named_profile(text, layers.cuts) for text in (plan.forward, plan.backward))
