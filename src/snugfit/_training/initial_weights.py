@@ -66,7 +66,7 @@ def _check_fits(path: Path, chain: Chain, wanted: Shapes, state: State, taken: S
     fresh = _may_stay_fresh(chain, state)
     missing = [name for name in wanted if not (name in taken or name in fresh or name.endswith("num_batches_tracked"))]
     if missing:
-        raise CheckpointError(_why(path, chain, wanted, state, missing))
+        raise CheckpointError(_why(path, chain, state, missing))
     if not taken:
         raise CheckpointError(f"{path} holds no weights of {chain.name}.")
     if state.keys() - wanted.keys():  # a smaller network's names may all be among a larger one's
@@ -85,7 +85,7 @@ def _may_stay_fresh(chain: Chain, state: State) -> Collection[str]:
     return fresh
 
 
-def _why(path: Path, chain: Chain, wanted: Shapes, state: State, missing: list[str]) -> str:
+def _why(path: Path, chain: Chain, state: State, missing: list[str]) -> str:
     """Why weights, of any shapes, do not fit: another image size, other channels, a known model, or an unknown one."""
     size = models.trained_image_size(_shapes({name: state[name] for name in missing if name in state}))
     if size and len(missing) == 1:

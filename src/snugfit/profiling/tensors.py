@@ -75,12 +75,12 @@ class TensorProbe:
         found = self.measure_operators(limit)
         if found is None:
             return None
-        steps = _falling(partial(self._steps, limit), found.batch, limit, tries=2)
+        steps = _at_falling_batches(partial(self._steps, limit), found.batch, tries=2)
         return replace(found, steps=steps, seconds=time.perf_counter() - started)
 
     def measure_operators(self, limit: MemoryLimit) -> TensorProfile | None:
         """As :meth:`measure` on (B, ...), without whole steps: one unit in memory at a time."""
-        return _falling(partial(self._operators, limit), self._first_batch(), limit)
+        return _at_falling_batches(partial(self._operators, limit), self._first_batch())
 
     def _first_batch(self) -> int:
         shapes = [shape for unit in self.chain.all_units for shape in (unit.output_shape, unit.map_shape)]
@@ -113,7 +113,7 @@ class TensorProbe:
         return TensorProfile(batch, tuple(found.operators), input_bytes=input_bytes)
 
 
-def _falling(measure: Callable[[int], T], batch: int, limit: MemoryLimit, tries: int = 64) -> T | None:
+def _at_falling_batches(measure: Callable[[int], T], batch: int, tries: int = 64) -> T | None:
     """Measure at a batch, at half of it if memory is refused, and so on; None if all were refused."""
     while batch and tries:
         tries -= 1
