@@ -13,9 +13,7 @@ SHAPE = re.compile(r"\(\)|\([\w.*+/'-]{1,12},|\bscalar|\bshapes?\b")
 """Such as (B, C, H, W), (C,), (..., K) and (); or the word."""
 NOT_YET = {
     "_api",
-    "_core",
     "_engine",
-    "_planner",
 }
 
 

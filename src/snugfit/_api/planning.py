@@ -11,8 +11,8 @@ from torch import nn
 
 from snugfit._api.training import TrainedRecord
 from snugfit._core.budget import Budget
-from snugfit._core.command import as_typed
-from snugfit._core.option_groups import OWN, BudgetOptions, Trained
+from snugfit._core.command import shell_line
+from snugfit._core.option_groups import FROM_PYTHON, BudgetOptions, Trained
 from snugfit._core.options import Count, checked
 from snugfit._core.request import Request
 from snugfit._core.trial import STEPS, Trial
@@ -110,7 +110,7 @@ class RunnablePlan(Planned):
         choice = self.plan.choice
         processes = int(choice.settings.get("processes", 1)) if choice else 1
         if processes > 1 and commands_of_run() is None:
-            how = as_typed(self.plan.command) if self.plan.command else f"cluster launch --processes {processes}"
+            how = shell_line(self.plan.command) if self.plan.command else f"cluster launch --processes {processes}"
             raise UsageError(f"this plan takes {processes} processes, and this is one; start them with `{how}`.")
 
 
@@ -162,9 +162,9 @@ def plan(
     require_places(request.machine.out, request.machine.cache_dir)
     splits, module = own_splits(data, request), None
     if not isinstance(model, str):
-        module, model = model, OWN
+        module, model = model, FROM_PYTHON
     request = replace(request, model=replace(request.model, model=model))
-    name = str(data) if splits is None else OWN
+    name = str(data) if splits is None else FROM_PYTHON
     request = replace(request, data=replace(request.data, data=name))
     if budget is not None:
         if request.budget != BudgetOptions():

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from snugfit._core.options import of_keywords
+from snugfit._core.options import from_keywords
 from snugfit._engine.figure_data import PictureOptions, make_pictures
 from snugfit._report.page import require_page, write_report
 
@@ -43,7 +43,7 @@ def draw_report(
         CheckpointError: the folder holds no finished run.
         UsageError: there is no such option, unit, class or number of images, or the page cannot be written.
     """
-    chosen = of_keywords(PictureOptions, options)
+    chosen = from_keywords(PictureOptions, options)
     require_page(Path(run))  # before pictures are made, which takes a while
     if not pictures:
         return {"report": str(write_report(Path(run)))}

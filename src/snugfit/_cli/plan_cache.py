@@ -21,12 +21,12 @@ from typing import Any
 import psutil
 
 from snugfit._cli.failures import FailedError
-from snugfit._core.code_version import code
+from snugfit._core.code_version import code_digest
 from snugfit._core.documents import read_as
 from snugfit._core.hardware import cores, processor
 from snugfit._core.option_groups import MachineOptions
 from snugfit._core.options import data_sets_in
-from snugfit._core.paths import data_root, keep_text, profiles_folder
+from snugfit._core.paths import data_root, profiles_folder, try_write_text
 from snugfit._core.plan import Plan
 from snugfit._core.request import Request
 from snugfit.errors import CheckpointError, DataError
@@ -63,7 +63,7 @@ class Answer:
     def keep(self, found: dict[str, Any]) -> None:
         """Keep an answer, if the folder can be written."""
         if self._path is not None:
-            keep_text(self._path, json.dumps(found))
+            try_write_text(self._path, json.dumps(found))
 
 
 def _checked(found: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _path(request: Request, kind: str) -> Path | None:
         return None
     machine = MachineOptions(request.machine.device, request.machine.threads, request.machine.out)
     asked = replace(request, machine=machine).to_json()
-    facts = json.dumps([asked, code(), _software(), _machine(), str(Path.cwd()), files], sort_keys=True)
+    facts = json.dumps([asked, code_digest(), _software(), _machine(), str(Path.cwd()), files], sort_keys=True)
     return folder / kind / f"{sha256(facts.encode()).hexdigest()[:32]}.json"
 
 

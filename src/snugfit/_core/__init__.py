@@ -1,1 +1,1 @@
-"""The nouns of the system: frozen, JSON-able, and free of torch."""
+"""Data types of requests, plans and records: frozen, JSON-able, and free of torch."""

@@ -1,4 +1,4 @@
-"""Bytes and seconds read from text, here and nowhere else. MB is 10^6 bytes and MiB is 2^20, everywhere."""
+"""Parsing of bytes and seconds from text. MB is 10^6 bytes and MiB is 2^20."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import re
 
 from snugfit.errors import UsageError, shown
 
-_BYTE_UNITS = {
-    "b": 1,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
+_BYTE_UNITS = {"b": 1}
+_BYTE_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)}
+_BYTE_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)}
 _SECOND_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*$", re.IGNORECASE)
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhd])\s*", re.IGNORECASE)
@@ -24,7 +22,7 @@ def parse_bytes(text: str | float) -> int:
     (536870912, 1500000000)
 
     Raises:
-        UsageError: the text is not a size, has no known unit, or none at all, or is not positive.
+        UsageError: the text is not a size, has no known unit, or is not positive.
     """
     if isinstance(text, str):
         match = _BYTES.match(text)

@@ -1,4 +1,4 @@
-"""What may be used."""
+"""Limits of memory, storage, time and devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from snugfit._core.options import Range, Workers, checked
 from snugfit._quantities import format_bytes
 
 Aim = Literal["time", "memory", "accuracy"]
-"""What the chosen way of training is to have the best of, among those that fit."""
+"""Criterion that ranks the candidates that fit."""
 TimeRatio = Annotated[float, Range(above=0, most=1)]
 
 
@@ -28,9 +28,9 @@ class Budget:
 
     Attributes:
         memory: growth of the process's private memory (CPU) or reserved device memory (CUDA), in bytes.
-        storage: bytes of disk that caches and spilled weights may take.
+        storage: bytes of disk for caches and spilled weights.
         time_ratio: largest fraction of the full training step's time, in (0, 1].
-        devices: how many devices may take part.
+        devices: number of devices.
     """
 
     memory: float | str | None = None

@@ -1,4 +1,4 @@
-"""What the processes of a cluster and the links between them can do, as a cost model needs it."""
+"""Speed and memory of the processes of a cluster, and of the links between them, for the cost model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Rank:
         host: name of its machine.
         threads: compute threads.
         macs_per_second: multiply-accumulates per second of a 3x3 convolution, while all processes compute.
-        free_bytes: memory of the machine that is available.
-        cores: of the machine, that it may use.
-        clock_offset_seconds: its clock ahead of that of the gateway.
-        versions: of ``snugfit``, ``torch`` and ``python``.
+        free_bytes: available memory of the machine.
+        cores: usable cores of the machine.
+        clock_offset_seconds: offset of its clock from that of the gateway.
+        versions: versions of ``snugfit``, ``torch`` and ``python``.
     """
 
     rank: int
@@ -39,12 +39,12 @@ class Rank:
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one process to another; ``from`` and ``to`` in JSON.
+    """A network link from one process to another; ``from`` and ``to`` in JSON.
 
     Attributes:
         source, target: ranks.
-        bytes_per_second: of large messages.
-        latency_seconds: of small ones, one way.
+        bytes_per_second: bandwidth of large messages.
+        latency_seconds: one-way latency of small messages.
     """
 
     source: int
@@ -53,7 +53,7 @@ class Link:
     latency_seconds: float
 
     def seconds(self, count: float) -> float:
-        """Time that a message of so many bytes takes."""
+        """Time of a message of ``count`` bytes."""
         return self.latency_seconds + count / self.bytes_per_second
 
 
@@ -66,14 +66,14 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """Number of processes."""
         return len(self.ranks)
 
     def link(self, source: int, target: int) -> Link:
         """The link from one rank to another.
 
         Raises:
-            UsageError: it was not measured.
+            UsageError: the link was not measured.
         """
         for link in self.links:
             if (link.source, link.target) == (source, target):
@@ -88,10 +88,10 @@ class Cluster:
         return tuple(rank.macs_per_second / total for rank in self.ranks)
 
     def differing_versions(self) -> dict[str, tuple[str, ...]]:
-        """Programs that are not of the same version everywhere, with their versions by rank."""
+        """Programs whose versions differ between ranks, with their versions by rank."""
         names = sorted({name for rank in self.ranks for name in rank.versions})
-        told = {name: tuple(rank.versions.get(name, "none") for rank in self.ranks) for name in names}
-        return {name: versions for name, versions in told.items() if len(set(versions)) > 1}
+        versions_of = {name: tuple(rank.versions.get(name, "none") for rank in self.ranks) for name in names}
+        return {name: versions for name, versions in versions_of.items() if len(set(versions)) > 1}
 
     def to_json(self) -> dict[str, Any]:
         """Keys ``ranks`` and ``links``; a link has ``from`` and ``to``."""
@@ -106,11 +106,11 @@ class Cluster:
 
 
 def read_cluster(path: str, processes: int | None = None) -> Cluster:
-    """Read what ``snugfit cluster doctor --out`` wrote.
+    """Read the output of ``snugfit cluster doctor --out``.
 
     Args:
         path: the file.
-        processes: how many there must be; any number by default.
+        processes: required number of processes; any by default.
 
     Raises:
         UsageError: the file cannot be read, holds something else, or describes another number of processes.
@@ -128,7 +128,7 @@ def read_cluster(path: str, processes: int | None = None) -> Cluster:
 
 
 def _check(cluster: Cluster, path: str, again: str) -> None:
-    """Refuse measurements that no time can be computed from."""
+    """Reject measurements from which no time can be computed."""
     if not cluster.ranks or [each.rank for each in cluster.ranks] != list(range(cluster.size)):
         raise UsageError(f"{path} holds no processes in the order of their ranks; {again}.")
     speeds = [each.macs_per_second for each in cluster.ranks] + [each.bytes_per_second for each in cluster.links]
@@ -144,12 +144,12 @@ def _check(cluster: Cluster, path: str, again: str) -> None:
 
 
 def uniform_cluster(processes: int, rank: Rank, link: Link) -> Cluster:
-    """A cluster of equal processes, each on a host of its own, with equal links: for devices that are not at hand.
+    """A cluster of equal processes, each on its own host, with equal links; for unavailable devices.
 
     Args:
-        processes: how many.
-        rank: one of them.
-        link: between any two.
+        processes: number of processes.
+        rank: model of each process.
+        link: model of each link.
     """
     ranks = tuple(replace(rank, rank=each, host=f"{rank.host}-{each}") for each in range(processes))
     pairs = permutations(range(processes), 2)

@@ -1,4 +1,4 @@
-"""Which code this is."""
+"""Identity of the installed code."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 @cache
-def code() -> str:
-    """Tells this installation's code from another of the same version: a developer's, or a patched one."""
+def code_digest() -> str:
+    """Digest that distinguishes this installation from others of the same version, such as a patched one."""
     root = Path(__file__).parents[1]
     files = sorted(root.rglob("*.py"))
     facts = [(str(path.relative_to(root)), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]

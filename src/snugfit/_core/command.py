@@ -1,4 +1,4 @@
-"""The command line that runs the choice of a plan."""
+"""The command that trains by the choice of a plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from snugfit._core.option_groups import OWN
+from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.plan import Plan
 from snugfit._core.registry import find_config
 from snugfit._core.request import Request
@@ -16,18 +16,18 @@ from snugfit._core.request import Request
 def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
     """Arguments of the command that trains by a plan's choice: the request's flags, and the strategy by name.
 
-    Where the choice runs over several processes, it is theirs: ``snugfit cluster launch``.
+    If the choice uses several processes, the command starts with ``snugfit cluster launch``.
 
     Returns:
-        None where nothing was chosen, or where model or data came from Python.
+        None if nothing was chosen, or if model or data were passed from Python.
     """
     choice = plan.choice
-    if choice is None or OWN in (request.model.model, request.data.data):
+    if choice is None or FROM_PYTHON in (request.model.model, request.data.data):
         return None
     training = request.training
     config = find_config(choice.strategy)
     if request.strategy.strategy == "auto" and training.optimizer is None and config and config.default_optimizer:
-        # named, the strategy has a default optimizer of its own, but this was planned with the common one
+        # a named strategy may have its own default optimizer, but the plan used the common one
         request = replace(request, training=replace(training, optimizer=plan.workload.optimizer.name))
     request = replace(request, strategy=replace(request.strategy, strategy=choice.strategy))
     processes = int(choice.settings.get("processes", 1))
@@ -36,7 +36,7 @@ def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
 
 
 def flags_of(request: Request) -> tuple[str, ...]:
-    """The flags that make a request, without those that say what holds anyway."""
+    """The flags of a request, without those at their defaults."""
     flags: list[str] = []
     for group in fields(request):
         given = getattr(request, group.name)
@@ -54,6 +54,6 @@ def _flag(name: str, value: Any) -> list[str]:
     return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 
 
-def as_typed(command: Sequence[str]) -> str:
-    """The command as one types it into a shell."""
+def shell_line(command: Sequence[str]) -> str:
+    """The command as a line for a shell."""
     return shlex.join(command)

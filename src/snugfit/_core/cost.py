@@ -1,4 +1,4 @@
-"""What a strategy would use."""
+"""Predicted costs of a strategy."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of a run whose prediction is checked on its own: a block, the whole network, the final test.
+    """A part of a run whose prediction is checked separately: a block, the whole network, the final test.
 
     Attributes:
-        name: what runs in it.
+        name: name of the phase.
         peak_bytes: predicted peak memory above the baseline.
         seconds: predicted seconds.
-        batch_size: samples that are in memory at once.
-        units: names of the units that train in it.
-        storage_bytes: bytes of cache that it writes.
+        batch_size: samples in memory at once.
+        units: names of the units that it trains.
+        storage_bytes: bytes of its cache.
     """
 
     name: str
@@ -28,12 +28,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """Why a strategy proposes nothing, and what would do.
+    """Why a strategy proposes nothing, and which budget suffices.
 
     Attributes:
-        reasons: in words.
-        smallest_bytes: the smallest memory budget that would do; None where it is not memory that lacks.
-        smallest_ratio: the smallest time ratio that would do; None where it is not time that lacks.
+        reasons: reasons as text.
+        smallest_bytes: the smallest sufficient memory budget; None if memory is not the reason.
+        smallest_ratio: the smallest sufficient time ratio; None if time is not the reason.
     """
 
     reasons: tuple[str, ...]
@@ -48,9 +48,9 @@ class Cost:
     Attributes:
         peak_bytes: largest peak of all phases, above the baseline.
         seconds_per_epoch: seconds of one epoch (every block's pass over the data once).
-        seconds: seconds in all, cache writes included.
-        storage_bytes: most bytes on disk at any one time.
-        sent_bytes: bytes sent over the network in all.
+        seconds: total seconds, including cache writes.
+        storage_bytes: most bytes on disk at any time.
+        sent_bytes: total bytes sent over the network.
         phases: the phases in order.
     """
 

@@ -1,6 +1,6 @@
-"""JSON and other text files of unknown origin: read as a whole, checked, and within limits.
+"""Reading of JSON and other text files of unknown origin, with checks and limits.
 
-Every small file is read here: of run folders, cached measurements, clusters, and lists next to data.
+All small files are read here: of run folders, cached measurements, clusters, and lists next to data.
 :mod:`snugfit._core.yaml_text` does the same for YAML. Functions that take a path raise the error class that the caller
 gives; those that take a text or data raise :class:`DocumentError`.
 """
@@ -22,32 +22,32 @@ from snugfit.errors import CheckpointError, SnugfitError
 
 T = TypeVar("T")
 
-MOST_BYTES = 64 * 2**20
-"""Largest text that is read whole."""
+MAX_BYTES = 64 * 2**20
+"""Largest text that is read."""
 _PIECE_BYTES = 2**16
-DEEPEST = 64
+MAX_DEPTH = 64
 """Most levels of nested lists and objects."""
-LARGEST = 2**64
+MAX_INTEGER = 2**64
 """Absolute values of integers are smaller."""
 
 
 class DocumentError(ValueError):
-    """A text that is not JSON or YAML, or exceeds a limit; the message says what is wrong."""
+    """A text that is not JSON or YAML, or exceeds a limit; the message gives the reason."""
 
 
 def read_text(
-    path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "", most: int = MOST_BYTES
+    path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "", most: int = MAX_BYTES
 ) -> str:
     """Read a UTF-8 text, with or without a byte order mark.
 
     Args:
-        path: a regular file, or a link to one; pipes and devices are refused, since reading them may never end.
+        path: a regular file, or a link to one; pipes and devices are rejected, since reading may never end.
         error: class of the error that is raised.
         advice: sentence that ends the error's message.
         most: largest size in bytes.
 
     Raises:
-        SnugfitError: of the class ``error``: it cannot be read, is larger, or is not UTF-8.
+        SnugfitError: of class ``error``: the file is not readable, too large, or not UTF-8.
     """
     try:
         return _read(path, most).decode("utf-8-sig")
@@ -88,7 +88,7 @@ def read_as(
     """
     text = read_text(path, error, advice)
     try:
-        return made(make, parse_json(text))
+        return converted(make, parse_json(text))
     except DocumentError as wrong:
         raise error(f"{path} is damaged or not what it should be: {wrong}. {advice}".rstrip()) from wrong
 
@@ -97,23 +97,23 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON: numbers finite and below 2^64, lists and objects not too deep, no key twice in an object.
 
     Raises:
-        DocumentError: it is not JSON, or exceeds a limit.
+        DocumentError: the text is not JSON, or exceeds a limit.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except RecursionError:
-        raise DocumentError(f"it is nested more than {DEEPEST} deep") from None
+        raise DocumentError(f"it is nested more than {MAX_DEPTH} deep") from None
     except ValueError as error:
         raise DocumentError(str(error)) from error
     check_plain(value)
     return value
 
 
-def made(make: Callable[[Any], T], data: Any) -> T:
+def converted(make: Callable[[Any], T], data: Any) -> T:
     """Convert data of unknown origin with a function.
 
     Raises:
-        DocumentError: a field is missing, of another type, or has a value that is refused.
+        DocumentError: a field is missing, or has a wrong type or value.
     """
     try:
         return make(data)
@@ -127,7 +127,7 @@ def check_plain(value: Any) -> None:
     """Check that data is plain (objects, lists, texts, numbers, booleans, null), not too deep, its numbers in bounds.
 
     Raises:
-        DocumentError: it is not.
+        DocumentError: a check failed.
     """
     level, depth = [value], 0
     while level:
@@ -135,8 +135,8 @@ def check_plain(value: Any) -> None:
         for item in level:
             if not isinstance(item, (dict, list)):
                 _check_scalar(item)
-            elif depth == DEEPEST:
-                raise DocumentError(f"it is nested more than {DEEPEST} deep")
+            elif depth == MAX_DEPTH:
+                raise DocumentError(f"it is nested more than {MAX_DEPTH} deep")
             else:
                 inside.extend(item.values() if isinstance(item, dict) else item)
                 for key in item if isinstance(item, dict) else ():
@@ -147,7 +147,7 @@ def check_plain(value: Any) -> None:
 def _check_scalar(item: Any) -> None:
     if isinstance(item, float) and not math.isfinite(item):
         raise DocumentError(f"it holds {item}, which is no finite number")
-    if isinstance(item, int) and not -LARGEST < item < LARGEST:
+    if isinstance(item, int) and not -MAX_INTEGER < item < MAX_INTEGER:
         raise DocumentError("it holds an integer of more than 64 bits")
     if item is not None and not isinstance(item, (str, int, float)):
         raise DocumentError(f"it holds a {type(item).__name__}, and takes texts, numbers, true, false and null")
@@ -164,7 +164,7 @@ def open_regular(path: str | Path) -> int:
     """Open a file for reading, and return its descriptor; a pipe is refused, because opening one may wait forever.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
         ValueError: it is no regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -176,19 +176,19 @@ def open_regular(path: str | Path) -> int:
 
 def _read(path: str | Path, most: int) -> bytes:
     with os.fdopen(open_regular(path), "rb") as file:
-        content = bytearray()  # whatever size it is said to have: it may grow, and the system's files say 0
-        while len(content) <= most and (part := file.read(_PIECE_BYTES)):  # which takes that much memory at once
+        content = bytearray()  # its reported size is no limit: the file may grow, and system files report 0
+        while len(content) <= most and (part := file.read(_PIECE_BYTES)):  # each read allocates this much
             content += part
     if len(content) > most:
         raise ValueError(f"it is larger than {format_bytes(most)}, the most that such a file may have")
     return bytes(content)
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise DocumentError(f"{twice!r:.80} stands twice in an object")
+        raise DocumentError(f"{twice!r:.80} occurs twice in an object")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Why a plan chose what it chose, in sentences. Arithmetic on plans; nothing is measured."""
+"""Explanation of a plan's choice, in sentences. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from snugfit._core.registry import find_config, strategies
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._quantities import format_bytes, format_seconds
 
-ALIKE = 1.05
-"""Two predictions that differ by less than this factor are not told apart."""
+CLOSE_RATIO = 1.05
+"""Predictions that differ by less than this factor count as equal."""
 
 _AIMS: dict[Aim, str] = {
     "time": "the least time to finish",
@@ -24,7 +24,7 @@ _AIMS: dict[Aim, str] = {
 
 
 def explanation_of(plan: Plan) -> tuple[str, ...]:
-    """Sentences about a plan: the choice and its aim, its gradients, what weights open or close, what else there is."""
+    """Sentences about a plan: the choice, its gradients, effects of weights and storage, choices of other aims."""
     choice = plan.choice
     if choice is None or choice.predicted is None:
         return ()
@@ -48,17 +48,20 @@ def _chosen(plan: Plan, choice: Candidate) -> str:
 
 
 def _against(cost: Cost, second: Candidate, aim: Aim) -> str:
-    """The choice beside the next best."""
+    """Comparison of the choice with the next best candidate."""
     assert second.predicted is not None
+    ours: float
+    theirs: float
     if aim == "memory":
         ours, theirs = cost.peak_bytes, second.predicted.peak_bytes
-        said = f"{format_bytes(ours)} against {format_bytes(theirs)} with {second.strategy}"
+        said = f"{format_bytes(cost.peak_bytes)} against {format_bytes(second.predicted.peak_bytes)}"
     else:
-        ours, theirs = cost.seconds, second.predicted.seconds  # type: ignore[assignment]
-        said = f"{format_seconds(ours)} against {format_seconds(theirs)} with {second.strategy}"
-    if theirs >= ours * ALIKE:
+        ours, theirs = cost.seconds, second.predicted.seconds
+        said = f"{format_seconds(ours)} against {format_seconds(theirs)}"
+    said += f" with {second.strategy}"
+    if theirs >= ours * CLOSE_RATIO:
         return f"{said}, {theirs / max(ours, 1e-12):.1f} times as much"
-    if theirs * ALIKE <= ours:
+    if theirs * CLOSE_RATIO <= ours:
         return f"{second.strategy} would be faster ({said}), but is expected to lose more"
     return f"{said}, which is about the same"
 
@@ -72,7 +75,7 @@ def _gradients(choice: Candidate) -> str:
 
 
 def _weights(plan: Plan) -> Iterator[str]:
-    """What having weights, or none, means for strategies that need them."""
+    """Effect of weights, or their absence, on strategies that need them."""
     for name in (config.name for config in strategies().values() if config.needs_weights):
         found = [each for each in plan.candidates if each.strategy == name]
         if not found or len(plan.candidates) == 1:
@@ -84,7 +87,7 @@ def _weights(plan: Plan) -> Iterator[str]:
 
 
 def _storage(plan: Plan) -> Iterator[str]:
-    """What would be faster if it had the disk."""
+    """The first candidate that a larger storage budget would make faster."""
     choice, limit = plan.choice, plan.budget.storage_bytes
     if choice is None or choice.predicted is None or limit is None:
         return
@@ -93,17 +96,17 @@ def _storage(plan: Plan) -> Iterator[str]:
         cost = each.predicted
         if each.feasible or cost is None or cost.peak_bytes > memory or cost.storage_bytes <= limit:
             continue
-        if cost.seconds * ALIKE < choice.predicted.seconds:
+        if cost.seconds * CLOSE_RATIO < choice.predicted.seconds:
             megabytes = -(-cost.storage_bytes // 10**6)
             yield (
                 f"With --storage {megabytes}MB, {each.strategy} would take {format_seconds(cost.seconds)} "
-                f"in place of {format_seconds(choice.predicted.seconds)}."
+                f"instead of {format_seconds(choice.predicted.seconds)}."
             )
             return
 
 
 def _other_aims(plan: Plan) -> Iterator[str]:
-    """What other aims would choose, where that is something else."""
+    """Choices of other aims, if they differ."""
     choice = plan.choice
     if choice is None:
         return

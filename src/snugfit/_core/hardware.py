@@ -1,4 +1,4 @@
-"""The machine that a profile and a plan are true for."""
+"""The machine of a profile or plan."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Hardware:
 
     Attributes:
         device: ``"cpu"`` or ``"cuda:N"``.
-        name: processor or accelerator, as it calls itself.
+        name: name of the processor or accelerator.
         threads: compute threads in use.
         memory_bytes: physical memory of the device.
         system: operating system and architecture.
         torch: version of torch.
-        enforces: whether a memory budget can be enforced here, and not only predicted and measured.
+        enforces: whether a memory budget can be enforced, not only predicted and measured.
     """
 
     device: str
@@ -32,12 +32,12 @@ class Hardware:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
-    """The processor, as it calls itself."""
+    """Name of the processor."""
     listed = Path("/proc/cpuinfo")
     lines = listed.read_text().splitlines() if listed.exists() else []
     for line in lines:

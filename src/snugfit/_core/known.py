@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from snugfit._core.option_groups import OWN, BaseRequest
+from snugfit._core.option_groups import FROM_PYTHON, BaseRequest
 from snugfit._core.options import data_sets_in
 from snugfit._core.plugins import LOCAL_LOSSES, MODELS
 from snugfit._core.registry import strategies
 from snugfit.errors import UnknownNameError, UsageError
 
-ELSEWHERE = ("torchvision:NAME", "timm:NAME", "package.module:function")
+MODEL_FORMS = ("torchvision:NAME", "timm:NAME", "package.module:function")
 DATA_SETS = (
     *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "imagenette", "vww", "cub200"),
     *("pets", "dogs", "flowers102"),
@@ -23,40 +23,40 @@ FOLDER = "folder:PATH"
 
 
 def check_names(request: BaseRequest) -> None:
-    """Check the names in a request, as far as that takes no torch.
+    """Check the names in a request, as far as possible without torch.
 
     Raises:
-        UsageError: one is unknown.
+        UsageError: a name is unknown.
     """
     for config in strategies().values():
         config.check_names(request)
     check_model(request.model.model)
-    if request.data.task == "classify" and request.data.data != OWN:
+    if request.data.task == "classify" and request.data.data != FROM_PYTHON:
         check_data_set(request.data.data)
     for name in data_sets_in(request.strategy).values():
         check_data_set(name)
 
 
 def check_model(name: str) -> None:
-    """Check a model's name; one after a colon, or that torchvision may have, is left to who imports it.
+    """Check a model's name; names with a colon, or possibly of torchvision, are checked on import.
 
     Raises:
         UnknownNameError: there is no such model.
     """
-    if name not in (*MODELS.names(), OWN) and ":" not in name and not _torchvision_defines(name):
+    if name not in (*MODELS.names(), FROM_PYTHON) and ":" not in name and not _torchvision_defines(name):
         raise unknown_model(name, MODELS.names())
 
 
 def unknown_model(name: str, known: Iterable[str]) -> UnknownNameError:
-    """The error for a model that is none of the known ones, and of no other origin."""
-    return UnknownNameError("model", name, [*known, *ELSEWHERE])
+    """The error for an unknown model."""
+    return UnknownNameError("model", name, [*known, *MODEL_FORMS])
 
 
 def check_data_set(name: str, known: Iterable[str] = DATA_SETS) -> None:
     """Check the name of a data set to classify.
 
     Raises:
-        UsageError: it is none: a folder, which is written otherwise, or unknown.
+        UsageError: the name is unknown, or is a path without ``folder:``.
     """
     kind, _, path = name.partition(":")
     if kind == "folder":
@@ -69,7 +69,7 @@ def check_data_set(name: str, known: Iterable[str] = DATA_SETS) -> None:
 
 
 def check_local_loss(text: str, known: Iterable[str] | None = None) -> None:
-    """Check the name of a local loss, which options may follow.
+    """Check the name of a local loss; options may follow the name.
 
     Raises:
         UnknownNameError: there is no such local loss.

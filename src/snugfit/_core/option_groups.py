@@ -1,4 +1,4 @@
-"""Groups of options that every run has: flags on the command line, keywords in Python."""
+"""Groups of options common to all runs: flags on the command line, keywords in Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from snugfit._core.options import Checked, Count, Positive, Range, Share, Size, 
 from snugfit._core.workload import OptimizerName, Precision, ScheduleName, TaskName
 
 Trained = Literal["sidenet", "head", "bias+head", "full"]
-"""What trains of a pre-trained model: a side network and the head, the head, all biases and the head, or everything."""
+"""Trained part of a pre-trained model: side network and head, the head, all biases and the head, or everything."""
 Split = Literal["train", "val", "test", "all"]
 ExportFormat = Literal["safetensors", "onnx", "both"]
 Pixels = Annotated[int, Range(1, 65_536)]
@@ -21,10 +21,10 @@ Device = Annotated[str, Text("cpu, cuda or cuda:N", re.compile(r"cpu|cuda(:\d{1,
 
 @dataclass(frozen=True)
 class ModelOptions(Checked):
-    """Which network.
+    """The network.
 
     Attributes:
-        model: a name (``vgg16``), ``torchvision:NAME``, ``timm:NAME`` or ``module:function`` of your own.
+        model: a name (``vgg16``), ``torchvision:NAME``, ``timm:NAME`` or your own ``module:function``.
         weights: safetensors (or weights-only ``.pth``) file to start from.
         image_size: side of the square input in pixels; the data set's own by default.
     """
@@ -36,7 +36,7 @@ class ModelOptions(Checked):
 
 @dataclass(frozen=True)
 class DataOptions(Checked):
-    """Which images.
+    """The images.
 
     Attributes:
         data: a data set's name, or ``folder:PATH`` with one folder per class; to detect, a folder of images with boxes
@@ -44,9 +44,9 @@ class DataOptions(Checked):
         task: classify images, or detect objects in them.
         data_dir: where data sets are (``SNUGFIT_DATA`` otherwise).
         classes: expected number of classes; an error is raised when the data has another number.
-        max_train: use at most this many training images.
-        max_val: use at most this many validation (and test) images.
-        workers: threads that decode images; 0 decodes in the thread that trains.
+        max_train: most training images to use.
+        max_val: most validation (and test) images to use.
+        workers: threads that decode images; 0 decodes in the training thread.
     """
 
     data: str = "digits"
@@ -60,16 +60,16 @@ class DataOptions(Checked):
 
 @dataclass(frozen=True)
 class BudgetOptions(Checked):
-    """What may be used.
+    """The budget.
 
     Attributes:
-        memory: memory budget, like 100MB (10^6 bytes) or 512MiB (2^20); unlimited by default. From Python, a number of
-            bytes from a million on will do.
+        memory: memory budget, like 100MB (10^6 bytes) or 512MiB (2^20); unlimited by default. In Python also a
+            number of bytes, at least a million.
         storage: disk budget for caches, like 2GB.
-        time_ratio: time a training step may take, as a fraction in (0, 1] of one that trains everything; this is
-            ElasticTrainer's rho. Only strategies that select tensors keep a time ratio.
-        devices: how many devices may take part; with more than one, ``auto`` considers strategies that share a network
-            among processes, each with the whole memory budget.
+        time_ratio: largest step time, as a fraction in (0, 1] of a full training step (rho of ElasticTrainer). Only
+            strategies that select tensors keep a time ratio.
+        devices: number of devices; with more than one, ``auto`` considers strategies that distribute a network over
+            processes, each with the whole memory budget.
     """
 
     memory: Size | None = None
@@ -78,17 +78,17 @@ class BudgetOptions(Checked):
     devices: Workers = 1
 
 
-OWN = "python"
-"""Stands for a model or data that was passed from Python, and must be passed again to go on."""
+FROM_PYTHON = "python"
+"""Name of a model or data passed from Python; to resume, pass it again."""
 
 
 @dataclass(frozen=True)
 class TrainingOptions(Checked):
-    """How to train.
+    """Optimization and data augmentation.
 
     Attributes:
         epochs: passes over the training images (of every block, where blocks train one after another).
-        batch_size: effective batch size; what does not fit is accumulated to it.
+        batch_size: effective batch size; smaller batches that fit are accumulated to it.
         batch_limit: largest batch of a block; the batch size by default.
         optimizer: sgd, adamw, or schedulefree (schedule-free AdamW); sgd by default, unless the named strategy has
             another default.
@@ -118,14 +118,14 @@ class TrainingOptions(Checked):
 
 
 @dataclass(frozen=True)
-class MethodOptions(Checked):
-    """Which way of training. Every strategy adds options of its own.
+class BaseStrategyOptions(Checked):
+    """The strategy. Every strategy adds its own options.
 
     Attributes:
-        strategy: ``snugfit plan`` says which of them auto considers, and why not the others.
-        aim: what auto chooses by, among what fits: time (least seconds to finish), memory (least predicted peak) or
-            accuracy (exact gradients of everything first, then what is expected to lose less, then time); time by
-            default, accuracy where --weights are given.
+        strategy: ``snugfit plan`` shows which of them auto considers, and why not the others.
+        aim: criterion of auto among candidates that fit: time (least seconds to finish), memory (least predicted peak)
+            or accuracy (exact gradients first, then least expected loss of accuracy, then time); time by default,
+            accuracy if --weights are given.
     """
 
     strategy: str = "auto"
@@ -134,16 +134,15 @@ class MethodOptions(Checked):
 
 @dataclass(frozen=True)
 class MachineOptions(Checked):
-    """Where to run.
+    """The machine and its folders.
 
     Attributes:
-        device: cpu or cuda[:N]; cuda where there is one.
+        device: cpu or cuda[:N]; cuda by default if available.
         threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         out: run folder; a new one under ``runs/`` by default.
-        cache_dir: where activation caches go; the run folder by default.
-        profile_cache: where what is measured of networks on this machine is kept, so that it is measured once: auto (in
-            ``snugfit/profiles`` below ``XDG_CACHE_HOME`` or ``~/.cache``), a folder, renew (measure anew, and keep
-            that), or off.
+        cache_dir: folder of activation caches; the run folder by default.
+        profile_cache: cache of measurements of networks on this machine: auto (in ``snugfit/profiles`` below
+            ``XDG_CACHE_HOME`` or ``~/.cache``), a folder, renew (measure again and replace the cache), or off.
     """
 
     device: Device | None = None
@@ -155,11 +154,11 @@ class MachineOptions(Checked):
 
 @dataclass(frozen=True)
 class BaseRequest:
-    """The options of one run that do not depend on which strategies there are."""
+    """The options of one run that are independent of strategies."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     budget: BudgetOptions = field(default_factory=BudgetOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
-    strategy: MethodOptions = field(default_factory=MethodOptions)
+    strategy: BaseStrategyOptions = field(default_factory=BaseStrategyOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)

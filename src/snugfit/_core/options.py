@@ -1,8 +1,8 @@
-"""Options by declaration: what an annotation says of a value is checked here, for Python, YAML and the command line.
+"""Declared options: values from Python, YAML and the command line are checked against type annotations.
 
-An option's annotation is all there is to write: ``lr: Annotated[float | None, Range(above=0)] = None``. A value that
-does not fit gives the same sentence wherever it came from, since text is read into a plain value first (:func:`read`)
-and then checked as one from Python is (:func:`checked`).
+An annotation declares an option: ``lr: Annotated[float | None, Range(above=0)] = None``. Errors do not depend on the
+origin of a value: text is first converted to a plain value (:func:`read`), then checked like a value from Python
+(:func:`checked`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from snugfit._core.amounts import parse_bytes, parse_seconds
 from snugfit.errors import UnknownNameError, UsageError, shown
 
 T = TypeVar("T")
-LEAST_BYTES = 10**6
-"""Smallest size that may be given as a number of bytes: smaller numbers were meant as MB."""
+MIN_BYTES = 10**6
+"""Smallest size as a number of bytes; smaller numbers probably mean MB."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that an option may be.
+    """An interval of numbers.
 
     Attributes:
-        least, most: ends that it may be.
-        above, below: ends that it may not be.
+        least, most: included bounds.
+        above, below: excluded bounds.
     """
 
     least: float = -math.inf
@@ -46,27 +46,27 @@ class Range:
         if math.isfinite(self.least) and math.isfinite(self.most):
             return f" from {_number(self.least)} to {_number(self.most)}"
         ends = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
-        told = [f" {words} {_number(end)}" for words, end in ends.items() if math.isfinite(end)]
-        return " and".join(told).replace(" and of ", " and ")
+        parts = [f" {words} {_number(end)}" for words, end in ends.items() if math.isfinite(end)]
+        return " and".join(parts).replace(" and of ", " and ")
 
 
 @dataclass(frozen=True)
 class Names:
-    """Texts that are names of something, where they are not written out in a ``Literal``."""
+    """Known names, if they are not listed in a ``Literal``."""
 
     known: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Text:
-    """Texts with a form of their own.
+    """Texts of a certain form.
 
     Attributes:
-        says: what they are; completes "must be".
-        read: reads one, raising a ValueError, or returning None or False where it is none.
+        form: description that completes "must be".
+        read: parses a text; raises ValueError, or returns None or False, if the form is wrong.
     """
 
-    says: str
+    form: str
     read: Callable[[str], object]
 
 
@@ -76,7 +76,7 @@ class _Size:
 
 @dataclass(frozen=True)
 class DataSetName:
-    """Texts that name a data set, or a folder of images: checked early, made absolute, and opened for the strategy."""
+    """Names of data sets or image folders; they are checked early, made absolute, and opened for the strategy."""
 
 
 Count = Annotated[int, Range(1, 10**9)]
@@ -90,19 +90,19 @@ Seconds = Annotated[str, Text("a duration like 90s, 15m or 1h30m", parse_seconds
 
 
 def checked(name: str, hint: Any, value: Any) -> Any:
-    """A value as an option keeps it.
+    """Check a value and convert it to its plain form.
 
     >>> checked("batch_size", Count, 64)
     64
 
     Args:
-        name: of the option, with underscores.
+        name: name of the option, with underscores.
         hint: its annotation.
-        value: from Python, or from :func:`read`. Numbers of numpy, and paths, become plain ones.
+        value: a value from Python or :func:`read`; NumPy numbers and paths become plain values.
 
     Raises:
-        UsageError: it is of another type, or out of range; the sentence names the flag and the value.
-        UnknownNameError: it is none of the option's names.
+        UsageError: the type or range is wrong; the message names flag and value.
+        UnknownNameError: the name is unknown.
     """
     kind, rule, optional = _declared(hint)
     if value is None and optional:
@@ -113,13 +113,15 @@ def checked(name: str, hint: Any, value: Any) -> Any:
             raise UnknownNameError(flag, str(value), rule.known)
         return value
     try:
-        return _KEPT[kind](value, rule)
+        return _CONVERTERS[kind](value, rule)
     except (ValueError, TypeError, OverflowError):
-        raise UsageError(f"{flag} must be {_says(kind, rule)}, not {shown(value)}.{_advice(rule, value)}") from None
+        raise UsageError(
+            f"{flag} must be {_expectation(kind, rule)}, not {shown(value)}.{_advice(rule, value)}"
+        ) from None
 
 
 def read(hint: Any, text: str) -> Any:
-    """The plain value that text means to an option; the text itself where it means none, for :func:`checked` to refuse.
+    """Convert text to a plain value of an option; return invalid text unchanged, for :func:`checked` to reject.
 
     >>> read(Count, "64"), read(Count, "1.5"), read(Count, "many")
     (64, 1.5, 'many')
@@ -135,11 +137,11 @@ def read(hint: Any, text: str) -> Any:
     return text
 
 
-def of_keywords(kind: Callable[..., T], given: Mapping[str, Any]) -> T:
+def from_keywords(kind: Callable[..., T], given: Mapping[str, Any]) -> T:
     """A dataclass of options from keywords.
 
     Raises:
-        UnknownNameError: it has no field of that name.
+        UnknownNameError: the dataclass has no such field.
     """
     dataclass: Any = kind
     known = [field.name for field in fields(dataclass)]
@@ -150,7 +152,7 @@ def of_keywords(kind: Callable[..., T], given: Mapping[str, Any]) -> T:
 
 
 class Checked:
-    """Base of frozen dataclasses whose fields are options: each is checked, and kept in its plain form."""
+    """Base of frozen dataclasses whose fields are options; each field is checked and converted."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -159,7 +161,7 @@ class Checked:
 
 
 def data_sets_in(options: Any) -> dict[str, str]:
-    """The data sets that options name, by option: values of fields that are declared as :class:`DataSetName`."""
+    """Data sets by option: values of fields with the annotation :class:`DataSetName`."""
     hints = typing.get_type_hints(type(options), include_extras=True)
     names = [name for name, hint in hints.items() if isinstance(_declared(hint)[1], DataSetName)]
     return {name: value for name in names if (value := getattr(options, name)) is not None}
@@ -168,7 +170,7 @@ def data_sets_in(options: Any) -> dict[str, str]:
 @functools.cache
 def _declarations(kind: Any) -> list[tuple[str, Any]]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    return [(field.name, hints[field.name]) for field in fields(kind) if _declared(hints[field.name])[0] in _KEPT]
+    return [(field.name, hints[field.name]) for field in fields(kind) if _declared(hints[field.name])[0] in _CONVERTERS]
 
 
 @functools.cache
@@ -192,7 +194,7 @@ def _boolean(value: Any, rule: None) -> bool:
     return value
 
 
-def _whole(value: Any, rule: Range | None) -> int:
+def _integer(value: Any, rule: Range | None) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or (rule and int(value) not in rule):
         raise TypeError
     return int(value)
@@ -223,7 +225,7 @@ def _text(value: Any, rule: Text | _Size | None) -> str:
 
 def _bytes(value: Any) -> str:
     count = _real(value, None)
-    if count < LEAST_BYTES or count != round(count):
+    if count < MIN_BYTES or count != round(count):
         raise ValueError
     return f"{round(count)}B"
 
@@ -231,20 +233,20 @@ def _bytes(value: Any) -> str:
 _TRUE, _FALSE = ("true", "yes", "on", "t", "y", "1"), ("false", "no", "off", "f", "n", "0")
 _BOOLEANS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 _RULES = (Range, Names, Text, DataSetName, _Size)
-_KEPT: dict[Any, Callable[[Any, Any], Any]] = {bool: _boolean, int: _whole, float: _real, str: _text}
-_SAYS = {bool: "true or false", int: "a whole number", float: "a number", str: "text that is not empty"}
+_CONVERTERS: dict[Any, Callable[[Any, Any], Any]] = {bool: _boolean, int: _integer, float: _real, str: _text}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text that is not empty"}
 
 
-def _says(kind: Any, rule: Any) -> str:
+def _expectation(kind: Any, rule: Any) -> str:
     if isinstance(rule, _Size):
         return "a positive size with its unit, like 100MB (10^6 bytes) or 512MiB (2^20)"
     if isinstance(rule, Text):
-        return rule.says
-    return f"{_SAYS[kind]}{rule or ''}"
+        return rule.form
+    return f"{_KINDS[kind]}{rule or ''}"
 
 
 def _advice(rule: Any, value: Any) -> str:
-    """What a size without a unit was meant to be."""
+    """Suggestion for a size without a unit."""
     number = shown(value).strip("' ")
     if isinstance(rule, _Size) and number.isdecimal() and number.strip("0"):
         return f" Did you mean {number}MB or {number}MiB?"

@@ -1,4 +1,4 @@
-"""Where things are kept and found, unless the user says otherwise."""
+"""Default folders of caches and data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from snugfit.errors import DataError, UsageError
 
 
 def cache_dir() -> Path:
-    """Folder for files that snugfit derives or downloads; a temporary one where the home folder is read-only."""
+    """Folder for derived or downloaded files; a temporary one if the home folder is read-only."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     for folder in (Path(base) / "snugfit", Path(tempfile.gettempdir()) / f"snugfit-{os.getuid()}"):
         try:
@@ -21,14 +21,14 @@ def cache_dir() -> Path:
             continue
         if os.access(folder, os.W_OK):
             return folder
-    raise DataError("no folder to keep derived files in: set XDG_CACHE_HOME to one that can be written.")
+    raise DataError("no writable folder for derived files; set XDG_CACHE_HOME to one.")
 
 
 def expanded(path: str | Path) -> Path:
     """The path, with ``~`` as the home folder.
 
     Raises:
-        DataError: it names the home of an unknown user.
+        DataError: the user after ``~`` is unknown.
     """
     try:
         return Path(path).expanduser()
@@ -37,7 +37,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def data_root(data_dir: str | Path | None) -> Path:
-    """Folder that holds data sets: ``data_dir``, else ``SNUGFIT_DATA``, else ``data`` in snugfit's cache folder.
+    """Folder of data sets: ``data_dir``, else ``SNUGFIT_DATA``, else ``data`` in snugfit's cache folder.
 
     Raises:
         DataError: the folder was named but does not exist.
@@ -52,10 +52,10 @@ def data_root(data_dir: str | Path | None) -> Path:
 
 
 def profiles_folder(where: str) -> Path | None:
-    """The folder that ``--profile-cache`` means; None where nothing is to be kept, or nothing can be written.
+    """The folder of ``--profile-cache``; None if it is off or no folder is writable.
 
     Raises:
-        UsageError: the folder named is a file.
+        UsageError: the path is a file.
     """
     if where == "off":
         return None
@@ -71,11 +71,11 @@ def profiles_folder(where: str) -> Path | None:
 
 
 def run_cache_folder(cache_dir: str | None, folder: Path) -> Path | None:
-    """A folder of the run's own below ``--cache-dir``, where runs of the same name may meet; None where none is named.
+    """The run's own folder below ``--cache-dir``, unique even for runs of one name; None without ``--cache-dir``.
 
     Args:
-        cache_dir: as given.
-        folder: run folder.
+        cache_dir: value of ``--cache-dir``.
+        folder: the run folder.
     """
     if cache_dir is None:
         return None
@@ -83,8 +83,8 @@ def run_cache_folder(cache_dir: str | None, folder: Path) -> Path | None:
     return Path(cache_dir) / f"{folder.name}-{where}"
 
 
-def keep_text(path: Path, text: str) -> None:
-    """Write a file as a whole, since another process may be reading it; what cannot be written is not kept."""
+def try_write_text(path: Path, text: str) -> None:
+    """Replace a file atomically, since other processes may read it; ignore failures."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:

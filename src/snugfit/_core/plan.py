@@ -1,4 +1,4 @@
-"""A plan: candidates with their predicted cost, and the one that was chosen. Plain data that prints and parses back."""
+"""A plan: candidates with predicted costs, and the chosen one; convertible to JSON and back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from snugfit._core.workload import Workload
 
 @dataclass(frozen=True)
 class Correction:
-    """What predictions are multiplied by, learnt from past runs on this machine.
+    """Factors of predictions, derived from past runs on this machine.
 
     Attributes:
-        seconds, peak: factors of times and of peak memory.
-        runs: how many runs they come from.
+        seconds, peak: factors of time and peak memory.
+        runs: number of runs behind them.
     """
 
     seconds: float = 1.0
@@ -29,7 +29,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One strategy with its settings filled in.
+    """One strategy with its settings.
 
     >>> Candidate("backprop", feasible=False, reasons=("needs 177.0 MB",), smallest_bytes=177_000_000).reasons
     ('needs 177.0 MB',)
@@ -37,14 +37,14 @@ class Candidate:
     Attributes:
         strategy: name in the registry.
         feasible: whether it fits the budget.
-        reasons: why not, when it does not.
+        reasons: why it does not fit or was not considered.
         settings: fields of the strategy's dataclass.
-        predicted: cost, also for infeasible candidates where it could be estimated.
-        smallest_bytes: smallest memory budget that would do, for infeasible candidates.
+        predicted: predicted cost; also of infeasible candidates, if it could be estimated.
+        smallest_bytes: smallest sufficient memory budget, for infeasible candidates.
         exact: whether its gradients are those of plain backpropagation.
-        smallest_ratio: smallest time ratio that would do, for candidates that are not fast enough.
-        correction: what past runs have changed in the prediction.
-        considered: whether it was asked for a proposal; ``reasons`` tell why not.
+        smallest_ratio: smallest sufficient time ratio, for candidates that are too slow.
+        correction: factors from past runs in the prediction.
+        considered: whether the strategy was considered; if not, ``reasons`` say why.
     """
 
     strategy: str
@@ -60,14 +60,14 @@ class Candidate:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Batch of every phase that trains a part of the network; of the network, where phases train it all."""
+        """Batch sizes of phases that train a part of the network; otherwise those of the whole network."""
         phases = self.predicted.phases if self.predicted else ()
         parts = tuple(phase.batch_size for phase in phases if phase.units)
         return parts or tuple(dict.fromkeys(phase.batch_size for phase in phases))
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """What its strategy says of its settings in a plan."""
+        """Terms of its settings in a plan's table."""
         config = find_config(self.strategy)
         return config.terms(self.settings) if config else ()
 
@@ -85,13 +85,13 @@ class Plan:
     True
 
     Attributes:
-        workload, budget, hardware: what was asked, on which machine.
-        candidates: every strategy, feasible ones first, best first; those that were not considered last.
-        chosen: index into ``candidates``; None when nothing fits.
-        aim: what the best one has most of.
-        explanation: in sentences, why this one, and what else there is.
-        command: arguments of the command line that runs the choice; None where nothing fits, or where there is none,
-            as for a module or data from Python.
+        workload, budget, hardware: the input of the plan.
+        candidates: all strategies, feasible ones first, best first; those not considered last.
+        chosen: index into ``candidates``; None if nothing fits.
+        aim: the criterion of the choice.
+        explanation: sentences about the choice and its alternatives.
+        command: arguments of the command that runs the choice; None if nothing fits, or if model or data were passed
+            from Python.
     """
 
     workload: Workload

@@ -1,4 +1,4 @@
-"""Names that modules of a package declare, and that installed packages add through entry points."""
+"""Registries of names in modules of a package and in entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Plugins:
-    """Things by name: those in a dictionary of a module of snugfit's own, and those of installed packages.
+    """Objects by name, from dictionaries in modules of snugfit and from installed packages.
 
     Attributes:
-        package: package whose modules declare them, each in a dictionary at module level, ``{"name": thing}``.
+        package: package whose modules declare objects in a dictionary at module level, ``{"name": object}``.
         variable: name of that dictionary.
-        group: group of entry points; the name of an entry point is the name of the thing.
+        group: group of entry points; the name of an entry point is the name of its object.
     """
 
     package: str
@@ -27,14 +27,14 @@ class Plugins:
     group: str
 
     def names(self) -> tuple[str, ...]:
-        """All names; nothing is imported, since that may take seconds."""
+        """All names, without imports, which may take seconds."""
         return tuple(dict.fromkeys([*self._declared(), *(point.name for point in entry_points(group=self.group))]))
 
     def load_all(self) -> dict[str, Any]:
-        """All things by name; one whose package cannot be imported is left out with a warning."""
+        """All objects by name; a failed import is skipped with a warning."""
         found = {name: self._imported(module)[name] for name, module in self._declared().items()}
         for point in entry_points(group=self.group):
-            thing = loaded(point)
+            thing = load_entry_point(point)
             if thing is not None:
                 found[point.name] = thing
         return found
@@ -43,7 +43,7 @@ class Plugins:
         return dict(getattr(importlib.import_module(f"{self.package}.{module}"), self.variable))
 
     def _declared(self) -> dict[str, str]:
-        """Module of each name, as the files say."""
+        """Module of each name, from the source files."""
         spec = find_spec(self.package)
         folders = (spec and spec.submodule_search_locations) or ()
         files = sorted(path for folder in folders for path in Path(folder).glob("*.py"))
@@ -51,7 +51,7 @@ class Plugins:
 
 
 def _keys(file: Path, variable: str) -> list[str]:
-    """Keys of a dictionary that a module assigns at its top level; none where it does not."""
+    """Keys of a dictionary that a module assigns at top level; empty without it."""
     text = file.read_text(encoding="utf-8")
     if variable not in text:
         return []
@@ -64,8 +64,8 @@ def _keys(file: Path, variable: str) -> list[str]:
     return []
 
 
-def loaded(point: EntryPoint) -> Any:
-    """What an entry point refers to; None, with a warning, where its package cannot be imported."""
+def load_entry_point(point: EntryPoint) -> Any:
+    """Load the object of an entry point; return None, with a warning, if the import fails."""
     try:
         return point.load()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What each part of a model needs: lines fitted to measured probes, and facts about units."""
+"""Memory and time of each part of a model: lines fitted to measured probes, and unit facts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class ProbeLine:
     largest residual, so that no measured point lies above it.
 
     Attributes:
-        name: what was probed.
+        name: name of the probe.
         fixed_bytes, sample_bytes: intercept and slope of the fitted line.
         residual_bytes: largest amount by which a measured point lies above the line (>= 0).
         fixed_seconds, sample_seconds: line through the measured seconds of a step.
         points: the measurements.
-        smallest_batch: fewest samples that it can train on; 2 where BatchNorm meets a 1x1 map.
-        shape_bytes: what a batch size that was not measured leaves in memory: kernels generated for its shapes.
-        partial_bytes: workspace that batches above the largest measured one may need, and measured ones may not.
+        smallest_batch: smallest batch that it can train on; 2 if BatchNorm has 1x1 feature maps.
+        shape_bytes: bytes that an unmeasured batch size leaves in memory: kernels generated for its shapes.
+        partial_bytes: additional workspace of batches above the largest measured one.
     """
 
     name: str
@@ -49,11 +49,11 @@ class ProbeLine:
 
     @property
     def measured_batch(self) -> int:
-        """The largest batch that was measured; 0 if there is none."""
+        """The largest measured batch; 0 if there is none."""
         return self.points[-1].batch if self.points else 0
 
     def bytes_at(self, batch: int) -> int:
-        """Upper bound of the peak at ``batch`` samples, in bytes, with the kernels of a batch size that is new."""
+        """Upper bound of the peak at ``batch`` samples, in bytes, including kernels of a new batch size."""
         new = 0.0 if any(point.batch == batch for point in self.points) else self.shape_bytes
         return self._line(new)(batch)
 
@@ -72,7 +72,7 @@ class ProbeLine:
         return max(self.fixed_seconds + self.sample_seconds * batch, 0.0)
 
     def largest_batch(self, available_bytes: float, limit: int) -> int:
-        """Largest batch up to ``limit`` whose predicted peak is at most ``available_bytes``; 0 when there is none."""
+        """Largest batch up to ``limit`` whose predicted peak is at most ``available_bytes``; 0 if there is none."""
         bound = self._line(self.shape_bytes)
         batch = bisect_right(range(limit + 1), available_bytes, key=bound) - 1
         measured = [each.batch for each in self.points if each.batch <= limit]
@@ -82,18 +82,18 @@ class ProbeLine:
 
 @dataclass(frozen=True)
 class UnitFacts:
-    """What is known about a unit without running it on data.
+    """Facts about a unit that are known without running it on data.
 
     Attributes:
         name: name of the unit in the chain.
         parameters: trainable parameter count.
-        weight_bytes: parameters and buffers.
+        weight_bytes: bytes of parameters and buffers.
         macs: multiply-accumulates of one sample's forward pass.
         output_shape: shape of one sample's output, without the batch axis.
         output_bytes: bytes of one sample's output in float32.
         saved_bytes: bytes that autograd keeps for one sample's backward pass.
-        seconds: seconds of one sample's forward pass, where measured.
-        tracks: whether training renews running statistics of norms.
+        seconds: seconds of one sample's forward pass, if measured.
+        tracks: whether training updates running statistics of norms.
     """
 
     name: str
@@ -109,7 +109,7 @@ class UnitFacts:
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything measured about one workload on one machine.
+    """All measurements of one workload on one machine.
 
     Attributes:
         units: facts per unit, in chain order, the head last.
@@ -117,8 +117,8 @@ class Profile:
         floors: by probe name, tensor bytes of one step at the smallest batch, known without running it.
         kept: by probe name, bytes held between two steps: weights, buffers and optimizer state.
         base_bytes: memory already in use, above the baseline, before any strategy runs (data set, chain, caches).
-        seconds: time that profiling took.
-        tensors: operators and tensors one by one, where a strategy asked for them.
+        seconds: duration of profiling.
+        tensors: all operators and tensors, if a strategy requires them.
     """
 
     units: tuple[UnitFacts, ...]

@@ -1,4 +1,4 @@
-"""Which of the candidates that fit is the best, by the user's aim. Arithmetic on plans."""
+"""Ranking of candidates by the user's aim."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Key = tuple[float, ...]
 
 
 def default_aim(*, transfers: bool) -> Aim:
-    """The aim where none is given: what pre-trained weights know is not to be lost for a few seconds."""
+    """The default aim: accuracy with pre-trained weights, otherwise time."""
     return "accuracy" if transfers else "time"
 
 
 def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidate, ...]:
-    """Candidates, those that fit first, and the best of them first; those that were not considered last."""
+    """Candidates: feasible ones first, best first; those not considered last."""
     keys = {"time": _by_time, "memory": _by_memory, "accuracy": _by_accuracy}[aim]
     return tuple(sorted(candidates, key=lambda each: (not each.feasible, not each.considered, *keys(each))))
 
 
 def expected_loss(candidate: Candidate) -> int:
-    """How much accuracy a strategy is expected to lose: an order, not an amount.
+    """Expected loss of accuracy of a strategy, as an ordinal number.
 
     Training every weight by its own gradient loses nothing. A frozen network with a small trained one loses less than
     local losses, or than training a part of the network.

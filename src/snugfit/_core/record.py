@@ -1,4 +1,4 @@
-"""A record: what a run did, predicted and measured."""
+"""A record: the actions, predictions and measurements of a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """One finished phase: prediction beside measurement.
+    """One finished phase: prediction and measurement.
 
     Attributes:
         name, units, batch_size: as in the plan's phase.
         predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline.
         tensor_peak_bytes: peak bytes of live tensors in its first step.
         predicted_seconds, seconds: time.
-        epochs, steps: what was run.
+        epochs, steps: numbers of epochs and steps.
         cache_bytes: bytes of activation cache written at its end.
     """
 
@@ -36,8 +36,8 @@ class PhaseRecord:
     cache_bytes: int = 0
 
     @property
-    def missed(self) -> bool:
-        """Whether it was measured above its own prediction."""
+    def exceeded(self) -> bool:
+        """Whether the measured peak exceeded the prediction."""
         return self.measured_peak_bytes > self.predicted_peak_bytes
 
 
@@ -63,18 +63,18 @@ class IntervalRecord:
     """One selection of tensors, and the epochs that trained with it.
 
     Attributes:
-        first_epoch, epochs: where it began, from 0, and how many it served.
+        first_epoch, epochs: its first epoch, from 0, and its number of epochs.
         tensors: names of the tensors that trained, in order of execution.
-        importance: by tensor name; empty where nothing was ranked.
-        predicted_seconds, measured_seconds: of a training step: predicted, and the median of those run (0: none yet).
-        full_seconds: of a step of full training with torch's own operators, as measured before.
-        macs, full_macs: multiply-accumulates of a training step per image: of this selection, of full training.
+        importance: importance by tensor name; empty if nothing was ranked.
+        predicted_seconds, measured_seconds: step time, predicted and median of measured steps (0: none yet).
+        full_seconds: measured step time of full training with torch's own operators.
+        macs, full_macs: multiply-accumulates of a training step per image, of this selection and of full training.
         flops_per_epoch: floating-point operations of an epoch: two for each multiply-accumulate of every image.
         predicted_peak_bytes: predicted peak above the baseline.
         analytic_peak_bytes: bytes of tensors at the peak of a step, followed through the operators.
-        selection_seconds: time that ranking and selecting took.
-        profiled: whether operators were measured anew before it, since steps had drifted from their prediction.
-        drifted: whether its own steps were found to have drifted; the finding is kept and not made again on resume.
+        selection_seconds: time of ranking and selection.
+        profiled: whether operators were measured again before it, because step time had drifted.
+        drifted: whether its step time drifted; the finding is stored and not repeated on resume.
     """
 
     first_epoch: int
@@ -108,22 +108,22 @@ class Record:
         enforced: whether the operating system or allocator enforced the memory budget.
         predicted: ``peak_bytes``, ``seconds``, ``storage_bytes``.
         measured: ``peak_bytes``, ``peak_metric``, ``tensor_peak_bytes``, ``seconds``, ``storage_bytes``,
-            ``energy_joules`` (None where the machine has no counter that may be read), ``missed_phases`` (names of the
+            ``energy_joules`` (None if no counter is readable), ``missed_phases`` (names of the
             phases whose peak lies above their own prediction, even if that of the whole run holds).
-        accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None where there is no such split. To detect, ``val`` and
-            ``test`` are mAP50, and ``map50`` is that of the test split, or of validation where there is no other.
+        accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None without such a split. For detection, ``val`` and
+            ``test`` are mAP50, and ``map50`` is that of the test split, or else of validation.
         parameters: ``full`` and ``trained_model``.
         exit: ``unit``, ``index``, ``of``; None when the whole network was trained.
         settings: settings of the strategy.
         phases: prediction against measurement per phase.
-        exits: the whole accuracy/size frontier's candidates, in chain order.
-        intervals: selections of tensors, where a strategy makes them.
+        exits: all measured exits, in chain order.
+        intervals: selections of tensors, if the strategy makes any.
         tensors: names of all tensors that can be selected, in order of execution.
         profile: lines of the memory model, as data.
-        overhead_seconds: ``profiling``, ``statistics`` (of BatchNorm, taken anew), ``caching``, ``exit_selection``.
+        overhead_seconds: ``profiling``, ``statistics`` (of BatchNorm), ``caching``, ``exit_selection``.
         confusion: test (or validation) confusion matrix, rows are true classes.
         class_names: names of the classes.
-        workload, hardware: what ran where, as data.
+        workload, hardware: workload and machine, as data.
     """
 
     strategy: str

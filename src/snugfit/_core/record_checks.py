@@ -1,4 +1,4 @@
-"""Reading a record of unknown origin: values that no run has are refused before anything is computed from them."""
+"""Reading records of unknown origin; impossible values are rejected."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from snugfit._core.record import Record
 from snugfit._core.serial import FieldError, from_data
 from snugfit.errors import CheckpointError
 
-MOST = 2**53
+MAX_NUMBER = 2**53
 """Largest number in a record; floats hold every integer up to it."""
-MOST_UNITS = 100_000
-MOST_BATCH = 2**31
-MOST_CLASSES = 50_000
+MAX_UNITS = 100_000
+MAX_BATCH = 2**31
+MAX_CLASSES = 50_000
 
-_LIMITS = {"batch_limit": MOST_BATCH, "index": MOST_UNITS, "batch_size": MOST_BATCH, "val_accuracy": 1}
+_LIMITS = {"batch_limit": MAX_BATCH, "index": MAX_UNITS, "batch_size": MAX_BATCH, "val_accuracy": 1}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Operators:
 
 @dataclass(frozen=True)
 class _Profile:
-    """What is drawn of a profile."""
+    """The part of a profile that reports use."""
 
     lines: dict[str, ProbeLine] = field(default_factory=dict)
     base_bytes: int = 0
@@ -50,7 +50,7 @@ class _Profile:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What is no number among what was measured."""
+    """Measurements that are not numbers."""
 
     peak_metric: str | None = None
     missed_phases: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ _TEXTS = tuple(each.name for each in dataclasses.fields(_Measured))
 
 @dataclass(frozen=True)
 class _Workload:
-    """What is drawn of a workload."""
+    """The part of a workload that reports use."""
 
     train_count: int | None = None
     batch_limit: int | None = None
@@ -71,7 +71,7 @@ def read_record(path: Path) -> Record:
     """Read ``record.json``.
 
     Raises:
-        CheckpointError: it is damaged, or holds what no record does.
+        CheckpointError: the file is damaged, or contains impossible values.
     """
     return read_as(_checked, path, CheckpointError, "Restore it or train again.")
 
@@ -79,9 +79,9 @@ def read_record(path: Path) -> Record:
 def _checked(data: Any) -> Record:
     record = from_data(Record, data)
     for name in ("budget", "predicted", "accuracy", "parameters", "overhead_seconds"):
-        _check_numbers(name, getattr(record, name), 1 if name == "accuracy" else MOST)
+        _check_numbers(name, getattr(record, name), 1 if name == "accuracy" else MAX_NUMBER)
     from_data(_Measured, record.measured, "measured")
-    _check_numbers("measured", {key: value for key, value in record.measured.items() if key not in _TEXTS}, MOST)
+    _check_numbers("measured", {key: value for key, value in record.measured.items() if key not in _TEXTS}, MAX_NUMBER)
     for kind in ("phases", "exits", "intervals"):
         for number, entry in enumerate(getattr(record, kind)):
             _check_entry(f"{kind}[{number}]", entry)
@@ -105,7 +105,7 @@ def _check_number(where: str, value: Any, most: int) -> None:
 
 def _check_entry(where: str, entry: Any) -> None:
     for name, value in _numbers(entry):
-        _check_number(f"{where}.{name}", value, _LIMITS.get(name, MOST))
+        _check_number(f"{where}.{name}", value, _LIMITS.get(name, MAX_NUMBER))
 
 
 def _numbers(entry: Any) -> Iterator[tuple[str, Any]]:
@@ -120,14 +120,14 @@ def _check_exit(record: Record) -> None:
     if taken is None:
         return
     for name in ("index", "of"):
-        if type(taken.get(name)) is not int or not 0 <= taken[name] <= MOST_UNITS:
-            raise FieldError(f"exit.{name}", f"an integer from 0 to {MOST_UNITS}", taken.get(name))
+        if type(taken.get(name)) is not int or not 0 <= taken[name] <= MAX_UNITS:
+            raise FieldError(f"exit.{name}", f"an integer from 0 to {MAX_UNITS}", taken.get(name))
 
 
 def _check_confusion(record: Record) -> None:
     size = len(record.confusion)
-    if size > MOST_CLASSES or any(len(row) != size for row in record.confusion):
-        raise FieldError("confusion", f"a square of at most {MOST_CLASSES} rows", record.confusion)
+    if size > MAX_CLASSES or any(len(row) != size for row in record.confusion):
+        raise FieldError("confusion", f"a square of at most {MAX_CLASSES} rows", record.confusion)
     for row in record.confusion:
-        if row and not 0 <= min(row) <= max(row) <= MOST:
+        if row and not 0 <= min(row) <= max(row) <= MAX_NUMBER:
             raise FieldError("confusion", "counts", min(row))

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from snugfit._core.plugins import loaded
+from snugfit._core.plugins import load_entry_point
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit.errors import UnknownNameError
 
@@ -25,7 +25,7 @@ GROUP = "snugfit.strategies"
 
 @functools.cache
 def strategies() -> dict[str, StrategyConfig]:
-    """All strategies by name, in the order of tables; a package whose entry point fails is left out with a warning."""
+    """All strategies by name, in table order; a failing entry point is skipped with a warning."""
     found = {config.name: config for config in (*_own(), *_installed())}
     return dict(sorted(found.items(), key=lambda item: (item[1].order, item[0])))
 
@@ -39,18 +39,18 @@ def _own() -> Iterator[StrategyConfig]:
 
 def _installed() -> Iterator[StrategyConfig]:
     for point in entry_points(group=GROUP):
-        config = loaded(point)
+        config = load_entry_point(point)
         if config is not None:
             yield config()
 
 
 def find_config(name: str) -> StrategyConfig | None:
-    """What is known of a strategy; None where there is none of that name."""
+    """The config of a strategy; None if there is no such strategy."""
     return strategies().get(name)
 
 
 def config_of(name: str) -> StrategyConfig:
-    """What is known of a strategy.
+    """The config of a strategy.
 
     Raises:
         UnknownNameError: there is no strategy of that name.
@@ -66,11 +66,11 @@ def strategy_class(name: str) -> Any:
     Raises:
         UnknownNameError: there is no strategy of that name.
     """
-    return imported(config_of(name).implementation)
+    return import_reference(config_of(name).implementation)
 
 
-def imported(reference: str) -> Callable[..., Any]:
-    """The class or function that a text like ``package.module:name`` refers to."""
+def import_reference(reference: str) -> Callable[..., Any]:
+    """Import the class or function of a reference like ``package.module:name``."""
     module, _, attribute = reference.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     return found

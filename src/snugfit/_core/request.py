@@ -1,4 +1,4 @@
-"""What a user asks for: the groups of options, and the options of all strategies as one group."""
+"""The user's request: groups of options, and the options of all strategies as one group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from snugfit._core.budget import Aim
-from snugfit._core.option_groups import BaseRequest, MethodOptions
+from snugfit._core.option_groups import BaseRequest, BaseStrategyOptions
 from snugfit._core.option_help import help_of, with_help
 from snugfit._core.options import Names
 from snugfit._core.registry import strategies
@@ -15,15 +15,15 @@ from snugfit._core.serial import from_data, to_data
 from snugfit.errors import UnknownNameError
 
 
-def _strategy_options() -> type[MethodOptions]:
+def _strategy_options() -> type[BaseStrategyOptions]:
     """One dataclass with the options of all strategies, in their order.
 
     Raises:
         TypeError: two strategies declare an option of one name differently.
     """
     names = tuple(strategies())
-    own_hints = get_type_hints(MethodOptions, include_extras=True)
-    found = {option.name: (own_hints[option.name], option.default) for option in fields(MethodOptions)}
+    own_hints = get_type_hints(BaseStrategyOptions, include_extras=True)
+    found = {option.name: (own_hints[option.name], option.default) for option in fields(BaseStrategyOptions)}
     found["strategy"] = (Annotated[str, Names(("auto", *names))], "auto")
     texts: dict[str, dict[str, str]] = {}
     for config in strategies().values():
@@ -31,18 +31,18 @@ def _strategy_options() -> type[MethodOptions]:
         for option in fields(config.options):
             found[option.name] = _merged(option, hints[option.name], found.get(option.name))
             texts.setdefault(option.name, {})[config.name] = own.get(option.name, "")
-    common = help_of(MethodOptions)
+    common = help_of(BaseStrategyOptions)
     common["strategy"] = f"auto, {', '.join(names[:-1])} or {names[-1]}. {common['strategy']}"
     shown = common | {name: _joined(each) for name, each in texts.items()}
     declared = [(name, hint, field(default=default)) for name, (hint, default) in found.items()]
-    made = make_dataclass("StrategyOptions", declared, bases=(MethodOptions,), frozen=True)
-    made.__doc__ = with_help("Which way of training, and the options of all strategies.", shown)
+    made = make_dataclass("StrategyOptions", declared, bases=(BaseStrategyOptions,), frozen=True)
+    made.__doc__ = with_help("The strategy, and the options of all strategies.", shown)
     made.__module__ = __name__
     return made
 
 
 def _merged(option: Field[Any], hint: Any, before: tuple[Any, Any] | None) -> tuple[Any, Any]:
-    """Type and default of an option; names of several strategies' choices are put together."""
+    """Type and default of an option; choices of several strategies are merged."""
     if before is None or before == (hint, option.default):
         return hint, option.default
     names = [*dict.fromkeys([*_choices(before[0]), *_choices(hint)])]
@@ -67,8 +67,8 @@ def _joined(texts: dict[str, str]) -> str:
 
 if TYPE_CHECKING:
 
-    class StrategyOptions(MethodOptions):
-        """Which way of training, and the options of all strategies."""
+    class StrategyOptions(BaseStrategyOptions):
+        """The strategy, and the options of all strategies."""
 
         def __init__(self, strategy: str = "auto", aim: Aim | None = None, **options: Any) -> None: ...
 

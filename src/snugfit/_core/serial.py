@@ -10,15 +10,22 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "an object", list: "a list"}
-_GIVEN = {**_NAMES, bool: "a boolean", tuple: "a list", type(None): "null"}
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    dict: "an object",
+    list: "a list",
+}
+_VALUE_NAMES = {**_TYPE_NAMES, bool: "a boolean", tuple: "a list", type(None): "null"}
 
 
 class FieldError(ValueError):
-    """Data that does not fit the type of a field; names the field, and says what was expected."""
+    """Data that does not match the type of a field; the message names the field and the expected type."""
 
     def __init__(self, where: str, expected: str, given: Any) -> None:
-        found = _GIVEN.get(type(given), type(given).__name__)
+        found = _VALUE_NAMES.get(type(given), type(given).__name__)
         shown = f" ({given!r:.40})" if isinstance(given, (str, int, float)) else ""
         super().__init__(f"'{where}' must be {expected}, not {found}{shown}")
 
@@ -35,15 +42,15 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(kind: type[T], data: Any, where: str = "") -> T:
-    """Rebuild a dataclass from :func:`to_data`'s output; keys it does not know are ignored.
+    """Rebuild a dataclass from the result of :func:`to_data`; unknown keys are ignored.
 
     Args:
         kind: the dataclass.
-        data: an object that holds its fields.
-        where: name of the field that it is, for errors.
+        data: an object with its fields.
+        where: name of the field that contains it, for errors.
 
     Raises:
-        FieldError: it is no object, lacks a field, or a field is of another type than the dataclass says.
+        FieldError: the data is not an object, lacks a field, or a field has the wrong type.
     """
     if not isinstance(data, dict):
         raise FieldError(where or "the whole", "an object", data)
@@ -59,11 +66,11 @@ def from_data(kind: type[T], data: Any, where: str = "") -> T:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Type of each field that is given to make the dataclass, and whether it must be."""
+    """Type of each field of the constructor, and whether it is required."""
     hints = typing.get_type_hints(kind)
     none = dataclasses.MISSING
-    return {f.name: (hints[f.name], f.default is none and f.default_factory is none) for f in dataclasses.fields(kind)
-            if f.init}  # fmt: skip
+    given = [each for each in dataclasses.fields(kind) if each.init]
+    return {each.name: (hints[each.name], each.default is none and each.default_factory is none) for each in given}
 
 
 def _restore(hint: Any, item: Any, where: str) -> Any:
@@ -71,7 +78,7 @@ def _restore(hint: Any, item: Any, where: str) -> Any:
     if hint is Any or (item is None and type(None) in arguments):
         return item
     if origin in (typing.Union, types.UnionType):
-        return _restore(_but_none(hint), item, where)
+        return _restore(_without_none(hint), item, where)
     if dataclasses.is_dataclass(hint):
         return from_data(hint, item, where)  # type: ignore[arg-type]
     if origin is dict:
@@ -82,7 +89,7 @@ def _restore(hint: Any, item: Any, where: str) -> Any:
     return _typed(hint, item, where)
 
 
-def _but_none(hint: Any) -> Any:
+def _without_none(hint: Any) -> Any:
     return next(each for each in typing.get_args(hint) if each is not type(None))
 
 
@@ -97,7 +104,7 @@ def _restore_list(origin: Any, arguments: tuple[Any, ...], item: Any, where: str
 
 
 def _typed(hint: Any, item: Any, where: str) -> Any:
-    """The value, where it is of a plain type; integers are numbers too, but booleans are no integers."""
+    """The value, if it has the plain type; integers are also numbers, but booleans are not integers."""
     if typing.get_origin(hint) is typing.Literal:
         fits = any(item == each and type(item) is type(each) for each in typing.get_args(hint))
     else:
@@ -113,5 +120,5 @@ def _expected(hint: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, typing.get_args(hint)))
     if origin in (typing.Union, types.UnionType):
-        return _expected(_but_none(hint))
-    return _NAMES.get(list if origin in (tuple, list) else hint, "an object")
+        return _expected(_without_none(hint))
+    return _TYPE_NAMES.get(list if origin in (tuple, list) else hint, "an object")

@@ -1,4 +1,4 @@
-"""What the rest of snugfit knows of a strategy. A strategy's ``config.py`` defines it, and imports no torch."""
+"""Description of a strategy for the rest of snugfit, defined in its ``config.py`` without torch."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class StrategyConfig:
 
     Attributes:
         name: name of the strategy.
-        implementation: where the strategy's dataclass is, like ``package.module:Class``.
+        implementation: the strategy's dataclass, like ``package.module:Class``.
         options: dataclass of its options. Their help texts are the docstring's. Options that the dataclass of the
             strategy has as fields are passed to it.
         order: place among the strategies, in tables and in help; ties are broken by name.
-        exact: whether its gradients are those of plain backpropagation.
-        expected_loss: how much accuracy it is expected to lose, as an order: 0 nothing, 1 less than 2.
+        exact: whether its gradients equal those of plain backpropagation.
+        expected_loss: expected loss of accuracy, as an ordinal number; 0 is none.
         accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
-        only_named: ``auto`` never considers it; it exists for comparison.
-        keeps_time_ratio: ``auto`` considers it where a time ratio is asked for, and only there.
-        needs_weights: ``auto`` considers it only where pre-trained weights are given.
-        last_resort: reason why other strategies are asked first, where :meth:`is_last_resort` holds.
-        default_optimizer: its optimizer, where it is named and the request names none; None is the common default.
-        optimizers: its defaults for optimizers, where they differ from the common ones.
+        only_named: whether ``auto`` never considers it; it is a baseline.
+        keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one.
+        needs_weights: whether ``auto`` considers it only with pre-trained weights.
+        last_resort: reason why other strategies come first if :meth:`is_last_resort` is true.
+        default_optimizer: its optimizer if the request names the strategy but no optimizer; None is the common default.
+        optimizers: its optimizer defaults, if they differ from the common ones.
         rebuild: function that rebuilds a trained network, like ``package.module:function``; None where training leaves
             the structure as it is. It takes the full network as a chain on the meta device, the dictionary that
             :meth:`structure` returned, the number of classes, and the saved state dict; it returns a module.
@@ -68,26 +68,26 @@ class StrategyConfig:
             raise UsageError(f"--strategy {self.name} cannot keep a time ratio; leave out --time-ratio.")
 
     def check_names(self, request: BaseRequest) -> None:
-        """Check names in options, whatever strategy is asked for.
+        """Check names in options, for any requested strategy.
 
         Raises:
             UsageError: a name is unknown.
         """
 
     def why_not(self, request: BaseRequest) -> str | None:
-        """Why ``auto`` does not consider it for a request; None where it does."""
+        """Why ``auto`` does not consider it for a request; None if it does."""
         if self.only_named:
-            return f"there to compare with, where it is named: --strategy {self.name}"
+            return f"baseline; select it with --strategy {self.name}"
         if not self.keeps_time_ratio and request.budget.time_ratio is not None:
             return "cannot keep a time ratio"
         if self.keeps_time_ratio and request.budget.time_ratio is None:
-            return "takes a --time-ratio to keep to, like 0.5"
+            return "requires a --time-ratio, like 0.5"
         if self.needs_weights and request.model.weights is None:
-            return "needs pre-trained --weights, since it leaves them as they are"
+            return "requires pre-trained --weights, because it does not train them"
         return None
 
     def is_last_resort(self, request: BaseRequest) -> bool:
-        """Whether ``auto`` asks it only where the other strategies are insufficient."""
+        """Whether ``auto`` considers it only if the other strategies are insufficient."""
         return False
 
     def settings(self, request: BaseRequest) -> dict[str, Any]:
@@ -95,14 +95,14 @@ class StrategyConfig:
         return {}
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """What a plan's table says of the settings of a candidate, in addition to its batch sizes."""
+        """Terms about a candidate's settings in a plan's table, in addition to its batch sizes."""
         return ()
 
     def structure(self, record: Record) -> dict[str, Any]:
-        """What ``architecture.json`` stores so that :attr:`rebuild` can rebuild the trained network; JSON-able."""
+        """Data in ``architecture.json`` from which :attr:`rebuild` rebuilds the trained network; JSON-able."""
         return {}
 
 
 def present(terms: Mapping[str, bool]) -> tuple[str, ...]:
-    """The terms that hold."""
+    """The terms that are true."""
     return tuple(term for term, holds in terms.items() if holds)

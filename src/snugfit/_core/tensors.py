@@ -1,4 +1,4 @@
-"""What each operator of a network takes when its gradient passes, and each tensor when it trains.
+"""Time and memory of each operator when a gradient passes, and of each tensor when it trains.
 
 The tensor-level computing graph of ElasticTrainer (section 3.2, section 5): operators in order of execution, each with
 the trainable tensors that it reads.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Saved:
-    """A map that is kept for the backward pass.
+    """A feature map that is kept for the backward pass.
 
     Attributes:
-        map: number of the map; the same map is kept once, however many operators and tensors need it.
+        map: number of the feature map; it is kept once for all operators and tensors that need it.
         bytes: its bytes per sample.
     """
 
@@ -30,11 +30,11 @@ class TensorFacts:
         name: parameter name in the model.
         parameters: number of its elements.
         bytes: its bytes.
-        seconds: time of its gradient, for the profile's batch, beside what its operator takes anyway.
-        update_seconds: time of the optimizer's step on it, whatever the batch.
+        seconds: additional time of its gradient, for the profile's batch.
+        update_seconds: time of its optimizer step, independent of the batch.
         macs: multiply-accumulates of its gradient, per sample.
-        saved: what is kept only because it trains.
-        scratch_bytes: the most that computing its gradient takes on the way, per sample.
+        saved: feature maps that are kept only because it trains.
+        scratch_bytes: peak of temporary memory during its gradient, per sample.
     """
 
     name: str
@@ -49,11 +49,11 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Scratch:
-    """The most that an operator takes on the way, per sample, beside what it reads, gives and keeps.
+    """Peak bytes of an operator's temporary memory per sample, without its inputs, outputs and kept tensors.
 
     Attributes:
-        alone: in its forward pass, where no gradient passes.
-        forward, backward: in its two passes where one does.
+        alone: in a forward pass without gradients.
+        forward, backward: in the two passes with a gradient.
     """
 
     alone: int = 0
@@ -69,18 +69,18 @@ class OperatorFacts:
         name: layer's name in the model, or the function's.
         kind: class of the layer, or the function's name.
         inputs: numbers of the operators whose outputs it reads; -1 for the network's input.
-        map: number of the map that it gives; an operator in place, or one that gives a view, gives its input's.
+        map: number of its output feature map; in-place operators and views return that of their input.
         output_bytes: bytes of its output per sample.
         forward_seconds: time of its forward pass without gradients, for the profile's batch.
         pass_seconds: extra time when a gradient passes through it: in the forward pass, and in the backward pass down
             to its inputs.
         macs: multiply-accumulates of its forward pass, per sample; passing a gradient takes as many.
-        saved: what is kept because a gradient passes through it.
-        tensors: the trainable tensors that it reads, in the layer's own order.
-        entry: number of the operator whose output entered the unit that it belongs to, -1 for the network's input: that
-            output stays in memory while the unit runs.
-        handed: those of ``inputs`` whose gradient lies in the memory of its output's: views and sums make no other.
-        scratch: what it takes on the way.
+        saved: feature maps that are kept because a gradient passes through it.
+        tensors: the trainable tensors that it reads, in the layer's order.
+        entry: number of the operator whose output is the input of its unit, -1 for the network's input; that output
+            stays in memory while the unit runs.
+        handed: those of ``inputs`` whose gradients share memory with that of the output, as for views and sums.
+        scratch: its temporary memory.
     """
 
     name: str
@@ -100,13 +100,13 @@ class OperatorFacts:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Whole training steps, measured one after the other in turns; medians.
+    """Median times of whole training steps, measured alternately.
 
     Attributes:
         batch: samples of a step.
-        stock: everything trains, with torch's own operators (T_full of ElasticTrainer).
-        full: everything trains, with the operators that the strategy uses.
-        head: the classifier alone trains, with these.
+        stock: full training with torch's own operators (T_full of ElasticTrainer).
+        full: full training with the strategy's operators.
+        head: training of only the classifier, with the strategy's operators.
     """
 
     batch: int
@@ -120,10 +120,10 @@ class TensorProfile:
     """Every operator of a network in order of execution, measured at one batch.
 
     Attributes:
-        batch: samples of the batch that was timed.
+        batch: samples of the timed batch.
         operators: the operators.
-        steps: whole steps, which the sum over operators is held against; None where the budget refuses them.
-        seconds: time that profiling took.
+        steps: whole steps, to calibrate the sum over operators; None if they do not fit the budget.
+        seconds: duration of profiling.
         input_bytes: bytes of the network's input per sample.
     """
 

@@ -1,4 +1,4 @@
-"""A short run of a candidate, to hold a plan's prediction against."""
+"""A short run of a candidate, to compare with the plan's prediction."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from snugfit._core.record import Record
 from snugfit._core.serial import to_data
 
 STEPS = 4
-"""Effective batches of a trial, where nothing else is said."""
+"""Default number of effective batches of a trial."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What was predicted of a short run, and what was measured in it.
+    """Predictions and measurements of a short run.
 
     Attributes:
-        strategy: what ran.
-        images, epochs: how many training images it had, and passes over them.
-        budget_bytes: memory budget, in force; None without one.
-        predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline; None where it did not end.
-        predicted_seconds, measured_seconds: of its phases that train; measured, of their steps alone, at the median.
-        error: why it did not end, or went beyond its budget.
+        strategy: name of the strategy.
+        images, epochs: numbers of training images and passes over them.
+        budget_bytes: enforced memory budget; None without one.
+        predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline; None if it failed.
+        predicted_seconds, measured_seconds: seconds of its training phases; measured from the median step time.
+        error: why it failed or exceeded its budget.
     """
 
     strategy: str
@@ -46,7 +46,7 @@ class Trial:
 
     @property
     def peak_ratio(self) -> float | None:
-        """Measured over predicted peak; above 1, the prediction was no bound."""
+        """Measured over predicted peak; above 1, the prediction was too low."""
         return None if self.measured_peak_bytes is None else self.measured_peak_bytes / self.predicted_peak_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -54,15 +54,15 @@ class Trial:
         return {**to_data(self), "peak_ratio": self.peak_ratio, "seconds_ratio": self.seconds_ratio}
 
 
-def measured_in(record: Record, paces: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """What a record tells a trial, of its phases that train.
+def trial_measurements(record: Record, paces: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Fields of a trial from a record of training phases.
 
     Args:
-        record: of the run.
-        paces: seconds of every training step, by the name of the phase.
+        record: the record of the run.
+        paces: seconds of every training step, by phase name.
 
     Returns:
-        Fields of a trial. Steps count at their median: the first ones generate kernels, which a long run does not feel.
+        Fields of a trial. The median step time excludes kernel generation, which is negligible in a long run.
     """
     phases = [phase for phase in record.phases if paces.get(phase.name)]
     return {

@@ -1,4 +1,4 @@
-"""What is to be trained: everything that cost depends on except budget and hardware."""
+"""The workload: everything that cost depends on except budget and hardware."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OptimizerSettings(Checked):
         lr: peak learning rate.
         momentum: momentum of ``sgd``.
         weight_decay: L2 penalty (``sgd``) or decoupled decay (the others).
-        schedule: ``cosine`` (per step, to zero) or ``constant``; ``schedulefree`` takes no other than ``constant``.
+        schedule: ``cosine`` (per step, to zero) or ``constant``; ``schedulefree`` requires ``constant``.
     """
 
     name: OptimizerName = "sgd"
@@ -36,16 +36,16 @@ class OptimizerSettings(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.averages and self.schedule != "constant":
-            raise UsageError(f"schedulefree has no schedule, so '{self.schedule}' cannot be; leave --schedule out.")
+            raise UsageError(f"--optimizer schedulefree has no --schedule {self.schedule}; leave out --schedule.")
 
     @property
     def state_per_parameter(self) -> int:
-        """Tensors of optimizer state that each parameter carries."""
+        """Tensors of optimizer state per parameter."""
         return int(self.momentum > 0) if self.name == "sgd" else 2
 
     @property
     def averages(self) -> bool:
-        """Whether evaluation uses an average of the weights that were trained."""
+        """Whether evaluation uses averaged weights."""
         return self.name == "schedulefree"
 
 
@@ -60,15 +60,15 @@ class Workload:
         classes: number of classes.
         train_count, val_count, test_count: images in each split.
         epochs: passes over the training split (per block in ``blockwise``).
-        batch_size: effective batch; what does not fit is accumulated to it.
+        batch_size: effective batch; smaller batches that fit are accumulated to it.
         batch_limit: largest batch of a block (Algorithm 1's B in NeuroFlux).
         optimizer: optimizer and schedule.
         precision: ``float32``, or ``bfloat16`` through autocast.
         augment: whether training images are augmented.
         seed: seed of initialisation, shuffling and augmentation.
-        task: what is learned of an image: its class, or boxes around objects.
-        anchors: widths and heights that boxes are predicted from, as fractions of the image's sides.
-        most_boxes: most boxes that an image has; targets of a batch are padded to them.
+        task: prediction for an image: its class, or boxes of objects.
+        anchors: widths and heights of anchor boxes, as fractions of the image's sides.
+        most_boxes: most boxes of an image; targets of a batch are padded to it.
     """
 
     model: str
@@ -91,7 +91,7 @@ class Workload:
 
     @property
     def effective_batch(self) -> int:
-        """Images of a step: the batch size, or all training images where there are fewer."""
+        """Images of a step: the batch size, or all training images if there are fewer."""
         return min(self.batch_size, self.train_count)
 
     def __post_init__(self) -> None:

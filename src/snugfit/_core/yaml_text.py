@@ -1,4 +1,4 @@
-"""YAML files within limits: plain values, no bombs of aliases, no key twice."""
+"""YAML files within limits: plain values, few aliased values, unique keys."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from snugfit._core.documents import DEEPEST, DocumentError, check_plain, read_text
+from snugfit._core.documents import MAX_DEPTH, DocumentError, check_plain, read_text
 from snugfit.errors import SnugfitError, UsageError
 
-MOST_YAML_BYTES = 2 * 2**20
-"""Largest YAML text; its parser takes seconds for each MB."""
-MOST_NODES = 200_000
-"""Values in a document, those that aliases repeat included."""
+MAX_YAML_BYTES = 2 * 2**20
+"""Largest YAML text; the parser takes seconds per MB."""
+MAX_NODES = 200_000
+"""Most values in a document, including those repeated by aliases."""
 
 
 def read_yaml(path: str | Path, error: type[SnugfitError] = UsageError, advice: str = "Correct it.") -> Any:
@@ -23,7 +23,7 @@ def read_yaml(path: str | Path, error: type[SnugfitError] = UsageError, advice: 
     Raises:
         SnugfitError: of the class ``error``, naming the file, what is wrong and the ``advice``.
     """
-    text = read_text(path, error, advice, MOST_YAML_BYTES)
+    text = read_text(path, error, advice, MAX_YAML_BYTES)
     try:
         return parse_yaml(text)
     except DocumentError as wrong:
@@ -36,12 +36,12 @@ def parse_yaml(text: str) -> Any:
     Only ``true`` and ``false`` are booleans, as in YAML 1.2 (``no`` and ``on`` are texts), and dates are texts.
 
     Raises:
-        DocumentError: it is none, is too deep or too large with all aliases followed, or holds a key twice.
+        DocumentError: the text is not YAML, is too deep or too large with all aliases, or repeats a key.
     """
     try:
         value = yaml.load(text, _Loader)
     except RecursionError:
-        raise DocumentError(f"it is nested more than {DEEPEST} deep") from None
+        raise DocumentError(f"it is nested more than {MAX_DEPTH} deep") from None
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
         raise DocumentError(" ".join(str(error).split())) from error
     check_plain(value)
@@ -49,7 +49,7 @@ def parse_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts nodes with aliases followed while the document is composed, before anything is made of them."""
+    """Counts nodes, including aliases, while the document is composed and before values are built."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -61,12 +61,12 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()
         anchor, before = event.anchor, self._nodes
         if isinstance(event, yaml.AliasEvent):
-            self._nodes += self._sizes.get(anchor, MOST_NODES)  # an alias of what it stands in has no size yet
+            self._nodes += self._sizes.get(anchor, MAX_NODES)  # an alias of an enclosing value has no size yet
         self._nodes, self._depth = self._nodes + 1, self._depth + 1
-        if self._nodes > MOST_NODES:
-            raise DocumentError(f"it holds more than {MOST_NODES:,} values, or an alias of what the alias stands in")
-        if self._depth > DEEPEST + 1:  # texts and numbers are nodes too
-            raise DocumentError(f"it is nested more than {DEEPEST} deep")
+        if self._nodes > MAX_NODES:
+            raise DocumentError(f"it holds more than {MAX_NODES:,} values, or an alias of an enclosing value")
+        if self._depth > MAX_DEPTH + 1:  # texts and numbers are nodes too
+            raise DocumentError(f"it is nested more than {MAX_DEPTH} deep")
         node = super().compose_node(parent, index)
         self._depth -= 1
         if anchor is not None and not isinstance(event, yaml.AliasEvent):
@@ -74,12 +74,12 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose an object, in which no key stands twice; merged objects are others."""
+        """Compose an object with unique keys; merged objects are separate."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
-                raise DocumentError(f"'{key.value}' stands twice, again in line {key.start_mark.line + 1}")
+                raise DocumentError(f"'{key.value}' occurs twice, again in line {key.start_mark.line + 1}")
             seen.add((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key))
         return node
 

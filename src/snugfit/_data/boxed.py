@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from snugfit._core.options import of_keywords
+from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
 from snugfit._data import coco_boxes, yolo
 from snugfit._data.batches import Batches
@@ -80,7 +80,7 @@ def load_boxed(
         UsageError: a number makes no sense.
         DataError: there is no such data, it is damaged, or has another number of classes.
     """
-    chosen = of_keywords(SplitOptions, options)
+    chosen = from_keywords(SplitOptions, options)
     size = chosen.image_size or IMAGE_SIZE
     with opening(name):
         path = boxed_path(name, data_dir)

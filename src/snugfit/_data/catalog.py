@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit._core.known import FOLDER, check_data_set
-from snugfit._core.options import of_keywords
+from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
 from snugfit._data import cifar, cub, digits, dogs, flowers, folder, idx, imagenet, pets, vww
 from snugfit._data.download import ARCHIVES, can_download, download
@@ -134,7 +134,7 @@ def load(
         UsageError: a number makes no sense.
         DataError: the data is missing, corrupt, or has another number of classes.
     """
-    chosen = of_keywords(SplitOptions, options)
+    chosen = from_keywords(SplitOptions, options)
     with opening(name):
         source, path = _locate(name, data_dir)
         size = chosen.image_size or source.image_size

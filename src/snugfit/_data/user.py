@@ -14,7 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Subset as TorchSubset
 
-from snugfit._core.options import of_keywords
+from snugfit._core.options import from_keywords
 from snugfit._data.decode import reading, square
 from snugfit._data.sets import Parts, Splits, check_class_count, check_labels, resized
 from snugfit._data.split import SplitOptions, assemble
@@ -132,7 +132,7 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
         UsageError: a data set is not map-style, or ``mean`` or ``std`` is invalid.
         DataError: an image or label cannot be used; the message names its index.
     """
-    chosen = of_keywords(DatasetOptions, options)
+    chosen = from_keywords(DatasetOptions, options)
     given = {key: dataset for key, dataset in (("train", train), ("val", val), ("test", test)) if dataset is not None}
     for key, dataset in given.items():
         _check_map_style(dataset, key)

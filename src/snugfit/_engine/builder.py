@@ -15,14 +15,14 @@ from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
 from snugfit._core.option_groups import TrainingOptions
 from snugfit._core.options import data_sets_in
-from snugfit._core.registry import config_of, find_config, imported, strategies
+from snugfit._core.registry import config_of, find_config, import_reference, strategies
 from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, TaskName, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
 from snugfit._engine.loading import Architecture, on_meta
 from snugfit._engine.tasks import default_optimizer, rules_of
-from snugfit._planner import Considered
+from snugfit._planner import StrategySelection
 from snugfit._training.initial_weights import load_initial_weights
 from snugfit._training.seeding import derive_seed
 from snugfit._training.split import TrainingData
@@ -227,7 +227,7 @@ def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig
     return replace(default_optimizer(own, task), **given)
 
 
-def make_strategies(request: Request) -> Considered:
+def make_strategies(request: Request) -> StrategySelection:
     """The strategies to consider, with the request's settings; for ``auto`` all that serve it.
 
     Raises:
@@ -243,7 +243,7 @@ def make_strategies(request: Request) -> Considered:
     considered = [each for each in configs if not reasons.get(each.name)]
     waiting = [each.name for each in considered if name == "auto" and each.is_last_resort(request)]
     made = {each.name: _configured(each, request) for each in considered}
-    return Considered(
+    return StrategySelection(
         [strategy for each, strategy in made.items() if each not in waiting],
         [made[each] for each in waiting],
         {each: reason for each, reason in reasons.items() if reason},
@@ -252,7 +252,7 @@ def make_strategies(request: Request) -> Considered:
 
 def _configured(config: StrategyConfig, request: Request) -> Strategy:
     """A strategy with the options of the request that it has; an option without a value leaves it its default."""
-    kind: Any = imported(config.implementation)
+    kind: Any = import_reference(config.implementation)
     known = {item.name for item in fields(kind)}
     options = {item.name: getattr(request.strategy, item.name) for item in fields(config.options)}
     if hasattr(kind, "check_options"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from snugfit._chain import Chain, UnitStore
-from snugfit._core.option_groups import OWN
+from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.record import Record
 from snugfit._engine.images import RunImages, run_images
 from snugfit._engine.loading import Architecture, load
@@ -92,7 +92,7 @@ class FinishedRun:
         return store.load(index)
 
     def _check_model(self) -> None:
-        if self.architecture.model == OWN and self.model is None:
+        if self.architecture.model == FROM_PYTHON and self.model is None:
             raise ModelError(
                 "this run trained a module of your own; draw the report from Python, where you can pass it: "
                 "snugfit.draw_report(run, pictures=True, model=...)."

@@ -9,8 +9,8 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from snugfit._core.code_version import code
-from snugfit._core.documents import DocumentError, made, parse_json, read_text
+from snugfit._core.code_version import code_digest
+from snugfit._core.documents import DocumentError, converted, parse_json, read_text
 from snugfit._core.hardware import Hardware
 from snugfit._core.option_groups import MachineOptions
 from snugfit._core.paths import profiles_folder
@@ -48,7 +48,7 @@ def past_runs(options: MachineOptions, hardware: Hardware) -> list[PastRun]:
         return found
     for line in lines[-MOST_RUNS:]:
         with contextlib.suppress(DocumentError):
-            found.append(made(partial(from_data, PastRun), parse_json(line)))
+            found.append(converted(partial(from_data, PastRun), parse_json(line)))
     return found
 
 
@@ -70,4 +70,4 @@ def _runs_file(folder: Path, hardware: Hardware) -> Path:
 
 def machine_text(hardware: Hardware) -> str:
     """What measurements depend on in addition to the probe, as text."""
-    return json.dumps([to_data(hardware), platform.python_version(), __version__, code()], sort_keys=True)
+    return json.dumps([to_data(hardware), platform.python_version(), __version__, code_digest()], sort_keys=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from snugfit import _data as datasets
-from snugfit._core.option_groups import OWN, DataOptions, Split
+from snugfit._core.option_groups import FROM_PYTHON, DataOptions, Split
 from snugfit._core.options import checked
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
@@ -67,7 +67,7 @@ def run_images(
     own = data is None or _is_own(data, data_dir, request.data)
     chosen = checked("split", Split | None, split) or ("test" if own or not str(data).startswith("folder:") else "all")
     name = data or request.data.data
-    if name == OWN:
+    if name == FROM_PYTHON:
         raise UsageError("this run trained on data of your own; name a data set or folder:PATH with --data.")
     class_names, sets = _open(name, data_dir, chosen, own, architecture, request)
     if not sets and split is None and architecture.task == "detect":

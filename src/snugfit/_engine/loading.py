@@ -13,8 +13,8 @@ from torch import nn
 
 from snugfit import _models as models
 from snugfit._chain import Chain
-from snugfit._core.option_groups import OWN
-from snugfit._core.registry import config_of, imported
+from snugfit._core.option_groups import FROM_PYTHON
+from snugfit._core.registry import config_of, import_reference
 from snugfit._core.serial import to_data
 from snugfit._core.workload import TaskName
 from snugfit._storage.files import write_json_atomic
@@ -94,7 +94,7 @@ class Architecture:
         Raises:
             ModelError: the model was passed from Python and has no name to build it by.
         """
-        if self.model == OWN:
+        if self.model == FROM_PYTHON:
             raise ModelError("this run trained a module of your own; pass it again: snugfit.load(run, model=...).")
         with torch.device("meta"):
             return models.build(self.model, len(self.class_names), self.input_shape[-1], self.input_shape[0])
@@ -125,7 +125,7 @@ class Architecture:
         rebuild = config_of(self.strategy).rebuild
         if rebuild is None:
             return chain.to_module()
-        module: nn.Module = imported(rebuild)(chain, self.structure, len(self.class_names), state)
+        module: nn.Module = import_reference(rebuild)(chain, self.structure, len(self.class_names), state)
         return module
 
 

@@ -17,7 +17,7 @@ from snugfit._data import Splits
 from snugfit._engine.builder import Assembly, assemble, make_strategies
 from snugfit._engine.history import measurements, past_runs
 from snugfit._engine.process import baseline, choose_device, describe_hardware
-from snugfit._planner import Considered, Measuring, Question, default_aim, search
+from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, default_aim, search
 from snugfit._training.events import Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
@@ -57,7 +57,7 @@ def make_plan(
         subscribers: receive every measured probe and notice.
         measures: whether strategies propose; facts of the units need no strategy.
     """
-    considered = make_strategies(request) if measures else Considered([])
+    considered = make_strategies(request) if measures else StrategySelection([])
     budget = Budget(**asdict(request.budget))
     aim = request.strategy.aim or default_aim(transfers=request.model.weights is not None)
     device = choose_device(request.machine.device)
@@ -74,8 +74,8 @@ def make_plan(
             assembly = assemble(request, splits, module)
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
-            question = Question(assembly.workload, assembly.chain, hardware, budget, aim)
-            measuring = Measuring(make_meter(resting, device), limit, on_measured, known)
+            question = PlanningInput(assembly.workload, assembly.chain, hardware, budget, aim)
+            measuring = MeasurementContext(make_meter(resting, device), limit, on_measured, known)
             found, profile = search(question, considered, measuring, runs)
         found = replace(found, command=command_of(request, found))
         return Planned(found, profile, assembly, resting)

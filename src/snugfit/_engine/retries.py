@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from snugfit._core.option_groups import OWN
+from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.registry import strategy_class
@@ -36,7 +36,7 @@ def requests_apart(planned: Planned) -> list[Request]:
         planned: a plan in which nothing fits.
     """
     request = planned.assembly.request
-    if OWN in (request.model.model, request.data.data):
+    if FROM_PYTHON in (request.model.model, request.data.data):
         return []
     short = [each.strategy for each in planned.plan.candidates if each.considered and each.smallest_bytes is not None]
     return [each for name in dict.fromkeys(short) for each in _of_strategy(request, name)]

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from snugfit._core.documents import DocumentError, made
-from snugfit._core.option_groups import OWN
+from snugfit._core.documents import DocumentError, converted
+from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import data_sets_in
 from snugfit._core.paths import run_cache_folder
 from snugfit._core.plan import Plan
@@ -78,7 +78,7 @@ def with_absolute_paths(request: Request) -> Request:
     data, model, strategy = request.data, request.model, request.strategy
 
     def found(name: str, task: TaskName) -> str:
-        return name if name == OWN else rules_of(task).place(name, data.data_dir)
+        return name if name == FROM_PYTHON else rules_of(task).place(name, data.data_dir)
 
     others: dict[str, Any] = {option: found(name, "classify") for option, name in data_sets_in(strategy).items()}
     return replace(
@@ -109,9 +109,9 @@ def reopen(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = Non
         raise infeasible_error(plan)
     if (folder / "record.json").exists():
         raise UsageError(f"the run in {folder} is finished; `snugfit report {folder}` draws its page.")
-    if request.model.model == OWN and model is None:
+    if request.model.model == FROM_PYTHON and model is None:
         raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
-    if request.data.data == OWN and data is None:
+    if request.data.data == FROM_PYTHON and data is None:
         raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
     Manifest.read(folder, run_cache_folder(request.machine.cache_dir, folder)).check_all(but=[METRICS_FILE])
     resting = baseline(request.machine.threads)
@@ -156,7 +156,7 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
     if choice is None or choice.predicted is None:
         raise infeasible_error(plan)
     try:
-        strategy = made(lambda settings: _strategy(choice.strategy, settings), choice.settings)
+        strategy = converted(lambda settings: _strategy(choice.strategy, settings), choice.settings)
     except DocumentError as error:
         raise CheckpointError(f"{folder / 'plan.json'} holds settings that its strategy lacks: {error}.") from error
     with stop or StopFlag() as flag:  # until the record is written: a signal after training has no effect

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from snugfit._core.option_groups import OWN, MachineOptions
+from snugfit._core.option_groups import FROM_PYTHON, MachineOptions
 from snugfit._core.plan import Candidate
 from snugfit._core.record import Record
 from snugfit._core.registry import strategy_class
 from snugfit._core.serial import from_data
-from snugfit._core.trial import Trial, measured_in
+from snugfit._core.trial import Trial, trial_measurements
 from snugfit._data import ImageSet, Splits
 from snugfit._data.sets import Subset
 from snugfit._engine.builder import Assembly, assemble, load_splits
@@ -77,7 +77,7 @@ def _shortened(assembly: Assembly, steps: int) -> Assembly:
     )
     machine = MachineOptions(request.machine.device, request.machine.threads, profile_cache="off")
     request = replace(request, data=data, training=replace(request.training, epochs=1), machine=machine)
-    splits = _few(assembly.splits, most) if data.data == OWN else load_splits(request)
+    splits = _few(assembly.splits, most) if data.data == FROM_PYTHON else load_splits(request)
     return assemble(request, splits, assembly.module)
 
 
@@ -121,7 +121,7 @@ class _Prepared:
         """Run it, and return the measurements, or the error."""
         request, error = self.planned.assembly.request, None
         try:
-            if OWN in (request.model.model, request.data.data):
+            if FROM_PYTHON in (request.model.model, request.data.data):
                 self._here()
             else:
                 error = self._apart()
@@ -131,7 +131,9 @@ class _Prepared:
             error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
         measured = {}
         if (self.folder / "record.json").exists():
-            measured = measured_in(read_data(Record, self.folder / "record.json"), _paces(self.folder / "metrics.csv"))
+            measured = trial_measurements(
+                read_data(Record, self.folder / "record.json"), _paces(self.folder / "metrics.csv")
+            )
         elif error is None:
             error = "it wrote no record"
         return replace(self.trial, error=error, **measured)

@@ -1,14 +1,14 @@
-"""Search over strategies: measure what they ask for, let them propose, rank what fits."""
+"""Search over strategies: measure their probes, collect proposals, rank those that fit."""
 
 from snugfit._core.ranking import default_aim
 from snugfit._planner.calibration import PastRun, corrected, past_run
-from snugfit._planner.search import Considered, Measuring, Question, infeasible_error, search
+from snugfit._planner.search import MeasurementContext, PlanningInput, StrategySelection, infeasible_error, search
 
 __all__ = [
-    "Considered",
-    "Measuring",
+    "MeasurementContext",
     "PastRun",
-    "Question",
+    "PlanningInput",
+    "StrategySelection",
     "corrected",
     "default_aim",
     "infeasible_error",

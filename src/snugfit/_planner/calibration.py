@@ -1,4 +1,4 @@
-"""What past runs on this machine teach: how much longer they took than was predicted, and whether any needed more."""
+"""Corrections of predictions from past runs on this machine: ratios of measured to predicted time and peak."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from snugfit._core.plan import Correction
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 
-ENOUGH_SECONDS = 1.0
-"""A run that trained for less tells of warming up rather than of training."""
-ALIKE, OTHERS = 9, 15
-"""Latest runs that count: of the same network, and of any network in the same way of training."""
-FEWEST_OTHERS = 3
-"""Runs of other networks from which something is concluded for this one."""
+MIN_SECONDS = 1.0
+"""A run that trained for less comparable of warming up rather than of training."""
+SAME_NETWORK_RUNS, OTHER_NETWORK_RUNS = 9, 15
+"""Number of latest runs that count: of the same network, and of any network with the same strategy."""
+MIN_OTHER_RUNS = 3
+"""Fewest runs of other networks that give a correction for this one."""
 PEAK_MARGIN = 0.01
-"""Share by which a peak is predicted above the highest that was ever measured, where one exceeded its prediction."""
+"""Relative margin above the highest measured ratio of peaks, if a peak exceeded its prediction."""
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """A finished run, in short.
+    """Summary of a finished run.
 
     Attributes:
-        strategy, model, input_shape: what was trained, and how.
-        predicted_seconds, seconds: of its phases, predicted without any correction, and measured.
-        predicted_bytes, peak_bytes: its peak memory above the baseline, likewise; of the phase that missed its own
-            prediction by the largest share, where one did.
+        strategy, model, input_shape: the strategy, the network and the shape (C, H, W) of an image.
+        predicted_seconds, seconds: seconds of its phases, predicted without correction, and measured.
+        predicted_bytes, peak_bytes: its peak memory above the baseline, predicted and measured; if phases exceeded
+            their predictions, that of the phase with the largest ratio.
     """
 
     strategy: str
@@ -40,16 +40,16 @@ class PastRun:
     peak_bytes: int
 
     @property
-    def tells(self) -> bool:
+    def comparable(self) -> bool:
         """Whether its figures can be compared."""
-        return min(self.predicted_seconds, self.predicted_bytes, self.peak_bytes) > 0 and self.seconds >= ENOUGH_SECONDS
+        return min(self.predicted_seconds, self.predicted_bytes, self.peak_bytes) > 0 and self.seconds >= MIN_SECONDS
 
 
 def past_run(record: Record, workload: Workload, corrected: Correction) -> PastRun:
-    """A record in short; the correction that its predictions were made with is taken out of them."""
+    """Summary of a record; its predictions are stored without their correction."""
     finished = [phase for phase in record.phases if phase.epochs == workload.epochs]
     peaks = [(record.predicted["peak_bytes"], record.measured["peak_bytes"])]
-    peaks += [(phase.predicted_peak_bytes, phase.measured_peak_bytes) for phase in record.phases if phase.missed]
+    peaks += [(phase.predicted_peak_bytes, phase.measured_peak_bytes) for phase in record.phases if phase.exceeded]
     predicted_bytes, peak_bytes = max(peaks, key=lambda pair: pair[1] / max(pair[0], 1))
     return PastRun(
         strategy=record.strategy,
@@ -63,31 +63,34 @@ def past_run(record: Record, workload: Workload, corrected: Correction) -> PastR
 
 
 def correction(runs: Sequence[PastRun], strategy: str, workload: Workload) -> Correction:
-    """What to multiply predictions of a strategy by.
+    """Factors for predictions of a strategy.
 
-    Seconds take the median ratio of the latest runs of this network, or else of enough runs of others in the same way;
-    a run counts as much as it took, since short ones spend much of their time on starting.
-    Peaks are never corrected downwards: a run that needed less than was predicted may have been lucky.
+    The factor of seconds is the median ratio of the latest runs of this network, or else of enough runs of other
+    networks with the same strategy. A run's weight is its duration, since short runs spend much of their time on start.
+    Peaks are never corrected downwards: a run that needed less than predicted is no guarantee for the next.
 
     Args:
         runs: past runs, oldest first.
-        strategy, workload: what is to be predicted.
+        strategy: name of the strategy.
+        workload: the workload of the prediction.
     """
-    same = [run for run in runs if run.tells and run.strategy == strategy]
-    alike = [run for run in same if (run.model, run.input_shape) == (workload.model, tuple(workload.input_shape))]
-    heeded = alike[-ALIKE:] or (same[-OTHERS:] if len(same) >= FEWEST_OTHERS else [])
-    if not heeded:
+    same = [run for run in runs if run.comparable and run.strategy == strategy]
+    same_network = [
+        run for run in same if (run.model, run.input_shape) == (workload.model, tuple(workload.input_shape))
+    ]
+    counted = same_network[-SAME_NETWORK_RUNS:] or (same[-OTHER_NETWORK_RUNS:] if len(same) >= MIN_OTHER_RUNS else [])
+    if not counted:
         return Correction()
-    highest = max(run.peak_bytes / run.predicted_bytes for run in heeded)
+    highest = max(run.peak_bytes / run.predicted_bytes for run in counted)
     return Correction(
-        seconds=_median([(run.seconds / run.predicted_seconds, run.seconds) for run in heeded]),
+        seconds=_median([(run.seconds / run.predicted_seconds, run.seconds) for run in counted]),
         peak=highest * (1 + PEAK_MARGIN) if highest > 1 else 1.0,
-        runs=len(heeded),
+        runs=len(counted),
     )
 
 
 def _median(weighted: Sequence[tuple[float, float]]) -> float:
-    """The smallest value up to which half of the weight lies, of pairs of values and weights."""
+    """Weighted median of pairs of value and weight."""
     half, below = sum(weight for _, weight in weighted) / 2, 0.0
     for value, weight in sorted(weighted):
         below += weight

@@ -1,4 +1,4 @@
-"""What a probe's measurement is of, as text: measurements with equal texts on one machine serve for each other."""
+"""Keys of measurements: on one machine, measurements with equal keys are interchangeable."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Measured = TypeVar("Measured", Probe, TensorProbe)
 
 
 def identified(probe: Measured, strategy: Strategy, workload: Workload, network: str) -> Measured:
-    """The probe with all that its measurement depends on but the machine.
+    """Return the probe with a key of everything that its measurement depends on, except the machine.
 
     Args:
-        probe: of a strategy; what it says itself to be the same as stands in the network's place.
-        strategy: whose settings it may depend on.
-        workload: what is trained; counts of images, epochs, seed and learning rate take no part.
+        probe: probe of a strategy; its own key, if any, replaces the description of the network.
+        strategy: the strategy; the measurement may depend on its settings.
+        workload: the workload; counts of images, epochs, seed and learning rate are not part of the key.
         network: description of the whole network.
     """
     part = probe.same or f"{probe.name}\n{network}"

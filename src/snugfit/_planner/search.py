@@ -25,15 +25,15 @@ from snugfit.profiling import LOOKING_BYTES, Measurements, Probe, TensorProbe, d
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a plan answers.
+class PlanningInput:
+    """What a plan proposals.
 
     Attributes:
-        workload: what is trained.
+        workload: model, data, optimizer and schedule.
         chain: the network, on the meta device.
         hardware: the machine.
-        budget: what may be used.
-        aim: what candidates are ranked by.
+        budget: the limits.
+        aim: the criterion that ranks candidates.
     """
 
     workload: Workload
@@ -44,13 +44,13 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Considered:
+class StrategySelection:
     """The strategies of a plan, with the user's settings.
 
     Attributes:
-        strategies: asked for proposals.
-        standby: asked only if nothing else fits, or nothing else that is exact where the aim is not time.
-        left_out: names of those that are not asked, with the reason.
+        strategies: strategies that propose candidates.
+        standby: strategies that propose only if nothing else fits; if the aim is not time, only if nothing exact fits.
+        left_out: names of excluded strategies, with reasons.
     """
 
     strategies: Sequence[Strategy]
@@ -59,14 +59,14 @@ class Considered:
 
 
 @dataclass(frozen=True)
-class Measuring:
+class MeasurementContext:
     """How probes are measured.
 
     Attributes:
-        meter: memory above the baseline.
-        limit: the memory budget, in force.
-        on_measured: called with every measured probe; None measures nothing, and so finds nothing feasible.
-        known: measurements from before; what is measured now is added.
+        meter: measures memory above the baseline.
+        limit: enforces the memory budget.
+        on_measured: called with every measured probe; None measures nothing, so nothing is feasible.
+        known: earlier measurements; new ones are added.
     """
 
     meter: PeakMeter
@@ -75,7 +75,7 @@ class Measuring:
     known: Measurements = field(default_factory=Measurements)
 
     def profile(self, probes: Sequence[Probe | TensorProbe]) -> Profile:
-        """Measure probes; lower bounds alone if the budget has no headroom for measuring, even between two steps."""
+        """Measure probes; only lower bounds if the budget has no headroom for measuring, even between two steps."""
         try:
             return measure_probes(probes, self.meter, self.limit, self.on_measured, self.known)
         except (RuntimeError, MemoryError, SystemError) as error:
@@ -87,38 +87,38 @@ class Measuring:
 
 
 def search(
-    question: Question, considered: Considered, measuring: Measuring, runs: Sequence[PastRun] = ()
+    question: PlanningInput, considered: StrategySelection, measuring: MeasurementContext, runs: Sequence[PastRun] = ()
 ) -> tuple[Plan, Profile]:
     """Measure the strategies' probes and rank what they propose.
 
     Args:
-        question: what is planned.
+        question: the input of the plan.
         considered: the strategies.
-        measuring: how probes are measured.
-        runs: finished runs, oldest first; predictions are corrected by them.
+        measuring: measures probes.
+        runs: finished runs, oldest first, which correct predictions.
 
     Returns:
-        The plan, feasible candidates first and the best of them first, and the profile behind it.
+        The plan, with feasible candidates first and the best of them first, and its profile.
 
     Raises:
         ModelError: the only strategy finds the model unusable.
     """
-    asking, aim = _Asking(question, measuring, runs), question.aim
-    answers = asking.ask(considered.strategies, Profile(()))
-    unasked = dict(considered.left_out)
-    if considered.standby and _is_settled(answers.candidates, aim):
-        unasked |= {each.name: _last_resort(each.name, aim) for each in considered.standby}
+    state, aim = _Search(question, measuring, runs), question.aim
+    proposals = state.propose(considered.strategies, Profile(()))
+    not_considered = dict(considered.left_out)
+    if considered.standby and _is_settled(proposals.candidates, aim):
+        not_considered |= {each.name: _last_resort(each.name, aim) for each in considered.standby}
     elif considered.standby:
-        answers = asking.ask(considered.standby, answers.profile, answers)
-    best = ranked([*answers.candidates, *(_unasked(*each) for each in unasked.items())], aim)
+        proposals = state.propose(considered.standby, proposals.profile, proposals)
+    best = ranked([*proposals.candidates, *(_not_considered(*each) for each in not_considered.items())], aim)
     chosen = 0 if best and best[0].feasible else None
     plan = Plan(question.workload, question.budget, question.hardware, best, chosen, aim)
-    return replace(plan, explanation=explanation_of(plan)), answers.profile
+    return replace(plan, explanation=explanation_of(plan)), proposals.profile
 
 
 @dataclass(frozen=True)
-class _Answers:
-    """What strategies proposed, those that could, and what was measured for it."""
+class _Proposals:
+    """Candidates, strategies that support the model, and the profile."""
 
     candidates: list[Candidate]
     refused: list[Candidate]
@@ -127,14 +127,14 @@ class _Answers:
 
 
 @dataclass(frozen=True)
-class _Asking:
-    """Asks strategies for proposals."""
+class _Search:
+    """Measures probes of strategies and collects their proposals."""
 
-    question: Question
-    measuring: Measuring
+    question: PlanningInput
+    measuring: MeasurementContext
     runs: Sequence[PastRun]
 
-    def ask(self, strategies: Sequence[Strategy], known: Profile, before: _Answers | None = None) -> _Answers:
+    def propose(self, strategies: Sequence[Strategy], known: Profile, before: _Proposals | None = None) -> _Proposals:
         """Measure what strategies still need; earlier strategies propose again with the remaining headroom."""
         workload, chain, hardware = self.question.workload, self.question.chain, self.question.hardware
         alone = len(strategies) == 1 and before is None
@@ -147,38 +147,38 @@ class _Asking:
                 for strategy in able
                 for probe in strategy.probes(workload, chain, hardware)
             ]
-        profile = _together(known, self.measuring.profile(probes))
+        profile = _merged(known, self.measuring.profile(probes))
         refused = [Candidate(name, False, reasons=tuple(words)) for name, words in reasons.items() if words]
         if before is not None:
             refused, able = [*before.refused, *refused], [*before.able, *able]
         with self.measuring.limit.loosened(LOOKING_BYTES):
             profile = replace(profile, units=unit_facts(chain))
             found = [each for strategy in able for each in self._found(strategy, profile)]
-        return _Answers([*refused, *found], refused, able, profile)
+        return _Proposals([*refused, *found], refused, able, profile)
 
     def _found(self, strategy: Strategy, profile: Profile) -> list[Candidate]:
-        question, learnt = self.question, correction(self.runs, strategy.name, self.question.workload)
-        return candidates_of(strategy, question.workload, profile, question.hardware, question.budget, learnt)
+        question, factors = self.question, correction(self.runs, strategy.name, self.question.workload)
+        return candidates_of(strategy, question.workload, profile, question.hardware, question.budget, factors)
 
 
 def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:
-    """Whether there is no need to look any further."""
+    """Whether strategies on standby are unnecessary."""
     return any(candidate.feasible and (aim == "time" or candidate.exact) for candidate in candidates)
 
 
 def _last_resort(name: str, aim: Aim) -> str:
-    """Why a strategy was not measured, where something else fits."""
+    """Why a strategy on standby was not measured."""
     config = find_config(name)
     other = "else" if aim == "time" else "else that is exact"
     return f"{config.last_resort if config else name}: measured only where nothing {other} fits"
 
 
-def _unasked(name: str, reason: str) -> Candidate:
+def _not_considered(name: str, reason: str) -> Candidate:
     return Candidate(name, False, reasons=(reason,), exact=config_of(name).exact, considered=False)
 
 
-def _together(known: Profile, more: Profile) -> Profile:
-    """Two profiles of one process as one."""
+def _merged(known: Profile, more: Profile) -> Profile:
+    """Merge two profiles of one process."""
     return replace(
         more,
         lines={**known.lines, **more.lines},
@@ -191,7 +191,7 @@ def _together(known: Profile, more: Profile) -> Profile:
 
 
 def _reasons(strategy: Strategy, workload: Workload, chain: Chain, hardware: Hardware, *, alone: bool) -> list[str]:
-    """Why a strategy cannot serve; an unusable model is an error where no other strategy is considered."""
+    """Why a strategy does not support the model; raises ModelError if ``alone``, without another strategy."""
     try:
         return strategy.validate(workload, chain, hardware)
     except ModelError as error:
@@ -201,13 +201,13 @@ def _reasons(strategy: Strategy, workload: Workload, chain: Chain, hardware: Har
 
 
 def candidates_of(
-    strategy: Strategy, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget, learnt: Correction
+    strategy: Strategy, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget, factors: Correction
 ) -> list[Candidate]:
-    """What a strategy proposes within a budget, or why it proposes nothing; ``learnt`` corrects its predictions."""
+    """A strategy's proposals within a budget, or the reason for none; ``factors`` correct its predictions."""
     candidates = []
-    memory = None if budget.memory_bytes is None else int(budget.memory_bytes / learnt.peak)
+    memory = None if budget.memory_bytes is None else int(budget.memory_bytes / factors.peak)
     for proposal in strategy.propose(workload, profile, hardware, replace(budget, memory=memory)):
-        cost = corrected(proposal.estimate(workload, profile, hardware), learnt)
+        cost = corrected(proposal.estimate(workload, profile, hardware), factors)
         reasons = _excess(budget, cost.peak_bytes, cost.storage_bytes)
         candidates.append(
             Candidate(
@@ -218,7 +218,7 @@ def candidates_of(
                 reasons,
                 smallest_bytes=cost.peak_bytes if _too_much(budget.memory_bytes, cost.peak_bytes) else None,
                 exact=strategy.exact,
-                correction=learnt,
+                correction=factors,
             )
         )
     if not candidates:
@@ -252,7 +252,7 @@ def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
 
 
 def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
-    """The error for a plan in which nothing fits: the closest candidate, what it lacks, the smallest budget."""
+    """The error for a plan without a feasible candidate: the closest one, its lack, and the smallest budget."""
     asked = [candidate for candidate in plan.candidates if candidate.considered]
     short = [(lack, candidate) for candidate in asked if (lack := _lack(plan.budget, candidate)) is not None]
     ratios = [candidate.smallest_ratio for candidate in asked if candidate.smallest_ratio is not None]
@@ -281,7 +281,7 @@ def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
 
 
 def _lack(budget: Budget, candidate: Candidate) -> tuple[int, int] | None:
-    """Bytes that a candidate lacks, and the smallest budget that would do: of memory, or of storage if that is all."""
+    """Bytes that a candidate lacks, and the smallest sufficient budget: of memory, or else of storage."""
     cost, memory = candidate.predicted, budget.memory_bytes
     if candidate.smallest_bytes is not None and (memory is None or candidate.smallest_bytes > memory):
         return candidate.smallest_bytes - (memory or 0), candidate.smallest_bytes

@@ -154,7 +154,7 @@ def _peaks(record: Record) -> str:
         excess = format_bytes(hungriest.measured_peak_bytes - budget)
         title = f"{phase_label(hungriest.name)} exceeded the budget by {excess}"
     caption = f"Peak memory above the baseline, as predicted before training and as measured. Highest: {peak}."
-    if missed := [phase_label(phase.name) for phase in record.phases if phase.missed]:
+    if missed := [phase_label(phase.name) for phase in record.phases if phase.exceeded]:
         caption += f" Above their own prediction: {', '.join(missed)}."
     svg = run_figures.peaks(record.phases, budget, "Peak memory per phase against the budget")
     return html.figure(title, svg, caption)

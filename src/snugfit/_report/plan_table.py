@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.table import Column, Table
 from rich.text import Text
 
-from snugfit._core.command import as_typed
+from snugfit._core.command import shell_line
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.trial import Trial
 from snugfit._quantities import format_bytes, format_seconds
@@ -26,7 +26,7 @@ def print_plan(plan: Plan, file: TextIO | None = None) -> None:
     for sentence in plan.explanation:
         console.print(Text(sentence), soft_wrap=True)
     if plan.command:
-        console.print(Text.assemble("Run it: ", (as_typed(plan.command), "bold")), soft_wrap=True)
+        console.print(Text.assemble("Run it: ", (shell_line(plan.command), "bold")), soft_wrap=True)
 
 
 def plan_text(plan: Plan) -> str:

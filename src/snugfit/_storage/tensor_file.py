@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snugfit._core.documents import MOST_BYTES, open_regular, parse_json
+from snugfit._core.documents import MAX_BYTES, open_regular, parse_json
 from snugfit._storage.digests import FileDigest
 from snugfit._storage.files import read_exactly, replacing
 from snugfit._storage.manifest import Manifest
@@ -223,7 +223,7 @@ def _read_entries(fd: int) -> dict[str, _Entry]:
     """
     size = os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
-    if length > min(size, MOST_BYTES):
+    if length > min(size, MAX_BYTES):
         raise ValueError("its header is longer than the file, or than any may be")
     header = parse_json(os.pread(fd, length, 8))
     axes = parse_json(header.pop("__metadata__", {}).get("axes", "{}"))

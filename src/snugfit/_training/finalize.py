@@ -129,7 +129,7 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
             "tensor_peak_bytes": max((phase.tensor_peak_bytes for phase in position.phases), default=0),
             "seconds": position.seconds,
             "storage_bytes": position.storage_bytes,
-            "missed_phases": [phase.name for phase in position.phases if phase.missed],
+            "missed_phases": [phase.name for phase in position.phases if phase.exceeded],
             "energy_joules": position.energy_joules if run.energy.counts else None,
         },
         accuracy=_accuracies(outcome.evaluation, workload),

@@ -15,7 +15,7 @@ import torch
 from snugfit._chain import UnitStore
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase
-from snugfit._core.documents import DocumentError, made
+from snugfit._core.documents import DocumentError, converted
 from snugfit._core.hardware import Hardware
 from snugfit._core.profile import Profile
 from snugfit._core.record import ExitRecord, PhaseRecord
@@ -166,7 +166,7 @@ class Run:
             self.metrics.truncate(0)
             return False
         try:
-            self.position = made(partial(from_data, Position), self._resumed.position)
+            self.position = converted(partial(from_data, Position), self._resumed.position)
         except DocumentError as error:
             raise CheckpointError(f"the position in {self._resumed.folder} is damaged: {error}.") from error
         self.metrics.truncate(self._sound_metrics())

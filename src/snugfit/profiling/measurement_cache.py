@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from snugfit._core.documents import read_data
-from snugfit._core.paths import keep_text
+from snugfit._core.paths import try_write_text
 from snugfit._core.profile import ProbeLine
 from snugfit._core.serial import to_data
 from snugfit._core.tensors import TensorProfile
@@ -99,7 +99,7 @@ class Measurements:
         self._here[what] = replace(measured, available_bytes=None if available == float("inf") else int(available))
         path = self._path(what)
         if path is not None:
-            keep_text(path, json.dumps(to_data(self._here[what])))
+            try_write_text(path, json.dumps(to_data(self._here[what])))
 
     def is_from_disk(self, what: str) -> bool:
         """Whether its measurement comes from another process."""

@@ -37,7 +37,7 @@ DRIFT_BYTES = 2_000_000
 TENSOR_TO_PROCESS = 1.12
 """Upper bound of process peak over tensor peak: measured 2-9 %, and workspace of the first layers."""
 
-MOST_PARTIALS = 3
+MAX_PARTIALS = 3
 """Most additional partial weight gradients that oneDNN sums: 1 with 2 or 4 threads, 3 with 8 or 16."""
 
 SYNTHETIC_SAMPLES = 8
@@ -82,7 +82,7 @@ def partial_gradient_bytes(workload: Workload, device: str, *modules: nn.Module)
         return 0
     layers = (layer for module in modules for layer in module.modules())
     largest = max((layer.weight.numel() for layer in layers if isinstance(layer, nn.Conv2d)), default=0)
-    return min(torch.get_num_threads() // 2, MOST_PARTIALS) * largest * torch.float32.itemsize
+    return min(torch.get_num_threads() // 2, MAX_PARTIALS) * largest * torch.float32.itemsize
 
 
 def forward_images(workload: Workload, *, tracks: bool) -> int:

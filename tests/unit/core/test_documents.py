@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit._core.documents import DEEPEST, DocumentError, parse_json, read_data, read_json, read_text
-from snugfit._core.yaml_text import MOST_NODES, parse_yaml, read_yaml
+from snugfit._core.documents import MAX_DEPTH, DocumentError, parse_json, read_data, read_json, read_text
+from snugfit._core.yaml_text import MAX_NODES, parse_yaml, read_yaml
 from snugfit.errors import CheckpointError, DataError, UsageError
 
 
@@ -42,7 +42,7 @@ class Outer:
         (b"\xff\xfe{}", "not UTF-8"),
         (b"{", "line 1 column 2"),
         (b"[" * 100_000, "nested"),
-        (b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), "nested"),
+        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nested"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": [-Infinity]}', "-Infinity"),
         (b'{"a": 1e999}', "inf"),
@@ -50,8 +50,8 @@ class Outer:
         (b'{"a": 1' + b"0" * 5000 + b"}", "digits"),
         (b'["\\ud800"]', "half a character"),
         (b'{"a": [{"\\ud800": 1}]}', "half a character"),
-        (b'{"a": 1, "b": {"seed": 1, "x": 2, "seed": 1}}', "'seed' stands twice"),
-        (b'{"": 1, "": 2}', "'' stands twice"),
+        (b'{"a": 1, "b": {"seed": 1, "x": 2, "seed": 1}}', "'seed' occurs twice"),
+        (b'{"": 1, "": 2}', "'' occurs twice"),
     ],
 )
 def test_json_is_refused_with_the_reason(tmp_path, content, says):
@@ -127,12 +127,12 @@ def bomb(levels: int, fan: int) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (bomb(9, 10), f"more than {MOST_NODES:,}"),
+        (bomb(9, 10), f"more than {MAX_NODES:,}"),
         ("a: &a {x: 1}\n" + "\n".join(f"b{n}: &b{n} {{<<: [{', '.join([f'*b{n - 1}' if n else '*a'] * 10)}]}}"
-                                      for n in range(8)), f"more than {MOST_NODES:,}"),
+                                      for n in range(8)), f"more than {MAX_NODES:,}"),
         ("&a [*a]", "alias"), ("[" * 5_000, "nested"), ("a: " + "[" * 70 + "]" * 70, "nested"),
         ("- " * 5_000 + "x", "nested"), ("a: .nan", "no finite number"), ("a: .inf", "no finite number"),
-        ("a: 1\nb: 2\na: 3", "'a' stands twice, again in line 3"), ("!!python/object/apply:os.getcwd []", "python"),
+        ("a: 1\nb: 2\na: 3", "'a' occurs twice, again in line 3"), ("!!python/object/apply:os.getcwd []", "python"),
         ("a: !!binary aGk=", "bytes"), ("a: !!set {x, y}", "set"), ("a: b: c", "mapping values"),
         ("a: " + "9" * 30, "64 bits"), ("a: " + "9" * 5000, "digits"), ("? [a]\n: 1", "unhashable"),
         ("a: {.nan: 1}", "no finite number"), ("9" * 30 + ": 1", "64 bits"), ("!!binary aGk=: 1", "bytes"),

@@ -67,7 +67,7 @@ def test_weights_open_a_strategy_and_their_lack_closes_it():
 
 def test_more_storage_is_offered_where_it_would_save_time():
     stored = replace(BLOCKS, feasible=False, predicted=Cost(50 * MB, 1, 10.0, 7_100_000), reasons=("storage",))
-    assert "With --storage 8MB, blockwise would take 10.0s in place of 30.0s." in said(
+    assert "With --storage 8MB, blockwise would take 10.0s instead of 30.0s." in said(
         PLAIN, stored, budget=Budget("100MB", "5MB")
     )
     both = replace(stored, predicted=replace(stored.predicted, peak_bytes=101 * MB))

@@ -54,7 +54,7 @@ def test_renewed_measurements_take_the_place_of_the_old(tmp_path, monkeypatch):
 
 
 def test_runs_correct_later_predictions(tmp_path, monkeypatch):
-    monkeypatch.setattr("snugfit._planner.calibration.ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr("snugfit._planner.calibration.MIN_SECONDS", 0.0)
     cache = tmp_path / "cache"
     found, _, _ = plan(cache, out=str(tmp_path / "run"))
     record = found.run(subscribers=())

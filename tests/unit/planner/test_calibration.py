@@ -8,7 +8,7 @@ from snugfit._core.cost import Cost, Phase
 from snugfit._core.plan import Correction
 from snugfit._core.record import PhaseRecord, Record
 from snugfit._core.workload import Workload
-from snugfit._planner.calibration import ALIKE, FEWEST_OTHERS, PastRun, corrected, correction, past_run
+from snugfit._planner.calibration import MIN_OTHER_RUNS, SAME_NETWORK_RUNS, PastRun, corrected, correction, past_run
 
 WORK = Workload("net", "digits", (1, 16, 16), 10, 100, 10, 10)
 RUN = PastRun("backprop", "net", (1, 16, 16), 10.0, 20.0, 100, 90)
@@ -34,7 +34,7 @@ def test_one_run_of_anything_else_is_not(other):
 
 
 def test_several_runs_of_other_networks_are():
-    ratios = range(1, FEWEST_OTHERS + 1)
+    ratios = range(1, MIN_OTHER_RUNS + 1)
     runs = [replace(RUN, model=f"other {n}", predicted_seconds=20.0 / n, seconds=20.0) for n in ratios]
     assert correction(runs, "backprop", WORK).seconds == 2.0
     assert correction([*runs, replace(RUN, seconds=50.0)], "backprop", WORK).seconds == 5.0
@@ -47,8 +47,8 @@ def test_a_long_run_counts_more_than_several_short_ones():
 
 
 def test_the_latest_runs_count():
-    runs = [replace(RUN, seconds=100.0)] * 20 + [replace(RUN, seconds=30.0)] * ALIKE
-    assert correction(runs, "backprop", WORK) == Correction(3.0, 1.0, ALIKE)
+    runs = [replace(RUN, seconds=100.0)] * 20 + [replace(RUN, seconds=30.0)] * SAME_NETWORK_RUNS
+    assert correction(runs, "backprop", WORK) == Correction(3.0, 1.0, SAME_NETWORK_RUNS)
 
 
 def test_a_peak_above_its_prediction_lifts_the_next_ones_and_none_below_lowers_them():

@@ -12,7 +12,7 @@ from snugfit._core.cost import Cost, Shortfall
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.workload import Workload
-from snugfit._planner import Considered, Measuring, Question, infeasible_error, search
+from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, infeasible_error, search
 from snugfit.profiling import Probe
 
 MB = 10**6
@@ -83,8 +83,10 @@ def run(*strategies, budget=BUDGET, told=None, aim="time", **more):
         nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).to("meta"), (3, 4, 4)
     )
     events = [] if told is None else told
-    measuring = Measuring(Still(), Still(), lambda *event: events.append(event))
-    return search(Question(WORKLOAD, chain, HARDWARE, budget, aim), Considered(strategies, **more), measuring)
+    measuring = MeasurementContext(Still(), Still(), lambda *event: events.append(event))
+    return search(
+        PlanningInput(WORKLOAD, chain, HARDWARE, budget, aim), StrategySelection(strategies, **more), measuring
+    )
 
 
 def test_feasible_ones_first_and_the_fastest_of_them_first():

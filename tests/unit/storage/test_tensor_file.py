@@ -65,9 +65,9 @@ def test_a_header_that_promises_more_than_the_file_holds_is_refused(tmp_path, re
 def test_headers_of_any_length_are_not_read(tmp_path, monkeypatch, read):
     path = header(tmp_path / "a.safetensors")
     length = path.stat().st_size - 8 - 12
-    monkeypatch.setattr(tensor_file, "MOST_BYTES", length)
+    monkeypatch.setattr(tensor_file, "MAX_BYTES", length)
     assert read(path)["weight"].shape == (3,)
-    monkeypatch.setattr(tensor_file, "MOST_BYTES", length - 1)
+    monkeypatch.setattr(tensor_file, "MAX_BYTES", length - 1)
     with pytest.raises(CheckpointError, match=r"\(its header is longer than"):
         read(path)
 
