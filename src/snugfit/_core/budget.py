@@ -49,12 +49,12 @@ class Budget:
     @property
     def memory_bytes(self) -> int | None:
         """The memory budget in bytes."""
-        return self.memory  # type: ignore[return-value]
+        return None if self.memory is None else int(self.memory)
 
     @property
     def storage_bytes(self) -> int | None:
         """The storage budget in bytes."""
-        return self.storage  # type: ignore[return-value]
+        return None if self.storage is None else int(self.storage)
 
     def __str__(self) -> str:
         parts = [format_bytes(self.memory_bytes) + " of memory" if self.memory_bytes else "unlimited memory"]

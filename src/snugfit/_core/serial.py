@@ -80,7 +80,7 @@ def _restore(hint: Any, item: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _restore(_without_none(hint), item, where)
     if dataclasses.is_dataclass(hint):
-        return from_data(hint, item, where)  # type: ignore[arg-type]
+        return from_data(typing.cast(Any, hint), item, where)
     if origin is dict:
         value_hint = arguments[1]
         return {key: _restore(value_hint, each, f"{where}.{key}") for key, each in _typed(dict, item, where).items()}

@@ -82,11 +82,11 @@ def smallest_budget_of(
 
 def _smallest(strategy: Strategy, plan: Plan, profile: Profile, runs: Sequence[PastRun], most: int) -> int | None:
     """Fewest MB up to ``most``, by bisection; None if that does not work either."""
-    learnt = correction(runs, strategy.name, plan.workload)
+    factors = correction(runs, strategy.name, plan.workload)
 
     def fits(size: int) -> bool:
         budget = replace(plan.budget, memory=size * MB)
-        found = candidates_of(strategy, plan.workload, profile, plan.hardware, budget, learnt)
+        found = candidates_of(strategy, plan.workload, profile, plan.hardware, budget, factors)
         return any(candidate.feasible for candidate in found)
 
     known = {each.strategy for each in plan.candidates if each.feasible}

@@ -240,7 +240,7 @@ def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phas
 
 @dataclass(frozen=True)
 class FullNetwork(MicroBatching, ABC):
-    """A strategy that keeps the whole network in memory; what trains it tells one from another."""
+    """A strategy that keeps the whole network in memory; subclasses differ in their trainers."""
 
     name: ClassVar[str]
     exact: ClassVar[bool] = True

@@ -25,7 +25,7 @@ class LocalUnit:
     """A unit, its local loss, and their optimizers; the backward pass applies and frees every gradient.
 
     Args:
-        unit: maps (B, ...) to features (B, ...).
+        unit: the unit, from (B, ...) to features (B, ...).
         loss: the local loss, and exit, of these features.
         workload: optimizer and precision.
     """

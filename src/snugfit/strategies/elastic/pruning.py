@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,7 +40,7 @@ class Pruner:
     def __init__(self, trainer: TensorTrainer, input_shape: tuple[int, ...], ratio: float) -> None:
         self.trainer, self.input_shape, self.ratio, self.scale = trainer, input_shape, ratio, 0.0
         use_stock(trainer.module)  # find_groups distinguishes layers by class
-        self.groups = find_groups(trainer.module, input_shape)  # type: ignore[arg-type]
+        self.groups = find_groups(cast(fx.GraphModule, trainer.module), input_shape)
         if trainer.lean:
             use_lean(trainer.module)
         self.slots = penalised_weights(trainer.module, self.groups)

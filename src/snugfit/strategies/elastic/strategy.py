@@ -31,7 +31,7 @@ DEFAULT_RATIO = 0.5
 
 @dataclass(frozen=True)
 class Elastic(ElasticSettings):
-    """Tensor selection at run time (ElasticTrainer), and the ways of fine-tuning that it is compared with."""
+    """Tensor selection at run time (ElasticTrainer), and the fine-tuning methods that serve as baselines."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why the model or optimizer is unsupported: weight averaging, or no tensor to select."""
@@ -95,14 +95,14 @@ class Elastic(ElasticSettings):
         return float(network.t_dw[bound & others].sum() / max(network.t_dw[free & others].sum(), 1e-12))
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
-        """Why nothing was proposed, and the smallest time ratio or memory budget that would do."""
+        """Why nothing was proposed, and the smallest sufficient time ratio or memory budget."""
         ratio = self.smallest_ratio(workload, profile)
         asked = budget.time_ratio or DEFAULT_RATIO
         if ratio is not None and ratio > 1:
-            reason = f"with one tensor beside the classifier a step takes {ratio:.3f} of a full one: nothing is saved"
+            reason = f"with the classifier and one other tensor a step takes {ratio:.3f} of a full step"
             return Shortfall((f"{reason}; take --strategy backprop",))
         if ratio is not None and ratio > asked:
-            reason = f"rho {asked:g} is too small: with one tensor beside the classifier a step takes {ratio:.3f}"
+            reason = f"rho {asked:g} is too small: with the classifier and one other tensor a step takes {ratio:.3f}"
             return Shortfall((reason,), smallest_ratio=ratio)
         smallest = self._smallest_bytes(workload, profile, budget)
         return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)

@@ -45,7 +45,7 @@ def tensor_table(
 
 
 def tensor_rows(found: TensorProfile, state_copies: int = 1) -> dict[str, Any]:
-    """A tensor profile as ``snugfit profile --json`` tells it; seconds are those of the batch that was timed.
+    """A tensor profile in the form of ``snugfit profile --json``; seconds are those of the timed batch.
 
     Returns:
         ``tensors``: of each ``name``, ``operator`` and ``kind``, ``t_dw`` (its gradient and update), ``t_dy`` (from it
