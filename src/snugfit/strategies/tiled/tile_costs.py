@@ -91,9 +91,12 @@ def _plans(
     strategy = Tiled(**asdict(cut), processes=cluster.size, cluster=request.cluster)
     chosen = next(iter(find_plans(chain, strategy, cluster, request.batch_size // strategy.replicas).values()))
     forward, backward = (str(named_profile(each, prefix.layers.cuts)) for each in (chosen.forward, chosen.backward))
-    before, behind = (group_boundaries(prefix.layers, each, apart=each == "backward") for each in DIRECTIONS)
+    forward_cuts, backward_cuts = (
+        group_boundaries(prefix.layers, each, apart=each == "backward") for each in DIRECTIONS
+    )
     one, every = (
-        replace(chosen, forward=str(corner(before)), backward=str(corner(behind))) for corner in (one_group, every_cut)
+        replace(chosen, forward=str(corner(forward_cuts)), backward=str(corner(backward_cuts)))
+        for corner in (one_group, every_cut)
     )
     return {"chosen": replace(chosen, forward=forward, backward=backward), "one": one, "every": every}
 
