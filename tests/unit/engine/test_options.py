@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import snugfit
-from snugfit._api.planning import RunnablePlan, _budget_options, _request
+from snugfit._api.planning import RunnablePlan, _budget_options
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.option_groups import ModelOptions
@@ -26,10 +26,10 @@ from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameErro
 
 
 def test_options_find_their_group():
-    request = _request({"epochs": 3, "max_train": 100, "rho": 0.2, "weights": "w.safetensors", "threads": 1})
+    request = Request.of(epochs=3, max_train=100, rho=0.2, weights="w.safetensors", threads=1)
     assert (request.training.epochs, request.data.max_train, request.strategy.rho) == (3, 100, 0.2)
     assert (request.model.weights, request.machine.threads) == ("w.safetensors", 1)
-    assert _request({}) == Request()
+    assert Request.of() == Request()
 
 
 def test_an_unknown_option_offers_the_nearest():
@@ -100,16 +100,16 @@ def test_auto_never_takes_what_is_there_to_compare_with():
 
 def test_what_is_there_decides_what_is_considered():
     def names(**options):
-        return {each.name for each in make_strategies(_request(options)).strategies}
+        return {each.name for each in make_strategies(Request.of(**options)).strategies}
 
     whole = {"backprop", "checkpoint", "blockwise"}
     assert names(weights="w.pth") == whole | {"sidenet"}
     assert names(time_ratio=0.5) == {"elastic"}
     assert names(devices=2) == whole | {"tiled"}
-    assert make_strategies(_request({"devices": 2})).strategies[-1].processes == 2
-    (waiting,) = make_strategies(_request({"memory": "1GB"})).standby
+    assert make_strategies(Request.of(devices=2)).strategies[-1].processes == 2
+    (waiting,) = make_strategies(Request.of(memory="1GB")).standby
     assert waiting.name == "tiled" and waiting.processes == 1
-    assert make_strategies(_request({"weights": "w", "scheme": "full"})).left_out["sidenet"] == "has no --scheme full"
+    assert make_strategies(Request.of(weights="w", scheme="full")).left_out["sidenet"] == "has no --scheme full"
 
 
 def test_a_plan_over_processes_does_not_run_on_one():
@@ -143,7 +143,7 @@ def test_other_numbers_of_sets_are_refused(count):
 
 
 def test_a_limit_on_images_holds_for_the_callers_own():
-    splits = own_splits((images(), images(6)), _request({"max_train": 5, "max_val": 2}))
+    splits = own_splits((images(), images(6)), Request.of(max_train=5, max_val=2))
     assert (len(splits.train), len(splits.val)) == (5, 2)
 
 
@@ -189,7 +189,7 @@ def test_a_folder_of_images_is_stored_as_it_was_found(tmp_path, monkeypatch, whe
     (tmp_path / "sets" / "photos").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "sets" if where == "working folder" else tmp_path)
     monkeypatch.setenv("SNUGFIT_DATA", str(tmp_path / ("sets" if where == "data folder" else ".")))
-    stored = with_absolute_paths(_request({"data": "folder:photos", "weights": "w.safetensors"}))
+    stored = with_absolute_paths(Request.of(data="folder:photos", weights="w.safetensors"))
     assert stored.data.data == f"folder:{tmp_path / 'sets' / 'photos'}"
     assert stored.model.weights == str((tmp_path / "sets" if where == "working folder" else tmp_path) / "w.safetensors")
 
