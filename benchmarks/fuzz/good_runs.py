@@ -22,7 +22,7 @@ _TRAIN = (
     "train --model benchmarks.fuzz.tiny:net --data digits --image-size 8 --max-train 32 --max-val 16 --epochs 1 "
     "--batch-size 16 --strategy blockwise --local-loss classic --memory 200MB --out runs/tiny"
 )
-_LEFT_OUT = ("report.html", "*.tmp", "run.lock", "manifest.json", "events*")
+_LEFT_OUT = ("report.html", "*.tmp", "lock", "manifest.json", "events*")
 
 
 def _trained(folder: Path) -> None:

@@ -78,9 +78,9 @@ def test_a_seed_does_the_same_damage_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no-local-loss", "exit-beyond-the-end"])
-def test_a_record_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_architecture_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
     shutil.copytree(CORPUS / "run" / "good", tmp_path / "run")
-    shutil.copy(CORPUS / "run" / name / "record.json", tmp_path / "run")
+    shutil.copy(CORPUS / "run" / name / "architecture.json", tmp_path / "run")
     Manifest.of(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"does not describe the model that is saved \(.*Restore record\.json"):
+    with pytest.raises(CheckpointError, match=r"architecture\.json does not describe the model that is saved \("):
         snugfit.load(tmp_path / "run")
