@@ -25,7 +25,7 @@ from snugfit._version import __version__ as __version__
 
 os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # read once, while torch is loaded; see snugfit.memory.trim
 
-TYPE_CHECKING = False  # as in typing, which takes long to import: a Ctrl-C in the meantime is nobody's to catch
+TYPE_CHECKING = False  # as in typing, whose import takes long; nothing would catch a Ctrl-C in the meantime
 if TYPE_CHECKING:
     from typing import Any
 

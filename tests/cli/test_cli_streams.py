@@ -197,9 +197,9 @@ print(worker.main(), os.read(reading, 1000).decode())
 @pytest.mark.parametrize(("seconds", "delay", "said"), [(60, 0.01, "130 {"), (0, 60, '0 {"result": 7}')])
 def test_an_interrupt_in_a_finalizer_interrupts_without_a_traceback(seconds: int, delay: float, said: str) -> None:
     """Unless the work is done before it is delivered again."""
+    code = SWALLOWED.format(seconds=seconds, delay=delay)
     done = subprocess.run(
-        [sys.executable, "-c", SWALLOWED.format(seconds=seconds, delay=delay)], input='{"debug": false}', capture_output=True,
-        text=True, timeout=100, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code], input='{"debug": false}', capture_output=True, text=True, timeout=100, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(said)

@@ -11,10 +11,6 @@ import snugfit
 SOURCE = Path(snugfit.__file__).parent
 SHAPE = re.compile(r"\(\)|\([\w.*+/'-]{1,12},|\bscalar|\bshapes?\b")
 """Such as (B, C, H, W), (C,), (..., K) and (); or the word."""
-NOT_YET = {
-    "_api",
-    "_engine",
-}
 
 
 def on_tensors(function):
@@ -32,8 +28,6 @@ def without_shapes(path):
 
 @pytest.mark.parametrize("package", sorted({path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py")}))
 def test_docstrings_of_functions_on_tensors_give_shapes(package):
-    if package in NOT_YET:
-        pytest.skip("not yet")
     paths = SOURCE.glob(package) if package.endswith(".py") else (SOURCE / package).rglob("*.py")
     missing = {path.relative_to(SOURCE).as_posix(): without_shapes(path) for path in paths}
     assert {path: names for path, names in missing.items() if names} == {}

@@ -1,4 +1,4 @@
-"""The flags: the typed groups of ``core.request`` plus what every command takes."""
+"""The flags: the typed groups of ``_core.request`` plus what every command takes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _panel(title: str, order: int) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RequestFlags:
-    """All options of one run as flags; the fields are those of ``core.request.Request``."""
+    """All options of one run as flags; the fields are those of ``_core.request.Request``."""
 
     model: Annotated[ModelOptions, _panel("Model", 1)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, _panel("Data", 2)] = field(default_factory=DataOptions)

@@ -42,10 +42,10 @@ class DataOptions(Checked):
         data: a data set's name, or ``folder:PATH`` with one folder per class; to detect, a folder of images with boxes
             (YOLO or COCO), a ``data.yaml`` or an ``instances_*.json``.
         task: classify images, or detect objects in them.
-        data_dir: where data sets are (``SNUGFIT_DATA`` otherwise).
+        data_dir: folder of data sets; ``SNUGFIT_DATA`` by default.
         classes: expected number of classes; an error is raised when the data has another number.
-        max_train: most training images to use.
-        max_val: most validation (and test) images to use.
+        max_train: maximum number of training images.
+        max_val: maximum number of validation images, and of test images.
         workers: threads that decode images; 0 decodes in the training thread.
     """
 

@@ -1,6 +1,6 @@
 """Strategies by name: those in the folder ``snugfit/strategies``, and those of installed packages.
 
-A strategy is a folder with a ``config.py`` that defines a class ``Config``, a
+A strategy is a package with a ``config.py`` that defines a class ``Config``, a
 :class:`~snugfit._core.strategy_config.StrategyConfig`. An installed package adds one with an entry point in the group
 ``snugfit.strategies`` that refers to such a class.
 """

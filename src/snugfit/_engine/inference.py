@@ -77,7 +77,7 @@ def predicted(
 
 
 def _classes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture, top: int | None) -> Iterator[Row]:
-    """The likeliest classes of a batch of images."""
+    """The likeliest classes of each image, from logits (B, K)."""
     probabilities = outputs.softmax(1)
     values, classes = probabilities.topk(min(top or 1, probabilities.shape[1]), dim=1)
     for path, row, indices in zip(paths, values.tolist(), classes.tolist(), strict=True):
@@ -86,7 +86,7 @@ def _classes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture,
 
 
 def _boxes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture, top: int | None) -> Iterator[Row]:
-    """The boxes in a batch of images, in pixels of the upright image, the surest first."""
+    """The boxes of each image in pixels of the upright image, the surest first, from outputs (B, A * (5 + K), H, W)."""
     for path, found in zip(paths, detections(outputs, architecture.anchors, _SURE), strict=True):
         sides = torch.tensor(upright_size(path) * 2)
         places = (corners(found.boxes).clamp(0, 1) * sides).tolist()

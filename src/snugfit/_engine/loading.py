@@ -116,7 +116,7 @@ class Architecture:
 
         Args:
             chain: the full network, from :meth:`chain`.
-            state: the saved tensors by name; layers from which channels were removed are as wide as these.
+            state: the saved tensors by name; layers from which channels were removed take the shapes of these.
 
         Raises:
             UnknownNameError: the strategy is not installed.

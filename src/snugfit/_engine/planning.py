@@ -52,10 +52,10 @@ def make_plan(
 
     Args:
         request: the options.
-        splits: data of the caller's; by the request's name otherwise.
-        module: a module of the caller's (or a function that makes one); by the request's name otherwise.
+        splits: data passed from Python; None opens the data set that the request names.
+        module: a module passed from Python, or a function that makes one; None builds the model that the request names.
         subscribers: receive every measured probe and notice.
-        measures: whether strategies propose; facts of the units need no strategy.
+        measures: whether strategies measure and propose; if not, the profile holds statistics of the units alone.
     """
     considered = make_strategies(request) if measures else StrategySelection([])
     budget = Budget(**asdict(request.budget))

@@ -29,8 +29,8 @@ DRIFT_BYTES = 1 * MB
 def requests_apart(planned: Planned) -> list[Request]:
     """Requests to plan again in fresh processes.
 
-    Each considered strategy alone, if there were several; then with the leanest of those settings that the user did
-    not set.
+    For each considered strategy: the strategy alone, unless the request already names it; then each of its leaner
+    settings, for options that the user left open.
 
     Args:
         planned: a plan in which nothing fits.
@@ -81,7 +81,7 @@ def smallest_budget_of(
 
 
 def _smallest(strategy: Strategy, plan: Plan, profile: Profile, runs: Sequence[PastRun], most: int) -> int | None:
-    """Fewest MB up to ``most``, by bisection; None if that does not work either."""
+    """Smallest number of MB up to ``most`` that fits, by bisection; None if ``most`` does not fit."""
     factors = correction(runs, strategy.name, plan.workload)
 
     def fits(size: int) -> bool:

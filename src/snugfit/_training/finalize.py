@@ -34,7 +34,7 @@ class FinalEvaluation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a strategy came to.
+    """The result of a strategy's training.
 
     Attributes:
         strategy: its name.

@@ -42,7 +42,7 @@ class Strategy(Protocol):
         """Filled-in instances that fit the budget, best first."""
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
-        """Why nothing was proposed, and what would do."""
+        """Why nothing was proposed, and which budget would be enough."""
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Predicted cost of this instance; pure."""

@@ -1,4 +1,4 @@
-"""Liveness: which tensors of a training step are in memory while it goes through its operators, forward and backward.
+"""Liveness: which tensors are in memory at each operator of a training step, forward and backward.
 
 Plain arithmetic over one record per operator. ``profiling`` makes the records from runs on the meta device, and
 ``selection`` from a profile and the tensors that train.
@@ -34,13 +34,13 @@ class OperatorTensors:
     """The tensors of one operator in a step.
 
     Attributes:
-        number: of the operator.
+        number: number of the operator.
         reads: numbers of the feature maps that it reads, or that stay in memory while it runs.
-        gives: numbers of the feature maps that its output lies in; in place, or as a view, it gives one that it reads.
-        made: bytes of those that are new, by number.
-        kept: bytes of what is kept for its backward pass, by number; a feature map that is there takes no more.
-        forward_scratch: the most that its forward pass takes in addition to what it makes and keeps.
-        backward_scratch: the same of its backward pass, in addition to the gradients that it passes.
+        gives: numbers of the feature maps that hold its output; in-place operators and views reuse one that they read.
+        made: bytes of each new feature map among them, by number.
+        kept: bytes of each tensor saved for its backward pass, by number; a feature map that is in memory adds none.
+        forward_scratch: peak bytes of its forward pass beyond what it makes and keeps.
+        backward_scratch: peak bytes of its backward pass beyond the gradients that it passes back.
         flows: whether its output has a gradient.
         passed: the gradients that it passes back.
     """
@@ -76,8 +76,8 @@ class StepMemory:
 
     Args:
         operators: in order of execution.
-        given: bytes of the feature maps that are there before, by number.
-        spent: whether these are freed after their last reader; else they stay.
+        given: bytes of the feature maps that exist before the step, by number.
+        spent: whether these are freed after their last reader; otherwise they stay in memory.
 
     Attributes:
         live: bytes alive now.
@@ -158,7 +158,7 @@ class StepMemory:
             found.backward = max(found.backward, peak - kept)
 
     def free_after(self, index: int, *, unless: Iterable[int] = ()) -> None:
-        """Free the feature maps of which an operator is the last reader, apart from some that were never there."""
+        """Free the feature maps whose last reader is this operator, except ``unless``, which were never allocated."""
         for number in self._dying.get(index, ()):
             if number not in unless:
                 self.release(number)

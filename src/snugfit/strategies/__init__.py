@@ -22,12 +22,17 @@ from snugfit.strategies.micro_batch import AccumulationOptions
 
 if TYPE_CHECKING:
     from snugfit._chain import Chain
+    from snugfit._storage.weights_file import save_model
+    from snugfit._training.dry_run import dry_run_phase
+    from snugfit._training.finalize import evaluate_model, make_record
+    from snugfit._training.loop import train_phase
     from snugfit._training.network import Forward, NetworkTrainer
     from snugfit._training.run import Run
     from snugfit._training.split import TrainingData
     from snugfit._training.strategy import Strategy
     from snugfit.profiling import Probe
-    from snugfit.strategies.full_network import FullNetwork, MakeTrainer, by_own_loss
+    from snugfit.strategies.full_network import FullNetwork, MakeTrainer, by_own_loss, fit_network
+    from snugfit.strategies.memory_estimates import step_headroom, with_safety
 
 _WITH_TORCH = {
     "Chain": "snugfit._chain",
@@ -40,6 +45,14 @@ _WITH_TORCH = {
     "Strategy": "snugfit._training.strategy",
     "TrainingData": "snugfit._training.split",
     "by_own_loss": "snugfit.strategies.full_network",
+    "dry_run_phase": "snugfit._training.dry_run",
+    "evaluate_model": "snugfit._training.finalize",
+    "fit_network": "snugfit.strategies.full_network",
+    "make_record": "snugfit._training.finalize",
+    "save_model": "snugfit._storage.weights_file",
+    "step_headroom": "snugfit.strategies.memory_estimates",
+    "train_phase": "snugfit._training.loop",
+    "with_safety": "snugfit.strategies.memory_estimates",
 }
 
 __all__ = [
@@ -73,6 +86,14 @@ __all__ = [
     "UnitFacts",
     "Workload",
     "by_own_loss",
+    "dry_run_phase",
+    "evaluate_model",
+    "fit_network",
+    "make_record",
+    "save_model",
+    "step_headroom",
+    "train_phase",
+    "with_safety",
 ]
 
 

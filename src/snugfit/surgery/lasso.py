@@ -66,7 +66,7 @@ def add_penalty_gradient(parameter: nn.Parameter, slots: Sequence[Slot], scale: 
 
     Args:
         parameter: a weight; it may be called from the hook that follows the accumulation of its gradient.
-        slots: its entry in :func:`penalised`.
+        slots: its entry in :func:`penalised_weights`.
         scale: from :func:`penalty_scale`.
     """
     if not parameter.requires_grad or parameter.grad is None:

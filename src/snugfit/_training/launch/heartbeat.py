@@ -28,8 +28,8 @@ class _Seen:
 class Heartbeat:
     """A thread that increments a counter in the store, over its own connection, and watches the others' counters.
 
-    It does not depend on the main thread, so a long computation is no silence; but a process that was killed, stopped
-    or disconnected falls silent. A context manager.
+    The thread keeps beating during a long computation of the main thread. The beats of a process that is killed,
+    stopped or disconnected no longer arrive. A context manager.
 
     Args:
         here: this process.
