@@ -123,13 +123,14 @@ def test_weights_runs_and_versions_matter(data, tmp_path_factory, monkeypatch):
     seen.append(key(machine=machine))
     for change in (
         lambda: monkeypatch.setattr(plan_cache, "version", lambda package: "9.9"),
-        lambda: monkeypatch.setattr(plan_cache, "code", lambda: "another"),
+        lambda: monkeypatch.setattr(plan_cache, "code_digest", lambda: "another"),
         lambda: monkeypatch.setenv("OMP_NUM_THREADS", "7"),
         lambda: monkeypatch.setattr(plan_cache, "_machine", lambda: ["another"]),
         lambda: monkeypatch.chdir(data),
     ):
         change()
         seen.append(key())
+    seen.append(key(machine=MachineOptions(cache_dir=str(elsewhere))))
     assert None not in seen and len(set(seen)) == len(seen), json.dumps(seen)
 
 

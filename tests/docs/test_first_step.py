@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pages import ROOT
 
+import snugfit
+
 MOST_FILES = 15
 SMALL = ("--model", "smallconv", "--data", "digits", "--image-size", "8", "--max-train", "32", "--epochs", "1")
 
@@ -17,6 +19,7 @@ def traced(folder: Path) -> list[str]:
     """Files on the call stack at each stage of a real run, in the order in which they are entered."""
     search = os.pathsep.join([str(Path(__file__).parent / "tracing"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": search, "FIRST_STEP_TRACE": str(folder / "stacks")}
+    environment["FIRST_STEP_SOURCE"] = f"{Path(snugfit.__file__).parent}{os.sep}"
     options = ("--strategy", "backprop", "--profile-cache", "off", "--threads", "1", "--out", "run", "--quiet")
     command = [sys.executable, "-c", "from snugfit._cli import main; main()", "train", *SMALL, *options]
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=250)

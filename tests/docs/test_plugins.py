@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ import tomllib
 from pages import ROOT, code_blocks
 
 import snugfit
+from snugfit._core.registry import strategies, strategy_class
+from snugfit._core.request import StrategyOptions
 
 SOURCE = Path(snugfit.__file__).parent
 PAGE = ROOT / "docs/adding_a_strategy.md"
@@ -73,12 +75,12 @@ class Installation:
     work: Path
     path: Path
 
-    def process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def process(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(self.path), "XDG_CACHE_HOME": str(self.work / "cache")}
         done = subprocess.run(
             [sys.executable, *arguments], cwd=self.work, env=environment, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == code, done.stderr
         return done
 
     def python(self, *arguments: str) -> str:
@@ -159,6 +161,10 @@ def test_a_strategy_takes_part_in_everything(place):
     assert chosen["strategy"] == "head-only"
     assert (chosen["settings"]["trained_units"], chosen["settings"]["feature_scale"]) == (1, 0.5)
     assert "trains 1 units" in place.process("-m", "snugfit", "plan", "--config", config).stderr
+    refused = json.loads(
+        place.process("-m", "snugfit", "plan", "--config", config, "--memory", "1MB", "--json", code=3).stdout
+    )
+    assert refused["error"]["type"] == "InfeasibleBudgetError" and "head-only" in refused["error"]["message"]
     record = json.loads(place.snugfit("train", "--config", config, "--out", "trained", "--json"))
     assert record["strategy"] == "head-only" and record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"]
     assert place.python("-c", STOP.format(options={**WORK, **OPTIONS})).strip() == "stopped"
@@ -182,3 +188,47 @@ def test_a_package_that_cannot_be_imported_is_left_out_with_a_warning(installed)
     left, kept, *words = installed.python("-c", code).split()
     assert (left, kept) == ("False", "True")
     assert "'head-only' of the package head-only cannot be loaded" in " ".join(words)
+
+
+BAD = {
+    "an instance": "class Config(Base):\n    name = 'mine'\n    implementation = 'a:B'\nConfig = Config()",
+    "a name that is taken": "class Config(Base):\n    name = 'backprop'\n    implementation = 'a:B'",
+    "another default": "class Options(Checked):\n    interval: Count = 5\n" + "class Config(Base):\n    name = 'mine'\n"
+    "    implementation = 'a:B'\n    options = dataclass(frozen=True)(Options)",
+    "a common option": "class Options(Checked):\n    epochs: Count = 5\n" + "class Config(Base):\n    name = 'mine'\n"
+    "    implementation = 'a:B'\n    options = dataclass(frozen=True)(Options)",
+}
+LISTED = """
+import warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    from snugfit._core.registry import strategies
+    from snugfit._core.request import StrategyOptions
+    assert strategies()["backprop"].implementation.startswith("snugfit.")
+    assert set(strategies()) == {"backprop", "checkpoint", "blockwise", "elastic", "sidenet", "tiled", "feedback"}
+print(*(each.message for each in said))
+"""
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_an_unusable_config_is_left_out_with_a_warning(installed, fault):
+    head = "from dataclasses import dataclass\nfrom snugfit.strategies import Checked, Count\n"
+    head += "from snugfit.strategies import StrategyConfig as Base\n"
+    (installed.path / "head_only" / "config.py").write_text(head + BAD[fault])
+    assert "'head-only' is left out" in installed.python("-c", LISTED)
+
+
+def test_a_strategy_whose_module_fails_is_left_out_with_a_warning(installed):
+    (installed.path / "head_only" / "strategy.py").write_text("import no_such_module")
+    code = "import snugfit; print(snugfit.plan('smallconv', 'digits', image_size=8, max_train=32).plan.choice.strategy)"
+    done = installed.process("-c", code)
+    assert done.stdout.strip() and "head-only is left out, since it cannot be imported" in done.stderr
+
+
+def test_every_option_of_a_strategy_reaches_it():
+    for name, config in strategies().items():
+        own = {field.name for field in fields(config.options)}
+        taken = {field.name for field in fields(strategy_class(name))} & {
+            field.name for field in fields(StrategyOptions)
+        }
+        assert taken <= own, name

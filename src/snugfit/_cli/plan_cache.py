@@ -24,10 +24,10 @@ from snugfit._cli.failures import FailedError
 from snugfit._core.code_version import code_digest
 from snugfit._core.documents import read_as
 from snugfit._core.hardware import cores, processor
-from snugfit._core.option_groups import MachineOptions
 from snugfit._core.options import data_sets_in
 from snugfit._core.paths import data_root, profiles_folder, try_write_text
 from snugfit._core.plan import Plan
+from snugfit._core.plugins import installed_plugins
 from snugfit._core.request import Request
 from snugfit.errors import CheckpointError, DataError
 
@@ -80,13 +80,12 @@ def _checked(found: Any) -> dict[str, Any]:
 def _path(request: Request, kind: str) -> Path | None:
     """The file of its answer; None if the answer may depend on something unknown here."""
     folder, model = profiles_folder(request.machine.profile_cache), request.model.model
-    if folder is None or (":" in model and not model.startswith(LIBRARIES)):
+    if folder is None or (":" in model and not model.startswith(LIBRARIES)) or installed_plugins():
         return None
     files = _files(request, folder)
     if files is None:
         return None
-    machine = MachineOptions(request.machine.device, request.machine.threads, request.machine.out)
-    asked = replace(request, machine=machine).to_json()
+    asked = replace(request, machine=replace(request.machine, profile_cache="auto")).to_json()
     facts = json.dumps([asked, code_digest(), _software(), _machine(), str(Path.cwd()), files], sort_keys=True)
     return folder / kind / f"{sha256(facts.encode()).hexdigest()[:32]}.json"
 

@@ -94,7 +94,8 @@ class TrainingOptions(Checked):
             another default.
         lr: peak learning rate; 0.01 for sgd, 0.001 for adamw and 0.005 for schedulefree by default, unless the named
             strategy has another default; to detect, 0.0003 for all of them.
-        weight_decay: weight decay; by default 0.0005, and 0 for schedulefree.
+        weight_decay: weight decay; by default 0.0005, and 0 for schedulefree, unless the
+            named strategy has another default.
         schedule: cosine or constant; cosine by default, constant for schedulefree.
         precision: float32, or bfloat16 through autocast.
         augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.

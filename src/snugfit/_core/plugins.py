@@ -74,6 +74,12 @@ def load_entry_point(point: EntryPoint) -> Any:
         return None
 
 
+def installed_plugins() -> bool:
+    """Whether installed packages add strategies, local losses or models, whose code may change at any time."""
+    groups = ("snugfit.strategies", LOCAL_LOSSES.group, MODELS.group)
+    return any(entry_points(group=group) for group in groups)
+
+
 MODELS = Plugins("snugfit._models", "MODELS", "snugfit.models")
 """Networks: functions of the number of classes, the image's side in pixels and its channels that return a module."""
 LOCAL_LOSSES = Plugins("snugfit.local", "LOSSES", "snugfit.local_losses")

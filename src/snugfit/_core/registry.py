@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from snugfit._core.option_merging import merged_options
 from snugfit._core.plugins import load_entry_point
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit.errors import UnknownNameError
@@ -26,7 +28,14 @@ GROUP = "snugfit.strategies"
 @functools.cache
 def strategies() -> dict[str, StrategyConfig]:
     """All strategies by name, in table order; a failing entry point is skipped with a warning."""
-    found = {config.name: config for config in (*_own(), *_installed())}
+    found = {config.name: config for config in _own()}
+    for point in entry_points(group=GROUP):
+        kind = load_entry_point(point)
+        reason = None if kind is None else _why_unusable(kind, found)
+        if reason is not None:
+            warnings.warn(f"{GROUP}: '{point.name}' is left out: {reason}", stacklevel=2)
+        elif kind is not None:
+            found[kind.name] = kind()
     return dict(sorted(found.items(), key=lambda item: (item[1].order, item[0])))
 
 
@@ -37,11 +46,34 @@ def _own() -> Iterator[StrategyConfig]:
             yield importlib.import_module(f"{GROUP}.{each.name}.config").Config()
 
 
-def _installed() -> Iterator[StrategyConfig]:
-    for point in entry_points(group=GROUP):
-        config = load_entry_point(point)
-        if config is not None:
-            yield config()
+def _why_unusable(kind: Any, found: dict[str, StrategyConfig]) -> str | None:
+    """Why a config of an installed package cannot be used next to those that were found; None if it can."""
+    if not (isinstance(kind, type) and issubclass(kind, StrategyConfig)):
+        return "it is not a class derived from StrategyConfig"
+    try:
+        if kind.name in found:
+            return f"there is a strategy {kind.name} already"
+        merged_options([*(config.options for config in found.values()), kind.options])
+        kind()
+    except (TypeError, AttributeError, NameError) as error:
+        return str(error)
+    return None
+
+
+def import_strategies() -> None:
+    """Import the modules of all strategies; one of an installed package that fails is left out with a warning.
+
+    Raises:
+        ImportError: a module of snugfit's own strategies fails.
+    """
+    for name, config in list(strategies().items()):
+        try:
+            strategy_class(name)
+        except Exception as error:
+            if config.implementation.startswith(f"{GROUP}."):
+                raise
+            del strategies()[name]
+            warnings.warn(f"the strategy {name} is left out, since it cannot be imported: {error}", stacklevel=2)
 
 
 def find_config(name: str) -> StrategyConfig | None:

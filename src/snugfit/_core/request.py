@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit._core.budget import Aim
 from snugfit._core.option_groups import BaseRequest, BaseStrategyOptions
 from snugfit._core.option_help import help_of, with_help
+from snugfit._core.option_merging import declared_options, merged_options
 from snugfit._core.options import Names
 from snugfit._core.registry import strategies
 from snugfit._core.serial import from_data, to_data
@@ -22,14 +22,13 @@ def _strategy_options() -> type[BaseStrategyOptions]:
         TypeError: two strategies declare an option of one name differently.
     """
     names = tuple(strategies())
-    own_hints = get_type_hints(BaseStrategyOptions, include_extras=True)
-    found = {option.name: (own_hints[option.name], option.default) for option in fields(BaseStrategyOptions)}
+    found = declared_options(BaseStrategyOptions)
     found["strategy"] = (Annotated[str, Names(("auto", *names))], "auto")
+    found |= merged_options(config.options for config in strategies().values())
     texts: dict[str, dict[str, str]] = {}
     for config in strategies().values():
-        hints, own = get_type_hints(config.options, include_extras=True), help_of(config.options)
+        own = help_of(config.options)
         for option in fields(config.options):
-            found[option.name] = _merged(option, hints[option.name], found.get(option.name))
             texts.setdefault(option.name, {})[config.name] = own.get(option.name, "")
     common = help_of(BaseStrategyOptions)
     common["strategy"] = f"auto, {', '.join(names[:-1])} or {names[-1]}. {common['strategy']}"
@@ -39,23 +38,6 @@ def _strategy_options() -> type[BaseStrategyOptions]:
     made.__doc__ = with_help("The strategy, and the options of all strategies.", shown)
     made.__module__ = __name__
     return made
-
-
-def _merged(option: Field[Any], hint: Any, before: tuple[Any, Any] | None) -> tuple[Any, Any]:
-    """Type and default of an option; choices of several strategies are merged."""
-    if before is None or before == (hint, option.default):
-        return hint, option.default
-    names = [*dict.fromkeys([*_choices(before[0]), *_choices(hint)])]
-    if not names or before[1] is not None or option.default is not None:
-        raise TypeError(f"the option {option.name} is declared differently by two strategies")
-    return Literal[tuple(names)] | None, None
-
-
-def _choices(hint: Any) -> Iterator[str]:
-    """Names of an optional choice, such as ``Literal["a", "b"] | None``."""
-    for part in get_args(hint):
-        if get_origin(part) is Literal:
-            yield from get_args(part)
 
 
 def _joined(texts: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
 from snugfit._core.option_groups import TrainingOptions
 from snugfit._core.options import data_sets_in
-from snugfit._core.registry import config_of, find_config, import_reference, strategies
+from snugfit._core.registry import config_of, find_config, import_reference, strategies, strategy_class
 from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, TaskName, Workload
@@ -227,6 +227,18 @@ def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig
     return replace(default_optimizer(own, task), **given)
 
 
+def check_options(request: Request) -> None:
+    """Check what only the strategies know of their options, whichever strategy is asked for.
+
+    Raises:
+        UsageError: an option has a value that its strategy does not know.
+    """
+    for name in strategies():
+        check = getattr(strategy_class(name), "check_options", None)
+        if check is not None:
+            check(request.strategy)
+
+
 def make_strategies(request: Request) -> StrategySelection:
     """The strategies to consider, with the request's settings; for ``auto`` all that serve it.
 
@@ -255,8 +267,6 @@ def _configured(config: StrategyConfig, request: Request) -> Strategy:
     kind: Any = import_reference(config.implementation)
     known = {item.name for item in fields(kind)}
     options = {item.name: getattr(request.strategy, item.name) for item in fields(config.options)}
-    if hasattr(kind, "check_options"):
-        kind.check_options(request.strategy)
     given = {key: value for key, value in options.items() if key in known and value is not None}
     made: Strategy = kind(**given, **config.settings(request))
     return made

@@ -61,4 +61,5 @@ def _same(request: Request, folder: Path) -> bool:
     except CheckpointError:
         return False
     now = with_absolute_paths(request)
-    return replace(before, machine=now.machine) == now
+    machine = replace(now.machine, cache_dir=before.machine.cache_dir)
+    return before.machine.cache_dir == now.machine.cache_dir and replace(before, machine=machine) == now

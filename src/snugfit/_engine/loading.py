@@ -138,7 +138,7 @@ def load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None)
     chain = architecture.chain(model)
     try:
         module = architecture.trained(chain, state)
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
         raise CheckpointError(

@@ -14,7 +14,7 @@ from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.request import Request
 from snugfit._data import Splits
-from snugfit._engine.builder import Assembly, assemble, make_strategies
+from snugfit._engine.builder import Assembly, assemble, check_options, make_strategies
 from snugfit._engine.history import measurements, past_runs
 from snugfit._engine.process import baseline, choose_device, describe_hardware
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, default_aim, search
@@ -57,6 +57,7 @@ def make_plan(
         subscribers: receive every measured probe and notice.
         measures: whether strategies measure and propose; if not, the profile holds statistics of the units alone.
     """
+    check_options(request)
     considered = make_strategies(request) if measures else StrategySelection([])
     budget = Budget(**asdict(request.budget))
     aim = request.strategy.aim or default_aim(transfers=request.model.weights is not None)

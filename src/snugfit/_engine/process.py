@@ -10,14 +10,13 @@ import psutil
 import torch
 
 from snugfit._core.hardware import Hardware, cores, processor
-from snugfit._core.registry import strategies, strategy_class
+from snugfit._core.registry import import_strategies
 from snugfit.errors import UsageError
 from snugfit.memory import Baseline, limit
 from snugfit.memory import prepare_process as take_baseline
 
 import_module("kornia.augmentation")  # this and all strategies are imported before the baseline
-for _name in strategies():
-    strategy_class(_name)
+import_strategies()
 
 _prepared: list[Baseline] = []
 

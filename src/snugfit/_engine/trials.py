@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from snugfit._core.option_groups import FROM_PYTHON, MachineOptions
+from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.plan import Candidate
 from snugfit._core.record import Record
 from snugfit._core.registry import strategy_class
@@ -75,7 +75,7 @@ def _shortened(assembly: Assembly, steps: int) -> Assembly:
         max_train=min(most, request.data.max_train or most),
         max_val=min(few, few if request.data.max_val is None else request.data.max_val),
     )
-    machine = MachineOptions(request.machine.device, request.machine.threads, profile_cache="off")
+    machine = replace(request.machine, out=None, profile_cache="off")
     request = replace(request, data=data, training=replace(request.training, epochs=1), machine=machine)
     splits = _few(assembly.splits, most) if data.data == FROM_PYTHON else load_splits(request)
     return assemble(request, splits, assembly.module)

@@ -11,7 +11,7 @@ from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 
 MIN_SECONDS = 1.0
-"""A run that trained for less comparable of warming up rather than of training."""
+"""Shorter runs say more about warming up than about training, and do not count."""
 SAME_NETWORK_RUNS, OTHER_NETWORK_RUNS = 9, 15
 """Number of latest runs that count: of the same network, and of any network with the same strategy."""
 MIN_OTHER_RUNS = 3

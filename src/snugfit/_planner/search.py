@@ -26,7 +26,7 @@ from snugfit.profiling import LOOKING_BYTES, Measurements, Probe, TensorProbe, d
 
 @dataclass(frozen=True)
 class PlanningInput:
-    """What a plan proposals.
+    """What a plan is made for.
 
     Attributes:
         workload: model, data, optimizer and schedule.

@@ -170,8 +170,8 @@ def _entry_of(item: Tensor | Deferred, along_memory: bool) -> _Entry:
 
 
 def _stored(item: Tensor | Deferred, entry: _Entry) -> memoryview:
-    tensor = (item.make() if isinstance(item, Deferred) else item).detach()
-    return as_bytes((tensor if entry.axes is None else tensor.permute(entry.axes)).contiguous().cpu())
+    tensor = (item.make() if isinstance(item, Deferred) else item).detach().cpu()
+    return as_bytes((tensor if entry.axes is None else tensor.permute(entry.axes)).contiguous())
 
 
 def _axes(tensor: Tensor) -> list[int] | None:

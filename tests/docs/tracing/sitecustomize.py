@@ -17,12 +17,14 @@ STAGES = {
     "_training/loop.py": "_step_within_budget",
 }
 """The child gets its job; data and network are assembled; probes are measured; a training step begins."""
+SOURCE = os.environ.get("FIRST_STEP_SOURCE", "?")
+"""Folder of snugfit's files."""
 OPTIMIZERS = f"{os.sep}torch{os.sep}optim{os.sep}"
 _seen: set[str] = set()
 
 
 def _file(frame) -> str:
-    return frame.f_code.co_filename.rpartition("/snugfit/")[2] if "/src/snugfit/" in frame.f_code.co_filename else ""
+    return frame.f_code.co_filename.removeprefix(SOURCE) if frame.f_code.co_filename.startswith(SOURCE) else ""
 
 
 def _stack(frame) -> list[str]:

@@ -55,6 +55,8 @@ def test_a_run_that_asked_for_something_else_is_not_taken_up(interrupted):
     out, _ = interrupted
     other = replace(asked(out), model=ModelOptions("smallconv", image_size=16))
     assert begun(other, FIRST) is None and begun(other, LATER) is None, "a round may be lost before it looks"
+    cached = replace(asked(out), machine=replace(asked(out).machine, cache_dir=str(out)))
+    assert begun(cached, FIRST) is None, "its caches would be looked for where they are not"
     with pytest.raises(UsageError, match="is not empty"):
         plan_request(other)
 

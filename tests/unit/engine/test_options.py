@@ -41,6 +41,8 @@ def test_an_unknown_option_offers_the_nearest():
 def test_an_unknown_local_loss_or_strategy_is_told_before_any_work():
     with pytest.raises(UnknownNameError, match=r"local loss 'ann'.*Did you mean 'aan'"):
         snugfit.plan("vgg8", "no-such-data", local_loss="ann")
+    with pytest.raises(UnknownNameError, match="'ann'"):
+        snugfit.plan("vgg8", "no-such-data", strategy="backprop", local_loss="ann")
     with pytest.raises(UnknownNameError, match=r"--strategy 'blockwize'.*'blockwise'"):
         snugfit.plan("vgg8", "no-such-data", strategy="blockwize")
     with pytest.raises(UnknownNameError, match=r"--aim 'speed'.*accuracy, memory, time"):

@@ -15,6 +15,7 @@ from snugfit._core.tensors import Saved
 from snugfit.selection import choice
 from snugfit.selection.choice import TIME_RESOLUTION, Headroom, choose, needed_bytes
 from snugfit.selection.network import Network
+from snugfit.selection.pareto import Limits
 from snugfit.selection.timing import StepTimes
 
 
@@ -223,7 +224,7 @@ def test_budgets_are_divided_as_finely_as_is_said_and_held_gradients_count(monke
     gradients = network.gradient_bytes[others] if holds else 0
     assert seen[1][0].tolist() == (network.own_bytes[others] + gradients).tolist()
     headroom = least + 500 - network.state_bytes(network.head)
-    assert seen[2][3] == times.backward_budget(0.9) and seen[2][5:] == (headroom, 1000)
+    assert seen[2][4] == Limits(times.backward_budget(0.9), int(headroom), 1000)
 
 
 class TestHowMuchTensorsAreAllowed:

@@ -17,6 +17,7 @@ from snugfit._storage.checkpoint import CheckpointStore
 from snugfit._storage.digests import Digester, FileDigest
 from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import MANIFEST_FILE, Manifest, check_files
+from snugfit._training.events import StepDone
 from snugfit._training.metrics import MetricsWriter
 from snugfit.errors import CheckpointError
 
@@ -37,7 +38,7 @@ def work(folder: Path, cache: Path) -> None:
             weights.save(index, {"w": torch.zeros(3)})
     checkpoints = CheckpointStore(folder / "checkpoint", manifest)
     for epoch in range(2):
-        metrics._write("p", epoch, 0, *[1.0] * 8)
+        metrics(StepDone("p", epoch, *[1] * 8))
         weights.save(0, {"w": torch.full((3,), float(epoch + 1))})
         with CacheWriter(cache, "block", 2, (3,), dtype="float32", manifest=manifest) as writer:
             writer.write(torch.full((2, 3), float(epoch)), torch.zeros(2, dtype=torch.int64))
@@ -166,9 +167,9 @@ def test_a_log_may_have_grown_but_not_changed(tmp_path):
     grown = FileDigest(4, FileDigest.of(log).blake2b, grows=True)
     assert "damaged" in grown.flaw(log)
     metrics = MetricsWriter(tmp_path / "m.csv")
-    metrics._write(*range(11))
+    metrics(StepDone("p", *range(9)))
     (digest,) = metrics.written().values()
-    metrics._write(*range(11))
+    metrics(StepDone("p", *range(9)))
     assert digest.grows and digest.flaw(metrics.path) is None and digest.bytes < metrics.path.stat().st_size
     metrics.truncate(digest.bytes)
     assert metrics.written() == {metrics.path: digest}

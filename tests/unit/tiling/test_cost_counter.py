@@ -201,7 +201,7 @@ def test_what_is_sent_is_what_exchanges_send(rest, profile, replicas, processes,
 def test_the_step_computes_and_keeps_what_was_counted(data, plans, size, recompute, training, count, forward, backward):
     """Convolutions run in the counted shapes. Gradients of feature maps are padded and then cropped, which takes more.
 
-    Without padding fewer taps meet a pixel at the border than are counted, which takes up to half less on small maps.
+    A convolution that shrinks its map runs fewer taps at the border than are counted: no bound is known there.
     """
     module = network(plans).train(training)
     try:
@@ -223,7 +223,8 @@ def test_the_step_computes_and_keeps_what_was_counted(data, plans, size, recompu
     assert 4 * sum(held) == found.kept_bytes[rank]
     with FlopCounterMode(display=False) as flops:
         net.backward(None if made is None else torch.ones_like(made))
-    assert flops.get_total_flops() >= found.macs(rank, "backward") + found.macs(rank, "recompute")
+    if all(layer[3] >= layer[4] * (layer[1] - 1) // 2 for layer in plans if layer[0] == "conv"):
+        assert flops.get_total_flops() >= 2 * (found.macs(rank, "backward") + found.macs(rank, "recompute"))
 
 
 def test_weights_by_a_ring_or_by_the_gateway():

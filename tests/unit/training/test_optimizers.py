@@ -251,7 +251,7 @@ def test_a_state_taken_while_averaged_goes_on_as_the_run_would():
 
 
 def test_schedulefree_has_no_schedule():
-    with pytest.raises(UsageError, match="leave --schedule out"):
+    with pytest.raises(UsageError, match="leave out --schedule"):
         OptimizerSettings("schedulefree", schedule="cosine")
 
 

@@ -22,4 +22,7 @@ def exit_model(chain: Chain, structure: dict[str, Any], classes: int, state: Map
     """
     if not structure:
         return chain.to_module()
-    return Layout.of(chain, structure["local_loss"], classes).exit_model(int(structure["exit"]))
+    exit_unit = structure["exit"]
+    if not isinstance(exit_unit, int) or exit_unit < 0:
+        raise ValueError(f"the exit must be the number of a unit, not {exit_unit!r:.40}")
+    return Layout.of(chain, structure["local_loss"], classes).exit_model(exit_unit)

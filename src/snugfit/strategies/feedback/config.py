@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from snugfit._core.options import Checked
 from snugfit._core.strategy_config import StrategyConfig
+from snugfit.strategies.micro_batch import AccumulationOptions
 
 FeedbackRule = Literal["dfa", "drtp", "pepita"]
 
 
 @dataclass(frozen=True)
-class FeedbackOptions(Checked):
+class FeedbackOptions(AccumulationOptions):
     """The feedback rule.
 
     Attributes:
