@@ -83,7 +83,7 @@ class FinishedRun:
             raise UsageError(f"this run was trained with {own}; this takes --local-loss {' / '.join(names)}.")
 
     def stored(self, kind: str, index: int) -> dict[str, Tensor]:
-        """Stored tensors of a unit, shaped as in its layers: its ``weights``, or its local loss among the ``exits``."""
+        """Stored tensors of a unit, of the shapes of its layers: its ``weights``, or its local loss (``exits``)."""
         if not (self.folder / kind).is_dir():
             raise CheckpointError(f"{self.folder} is incomplete: it has no folder {kind}.")
         store, manifest = UnitStore(self.folder / kind), Manifest.read(self.folder)
