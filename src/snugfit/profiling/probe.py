@@ -159,7 +159,7 @@ class _Attempt:
         self.ended = self.refused = 0
 
     def points(self, resting: int) -> list[ProbePoint]:
-        """Bytes and seconds of a step at each batch size, without its own kernels, which stay and add up over sizes.
+        """Bytes and seconds of a step at each batch size, without kernels, which stay in memory and add up over sizes.
 
         A refused size adds to them too, and may also leave gradients.
 
