@@ -18,7 +18,7 @@ from snugfit._core.request import Request, StrategyOptions
 from snugfit._engine.builder import assemble, make_strategies
 from snugfit._engine.process import choose_device, describe_hardware
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, make_meter, prepare_process
-from snugfit.profiling import LOOKING_BYTES, Probe, smallest_floor
+from snugfit.profiling import META_PASS_BYTES, Probe, smallest_floor
 
 NEEDS_ALL = {"blockwise": ("",), "elastic": ("elastic:head", "elastic:importance")}
 """Strategies that need every part, and how the names of those parts begin; of any other strategy one way will do."""
@@ -109,7 +109,7 @@ def smallest_trial(request: Request, limit: MemoryLimit) -> Trial:
     assembly = assemble(request)
     hardware, (strategy,) = describe_hardware(choose_device(None)), make_strategies(request).strategies
     parts = NEEDS_ALL.get(request.strategy.strategy)
-    with limit.loosened(LOOKING_BYTES):
+    with limit.loosened(META_PASS_BYTES):
         probes = strategy.probes(assembly.workload, assembly.chain, hardware)
         steps = [probe for probe in probes if isinstance(probe, Probe) and probe.name.startswith(parts or ("",))]
         trials = [Trial(probe, *smallest_floor(probe.floor)) for probe in steps]

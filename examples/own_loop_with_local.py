@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit import Chain
-from snugfit.local import NetworkFacts, UnitShape, build_local_loss
+from snugfit.local import NetworkStats, UnitShape, build_local_loss
 
 IMAGE, CLASSES = (1, 16, 16), 10
 
@@ -36,9 +36,9 @@ def main() -> None:
     """Train unit by unit, and measure the classifier that each local loss is."""
     torch.manual_seed(0)
     chain = Chain.from_module(make_network(), IMAGE)  # any network that torch.fx traces; weights are shared with it
-    facts = NetworkFacts.from_widths([16, 32], CLASSES)
+    stats = NetworkStats.from_widths([16, 32], CLASSES)
     units = [unit.module for unit in chain.units]
-    losses = [build_local_loss("aan", UnitShape(unit.output_shape), facts) for unit in chain.units]
+    losses = [build_local_loss("aan", UnitShape(unit.output_shape), stats) for unit in chain.units]
     optimizers = [
         torch.optim.SGD([*unit.parameters(), *loss.parameters()], lr=0.05, momentum=0.9)
         for unit, loss in zip(units, losses, strict=True)

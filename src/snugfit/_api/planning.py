@@ -183,7 +183,7 @@ def profile_request(
     activation_memory: bool = False,
     trained: Trained | None = None,
 ) -> dict[str, Any]:
-    """Facts of every unit of a model: parameters, MACs, bytes and seconds.
+    """Statistics of every unit of a model: parameters, MACs, bytes and seconds.
 
     If only the activation memory is wanted, no unit is timed, and its seconds are None.
 

@@ -83,4 +83,4 @@ def installed_plugins() -> bool:
 MODELS = Plugins("snugfit._models", "MODELS", "snugfit.models")
 """Networks: functions of the number of classes, the image's side in pixels and its channels that return a module."""
 LOCAL_LOSSES = Plugins("snugfit.local", "LOSSES", "snugfit.local_losses")
-"""Local losses: functions of a :class:`~snugfit.local.UnitShape` and :class:`~snugfit.local.NetworkFacts`."""
+"""Local losses: functions of a :class:`~snugfit.local.UnitShape` and :class:`~snugfit.local.NetworkStats`."""

@@ -1,4 +1,4 @@
-"""Memory and time of each part of a model: lines fitted to measured probes, and unit facts."""
+"""Memory and time of each part of a model: lines fitted to measured probes, and unit statistics."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class ProbeLine:
 
 
 @dataclass(frozen=True)
-class UnitFacts:
-    """Facts about a unit that are known without running it on data.
+class UnitStats:
+    """Statistics of a unit that are known without running it on data.
 
     Attributes:
         name: name of the unit in the chain.
@@ -112,7 +112,7 @@ class Profile:
     """All measurements of one workload on one machine.
 
     Attributes:
-        units: facts per unit, in chain order, the head last.
+        units: statistics per unit, in chain order, the head last.
         lines: fitted lines by probe name; a probe that does not fit the budget at one sample has none.
         floors: by probe name, tensor bytes of one step at the smallest batch, known without running it.
         kept: by probe name, bytes held between two steps: weights, buffers and optimizer state.
@@ -121,7 +121,7 @@ class Profile:
         tensors: all operators and tensors, if a strategy requires them.
     """
 
-    units: tuple[UnitFacts, ...]
+    units: tuple[UnitStats, ...]
     lines: dict[str, ProbeLine] = field(default_factory=dict)
     floors: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)

@@ -23,7 +23,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class TensorFacts:
+class TensorStats:
     """One trainable tensor.
 
     Attributes:
@@ -62,7 +62,7 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class OperatorFacts:
+class OperatorStats:
     """One operator: a layer, or a function between layers.
 
     Attributes:
@@ -92,7 +92,7 @@ class OperatorFacts:
     pass_seconds: float
     macs: int = 0
     saved: tuple[Saved, ...] = ()
-    tensors: tuple[TensorFacts, ...] = ()
+    tensors: tuple[TensorStats, ...] = ()
     entry: int = -1
     handed: tuple[int, ...] = ()
     scratch: Scratch = Scratch()
@@ -128,12 +128,12 @@ class TensorProfile:
     """
 
     batch: int
-    operators: tuple[OperatorFacts, ...]
+    operators: tuple[OperatorStats, ...]
     steps: StepSeconds | None = None
     seconds: float = 0.0
     input_bytes: int = 0
 
     @property
-    def tensors(self) -> tuple[TensorFacts, ...]:
+    def tensors(self) -> tuple[TensorStats, ...]:
         """All trainable tensors in order of execution, the input's first."""
         return tuple(tensor for operator in self.operators for tensor in operator.tensors)

@@ -1,4 +1,4 @@
-"""The facts of every unit of a model, and tables of them that a profile may add."""
+"""The statistics of every unit of a model, and tables of them that a profile may add."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 >>> import torch
 >>> from torch import nn
 >>> unit = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU())  # images (B, 1, 16, 16) to maps (B, 8, 16, 16)
->>> local_loss = build_local_loss("lls-m", UnitShape((8, 16, 16)), NetworkFacts(narrowest=8, widest=8, classes=10))
+>>> local_loss = build_local_loss("lls-m", UnitShape((8, 16, 16)), NetworkStats(narrowest=8, widest=8, classes=10))
 >>> loss, logits = local_loss(unit(torch.ones(2, 1, 16, 16)), torch.tensor([3, 7]))
 >>> loss.backward()
 >>> logits.shape, unit[0].weight.grad is not None
@@ -13,7 +13,7 @@
 """
 
 from snugfit.local.auxiliary import CLASSIC_FILTERS, AuxiliaryNetwork, aan_filters, is_initial
-from snugfit.local.base import LocalLoss, LocalOutput, NetworkFacts, UnitShape
+from snugfit.local.base import LocalLoss, LocalOutput, NetworkStats, UnitShape
 from snugfit.local.latents import LATENT_LIMIT, Latents, pooled_side
 from snugfit.local.linear import LinearLocalLoss
 from snugfit.local.lls import LLS, LLSM, LLSMxM
@@ -32,7 +32,7 @@ __all__ = [
     "LinearLocalLoss",
     "LocalLoss",
     "LocalOutput",
-    "NetworkFacts",
+    "NetworkStats",
     "Signal",
     "UnitShape",
     "aan_filters",

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from snugfit._chain import split_tail
 from snugfit.local.auxiliary import is_initial
-from snugfit.local.base import LocalLoss, LocalOutput, NetworkFacts, UnitShape
+from snugfit.local.base import LocalLoss, LocalOutput, NetworkStats, UnitShape
 from snugfit.local.exit_model import ExitModel, trunk
 from snugfit.local.macs import input_gradient_macs
 from snugfit.local.registry import build_local_loss
@@ -102,13 +102,13 @@ class Layout:
 
     chain: Chain
     local_loss: str
-    network: NetworkFacts
+    network: NetworkStats
 
     @classmethod
     def of(cls, chain: Chain, local_loss: str, classes: int) -> Layout:
         """Assign local losses to a chain."""
         widths = [conv.out_channels for unit in chain.units for conv in unit.convs]
-        return cls(chain, local_loss, NetworkFacts.from_widths(widths, classes))
+        return cls(chain, local_loss, NetworkStats.from_widths(widths, classes))
 
     def __len__(self) -> int:
         return len(self.chain.units)
@@ -129,7 +129,7 @@ class Layout:
         return DetachedHeadLoss(head, loss, parts(self.chain.units[index].module, loss)[1])
 
     def unit_shape(self, index: int) -> UnitShape:
-        """The facts about a unit that its local loss needs."""
+        """The statistics of a unit that its local loss needs."""
         units = self.chain.units[: index + 1]
         sizes = [unit.convs[-1].output_size for unit in units if unit.convs]
         height, width = self.chain.input_shape[-2:]

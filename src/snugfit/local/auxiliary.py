@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
+from snugfit.local.base import LocalLoss, NetworkStats, UnitShape
 
 CLASSIC_FILTERS = 256
 """Filters of every auxiliary network in classic local learning (NeuroFlux section 3, opportunity 1)."""
@@ -48,7 +48,7 @@ class AuxiliaryNetwork(LocalLoss):
 
     gives_up_gradient: bool = True
 
-    def __init__(self, unit: UnitShape, network: NetworkFacts, filters: int) -> None:
+    def __init__(self, unit: UnitShape, network: NetworkStats, filters: int) -> None:
         super().__init__()
         self.filters = 0 if unit.flat else filters
         width = unit.output_shape[0]
@@ -77,12 +77,12 @@ def _convolutional_classifier(channels: int, filters: int, classes: int) -> nn.S
     )
 
 
-def adaptive_auxiliary(unit: UnitShape, network: NetworkFacts) -> AuxiliaryNetwork:
+def adaptive_auxiliary(unit: UnitShape, network: NetworkStats) -> AuxiliaryNetwork:
     """Build the auxiliary network of AAN-LL, its filters by :func:`aan_filters`."""
     return AuxiliaryNetwork(unit, network, aan_filters(unit.initial, network.narrowest, network.widest))
 
 
-def classic_auxiliary(unit: UnitShape, network: NetworkFacts) -> AuxiliaryNetwork:
+def classic_auxiliary(unit: UnitShape, network: NetworkStats) -> AuxiliaryNetwork:
     """Build the auxiliary network of classic local learning: :data:`CLASSIC_FILTERS` filters everywhere."""
     return AuxiliaryNetwork(unit, network, CLASSIC_FILTERS)
 

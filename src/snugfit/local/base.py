@@ -54,7 +54,7 @@ class UnitShape:
 
 
 @dataclass(frozen=True)
-class NetworkFacts:
+class NetworkStats:
     """What a local loss needs to know of the whole network.
 
     Attributes:
@@ -67,8 +67,8 @@ class NetworkFacts:
     classes: int
 
     @classmethod
-    def from_widths(cls, conv_widths: Iterable[int], classes: int) -> NetworkFacts:
-        """Collect the facts from the output channels of every conv; a network without convs counts as one wide."""
+    def from_widths(cls, conv_widths: Iterable[int], classes: int) -> NetworkStats:
+        """Collect the statistics from the output channels of every conv; a network without convs counts as one wide."""
         widths = list(conv_widths) or [1]
         return cls(min(widths), max(widths), classes)
 
@@ -83,7 +83,7 @@ class LocalOutput(NamedTuple):
 class LocalLoss(nn.Module):
     """Loss of one unit, computed from the unit's output alone; it is also the classifier of the exit after that unit.
 
-    A subclass takes ``(unit: UnitShape, network: NetworkFacts)``, holds whatever it trains as its own parameters and
+    A subclass takes ``(unit: UnitShape, network: NetworkStats)``, holds whatever it trains as its own parameters and
     defines :meth:`predict`; it overrides :meth:`forward` where its loss is not the cross entropy (NeuroFlux eq. 3).
 
     Attributes:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
+from snugfit.local.base import LocalLoss, NetworkStats, UnitShape
 from snugfit.local.latents import Latents
 
 
@@ -17,7 +17,7 @@ class LinearLocalLoss(LocalLoss):
     detached_head: ClassVar[bool] = True
     gives_up_gradient: bool = True
 
-    def __init__(self, unit: UnitShape, network: NetworkFacts) -> None:
+    def __init__(self, unit: UnitShape, network: NetworkStats) -> None:
         super().__init__()
         self.latents = Latents(unit.map_shape)
         self.pooled_side = self.latents.side or None

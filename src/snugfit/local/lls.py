@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from snugfit.errors import UsageError
-from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
+from snugfit.local.base import LocalLoss, NetworkStats, UnitShape
 from snugfit.local.bases import BasisName, FrequencyName, make_basis
 from snugfit.local.latents import LATENT_LIMIT, WINDOW, Latents
 
@@ -29,7 +29,7 @@ class LLS(LocalLoss):
     """Cross entropy on the projection of a unit's latents onto a fixed basis (eq. 3), without trained parameters.
 
     Args:
-        unit, network: facts about the unit and its network.
+        unit, network: statistics of the unit and its network.
         basis: ``cosine``, ``square`` or ``random``.
         frequencies: ``spread`` over what the latents' length can represent, or as ``published``.
         mode: ``paper`` (eq. 3 as printed), or ``published``: latents of unit length and a temperature of 0.5.
@@ -48,7 +48,7 @@ class LLS(LocalLoss):
     def __init__(
         self,
         unit: UnitShape,
-        network: NetworkFacts,
+        network: NetworkStats,
         *,
         basis: BasisName = "square",
         frequencies: FrequencyName = "published",

@@ -8,18 +8,18 @@ from typing import Any
 
 from snugfit._core import known, plugins
 from snugfit.errors import UnknownNameError, UsageError
-from snugfit.local.base import LocalLoss, NetworkFacts, UnitShape
+from snugfit.local.base import LocalLoss, NetworkStats, UnitShape
 
 LOCAL_LOSSES: dict[str, Callable[..., LocalLoss]] = plugins.LOCAL_LOSSES.load_all()
 """Functions that make a local loss for a unit, by name; another one can be added while a program runs."""
 
 
-def build_local_loss(text: str, unit: UnitShape, network: NetworkFacts) -> LocalLoss:
+def build_local_loss(text: str, unit: UnitShape, network: NetworkStats) -> LocalLoss:
     """Build a local loss for one unit, on the current default device.
 
     Args:
         text: its name, optionally with its own options: ``lls``, or ``lls:basis=cosine,mode=paper``.
-        unit, network: facts about the unit and its network.
+        unit, network: statistics of the unit and its network.
 
     Raises:
         UnknownNameError: there is no local loss or option of that name.
@@ -44,7 +44,7 @@ def build_local_loss(text: str, unit: UnitShape, network: NetworkFacts) -> Local
 
 def check_local_loss(text: str) -> None:
     """Raise the errors of :func:`build_local_loss` before there is a network."""
-    build_local_loss(text, UnitShape((1, 1, 1)), NetworkFacts(1, 1, 2))
+    build_local_loss(text, UnitShape((1, 1, 1)), NetworkStats(1, 1, 2))
 
 
 def _options(make: Callable[..., LocalLoss]) -> dict[str, Any]:

@@ -11,17 +11,17 @@
 
 from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory
 from snugfit.profiling.description import describe
-from snugfit.profiling.floors import LOOKING_BYTES, smallest_floor
+from snugfit.profiling.floors import META_PASS_BYTES, smallest_floor
 from snugfit.profiling.liveness import StepOptions
 from snugfit.profiling.measurement_cache import Measurements
 from snugfit.profiling.measuring import measure_probes
 from snugfit.profiling.own_loop import time_tensors
 from snugfit.profiling.probe import Probe, measure_probe
 from snugfit.profiling.tensors import TensorProbe, WholeStep
-from snugfit.profiling.unit_stats import unit_facts
+from snugfit.profiling.unit_statistics import unit_stats
 
 __all__ = [
-    "LOOKING_BYTES",
+    "META_PASS_BYTES",
     "Measurements",
     "Probe",
     "StepOptions",
@@ -34,5 +34,5 @@ __all__ = [
     "measure_probes",
     "smallest_floor",
     "time_tensors",
-    "unit_facts",
+    "unit_stats",
 ]

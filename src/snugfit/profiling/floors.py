@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from snugfit.memory import MemoryLimit
 
-LOOKING_BYTES = 64_000_000
+META_PASS_BYTES = 64_000_000
 """Address space for running a network on the meta device, whose graph's code may be compiled.
 
 Python may crash if it is refused memory for that, and the smallest possible budget must be reported for any budget. The
@@ -41,7 +41,7 @@ class Floors:
     def at(self, batch: int) -> int:
         """Tensor bytes at a batch size."""
         if batch not in self.known:
-            with self._limit.loosened(LOOKING_BYTES):
+            with self._limit.loosened(META_PASS_BYTES):
                 self.known[batch] = self._look(batch)
         return self.known[batch]
 

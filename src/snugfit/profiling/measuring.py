@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.tensors import TensorProfile
 from snugfit.memory import MemoryLimit, PeakMeter, meta, release_memory
-from snugfit.profiling.floors import LOOKING_BYTES, Floors
+from snugfit.profiling.floors import META_PASS_BYTES, Floors
 from snugfit.profiling.measurement_cache import Measurement, Measurements
 from snugfit.profiling.probe import Probe, available_bytes, measure_probe
 from snugfit.profiling.tensors import TensorProbe
@@ -28,7 +28,7 @@ def measure_probes(
     on_measured: Callable[[str, int, int], object] | None = None,
     known: Measurements | None = None,
 ) -> Profile:
-    """Measure probes one at a time; returns a profile without unit facts and the shapes of tensors.
+    """Measure probes one at a time; returns a profile without unit statistics and the shapes of tensors.
 
     Args:
         probes: the probes.
@@ -171,7 +171,7 @@ class _Session:
         """Whether a probe is worth measuring; checked again after its floor is computed, which leaves memory behind."""
         if probe.needed is None:
             return True
-        with self.limit.loosened(LOOKING_BYTES):
+        with self.limit.loosened(META_PASS_BYTES):
             self.meter.restart()
             if not probe.needed(self.tried, self._available()):
                 return False

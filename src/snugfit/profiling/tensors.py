@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter
 
 from snugfit._chain import Chain
-from snugfit._core.tensors import OperatorFacts, Saved, Scratch, StepSeconds, TensorFacts, TensorProfile
+from snugfit._core.tensors import OperatorStats, Saved, Scratch, StepSeconds, TensorProfile, TensorStats
 from snugfit.errors import ModelError
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.tensors import storage_id
@@ -132,7 +132,7 @@ class _Found:
     """Results so far: the operators, the number of feature maps, and the operator whose output enters the next unit."""
 
     batch: int
-    operators: list[OperatorFacts] = field(default_factory=list)
+    operators: list[OperatorStats] = field(default_factory=list)
     maps: int = 0
     entry: tuple[int, int] = (-1, 0)
 
@@ -253,7 +253,7 @@ class _UnitTimer(fx.Interpreter):
         passing = operator.gradient(of_inputs=True, of=(), output_map=given) if operator.places else None
         sources = [(self.values[source][0], id(value)) for source, value in self._sources(node)]
         batch, inside = self.found.batch, dict[SavedTensor, int]()
-        facts = OperatorFacts(
+        stats = OperatorStats(
             name=str(node.target if node.op == "call_module" else node.name),
             kind=self._kind(node),
             inputs=tuple(dict.fromkeys(number for number, _ in sources)),
@@ -272,7 +272,7 @@ class _UnitTimer(fx.Interpreter):
                 passing.backward_scratch // batch if passing else 0,
             ),
         )
-        self.found.operators.append(facts)
+        self.found.operators.append(stats)
         self.values[node] = (len(self.found.operators) - 1, given)
         return output
 
@@ -285,7 +285,7 @@ class _UnitTimer(fx.Interpreter):
 
     def _tensors(
         self, operator: Operator, forward: float, passing: Timed | None, given: int, inside: dict[SavedTensor, int]
-    ) -> tuple[TensorFacts, ...]:
+    ) -> tuple[TensorStats, ...]:
         """Measure each tensor, of any shape, alone, then all together, which bounds their sum."""
         names = tuple(operator.parameters)
         alone = {name: operator.gradient(of_inputs=False, of=(name,), output_map=given) for name in names}
@@ -297,7 +297,7 @@ class _UnitTimer(fx.Interpreter):
             share = min(together / max(sum(seconds.values()), 1e-9), 1.0)
             seconds = {name: value * share for name, value in seconds.items()}
         return tuple(
-            TensorFacts(
+            TensorStats(
                 name=name,
                 parameters=parameter.numel(),
                 bytes=parameter.numel() * parameter.element_size(),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from snugfit._core.tensors import OperatorFacts, TensorFacts
+from snugfit._core.tensors import OperatorStats, TensorStats
 from snugfit.memory.liveness import OperatorTensors, PassedGradient, StepMemory
 from snugfit.selection.network import Mask, Network
 
@@ -39,7 +39,7 @@ def step_operators(network: Network, mask: Mask) -> Iterator[OperatorTensors]:
         network: the profiled network, at its batch.
         mask: the tensors that train, (N,) bool.
     """
-    trained: list[list[TensorFacts]] = [[] for _ in network.operators]
+    trained: list[list[TensorStats]] = [[] for _ in network.operators]
     for tensor in np.flatnonzero(mask):
         trained[network.place[tensor]].append(network.tensors[tensor])
     passes, flows = network.gradients(mask)
@@ -67,7 +67,7 @@ def _map_of(network: Network, source: int) -> int:
 
 def _passed(network: Network, index: int, flows: np.ndarray) -> Iterator[PassedGradient]:
     """The gradients that an operator passes to its inputs."""
-    operator: OperatorFacts = network.operators[index]
+    operator: OperatorStats = network.operators[index]
     for source in operator.inputs:
         if source >= 0 and flows[source]:
             size, in_place = network.operators[source].output_bytes * network.batch, source in operator.handed

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from snugfit._core.tensors import OperatorFacts, TensorFacts, TensorProfile
+from snugfit._core.tensors import OperatorStats, TensorProfile, TensorStats
 
 Mask = np.ndarray
 """Which tensors train: (N,) bool, in order of execution."""
@@ -34,12 +34,12 @@ class Network:
     state_copies: int = 1
 
     @property
-    def operators(self) -> Sequence[OperatorFacts]:
+    def operators(self) -> Sequence[OperatorStats]:
         """The operators in order of execution."""
         return self.profile.operators
 
     @cached_property
-    def tensors(self) -> tuple[TensorFacts, ...]:
+    def tensors(self) -> tuple[TensorStats, ...]:
         """The tensors in order of execution, with their shapes."""
         return self.profile.tensors
 

@@ -14,7 +14,7 @@ from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
 from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import Checked, Choice, Count, Positive, Range, Share, Text
-from snugfit._core.profile import Profile, UnitFacts
+from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, Workload
@@ -83,7 +83,7 @@ __all__ = [
     "StrategyConfig",
     "Text",
     "TrainingData",
-    "UnitFacts",
+    "UnitStats",
     "Workload",
     "by_own_loss",
     "dry_run_phase",

@@ -15,7 +15,7 @@ from snugfit._chain import Chain, load_into, release
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
-from snugfit._core.profile import Profile, UnitFacts
+from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._storage.weights_file import save_model
@@ -28,7 +28,7 @@ from snugfit._training.split import TrainingData
 from snugfit._training.task import measure, task_of
 from snugfit._upstream import to_channels_last
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.profiling import Probe, unit_facts
+from snugfit.profiling import Probe, unit_stats
 from snugfit.strategies.memory_estimates import (
     forward_images,
     place_synthetic_weights,
@@ -248,7 +248,7 @@ class FullNetwork(MicroBatching, ABC):
     """Key of its line in a profile."""
 
     @abstractmethod
-    def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
+    def make_trainer(self, units: Sequence[UnitStats]) -> MakeTrainer:
         """What makes the trainer of a chain with these units."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
@@ -257,7 +257,7 @@ class FullNetwork(MicroBatching, ABC):
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """The whole network's step, with gradients applied at once and with gradients held."""
-        make_trainer = self.make_trainer(unit_facts(chain))
+        make_trainer = self.make_trainer(unit_stats(chain))
         return [
             network_probe(self.probe, chain, workload, hardware.device, make_trainer, hold=hold)
             for hold in hold_modes(self.accumulate)

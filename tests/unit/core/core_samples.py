@@ -4,7 +4,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Plan
-from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitFacts
+from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitStats
 from snugfit._core.record import ExitRecord, PhaseRecord, Record
 from snugfit._core.workload import OptimizerSettings, Workload
 
@@ -15,7 +15,7 @@ HARDWARE = Hardware("cpu", "a processor", 2, 8 * 2**30, "Linux x86_64", "2.13.0"
 POINTS = (ProbePoint(2, 3_000_000, 0.01), ProbePoint(8, 9_000_000, 0.03))
 LINE = ProbeLine("unit:a", 1e6, 1e6, 0.0, 0.003, 0.0033, POINTS, smallest_batch=2)
 PROFILE = Profile(
-    (UnitFacts("a", 10, 40, 100, (4, 8, 8), 1024, 2048, 0.5),), {"unit:a": LINE}, {"unit:a": 7}, {"unit:a": 80}, 5, 1.5
+    (UnitStats("a", 10, 40, 100, (4, 8, 8), 1024, 2048, 0.5),), {"unit:a": LINE}, {"unit:a": 7}, {"unit:a": 80}, 5, 1.5
 )
 COST = Cost(
     90_000_000, 5400.0, 16_200.0, 2_000_000, 0,

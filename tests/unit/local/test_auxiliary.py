@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from snugfit.local import CLASSIC_FILTERS, NetworkFacts, UnitShape, aan_filters, build_local_loss, is_initial
+from snugfit.local import CLASSIC_FILTERS, NetworkStats, UnitShape, aan_filters, build_local_loss, is_initial
 
-VGG = NetworkFacts(narrowest=64, widest=512, classes=10)
+VGG = NetworkStats(narrowest=64, widest=512, classes=10)
 
 
 def hand_written_loss(features, labels, conv, gamma, beta, weight, bias):
@@ -25,7 +25,7 @@ def hand_written_loss(features, labels, conv, gamma, beta, weight, bias):
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_gradients_equal_the_hand_written_network(channels_last):
     torch.manual_seed(0)
-    network = NetworkFacts(narrowest=6, widest=8, classes=5)
+    network = NetworkStats(narrowest=6, widest=8, classes=5)
     loss_module = build_local_loss("aan", UnitShape((3, 8, 6), initial=True), network).double()
     with torch.no_grad():
         for parameter in loss_module.parameters():
@@ -60,7 +60,7 @@ def test_parameter_counts_by_hand():
 @pytest.mark.parametrize(("shape", "batch"), [((8, 8, 8), 3), ((8, 7, 5), 2), ((8, 1, 1), 2), ((8,), 3)])
 @pytest.mark.parametrize("name", ["aan", "classic"])
 def test_shapes(name, shape, batch):
-    loss_module = build_local_loss(name, UnitShape(shape), NetworkFacts(4, 8, 3))
+    loss_module = build_local_loss(name, UnitShape(shape), NetworkStats(4, 8, 3))
     output = loss_module(torch.randn(batch, *shape), torch.zeros(batch, dtype=torch.int64))
     assert output.loss.shape == () and output.logits.shape == (batch, 3)
     loss_module.eval()
@@ -94,4 +94,4 @@ def test_filters_follow_the_papers_example():
     assert aan_filters(False, 64, 512) == 256
     assert aan_filters(True, 1, 1) == 1
     widths = [64, 64, 128, 128, 256, 512]
-    assert NetworkFacts.from_widths(widths, classes=10) == VGG
+    assert NetworkStats.from_widths(widths, classes=10) == VGG

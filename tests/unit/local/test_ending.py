@@ -9,7 +9,7 @@ from torch import nn
 from snugfit._chain import Chain, split_tail
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.lean import FusedNormAct, FusedPoolNormAct
-from snugfit.local import NetworkFacts, UnitShape, build_local_loss
+from snugfit.local import NetworkStats, UnitShape, build_local_loss
 from snugfit.local.assignment import parts
 from snugfit.local.unit_pass import training_pass
 from snugfit.memory.tensors import tensor_peak_bytes
@@ -29,7 +29,7 @@ def chain():
 
 def loss_of(unit, name):
     torch.manual_seed(1)
-    return build_local_loss(name, UnitShape(unit.output_shape, False, unit.map_shape), NetworkFacts(8, 8, 5))
+    return build_local_loss(name, UnitShape(unit.output_shape, False, unit.map_shape), NetworkStats(8, 8, 5))
 
 
 def images():
@@ -80,7 +80,7 @@ def test_a_norm_that_reads_anything_but_a_convolution_does_not_overwrite_it():
                       nn.Linear(1024, 5)), (3, 16, 16)
     ).units[0].module  # fmt: skip
     torch.manual_seed(1)
-    loss = build_local_loss("lls", UnitShape((4, 16, 16)), NetworkFacts(8, 8, 5))
+    loss = build_local_loss("lls", UnitShape((4, 16, 16)), NetworkStats(8, 8, 5))
     assert endings(body, loss) == [FusedNormAct]
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit.local import build_local_loss
 from snugfit.local.assignment import Layout
-from snugfit.local.base import NetworkFacts, UnitShape
+from snugfit.local.base import NetworkStats, UnitShape
 from snugfit.local.exit_model import ExitModel, trunk
 
 
@@ -23,7 +23,7 @@ class Named(nn.Module):
 
 def classifier(channels):
     torch.manual_seed(1)
-    return build_local_loss("aan", UnitShape((channels, 8, 8)), NetworkFacts(4, 6, 3))
+    return build_local_loss("aan", UnitShape((channels, 8, 8)), NetworkStats(4, 6, 3))
 
 
 def test_the_exit_is_the_units_and_then_the_classifier():

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from snugfit._chain import Chain
-from snugfit.local import NetworkFacts
+from snugfit.local import NetworkStats
 from snugfit.local.assignment import HeadLoss, Layout
 from snugfit.local.auxiliary import AuxiliaryNetwork
 
@@ -31,7 +31,7 @@ HEAD = 8 * 16 * 5 + 5
 
 
 def test_network_facts_come_from_the_convs():
-    assert layout().network == NetworkFacts(4, 8, 5)
+    assert layout().network == NetworkStats(4, 8, 5)
     assert len(layout()) == 3
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from snugfit.local import NetworkFacts, UnitShape, build_local_loss
+from snugfit.local import NetworkStats, UnitShape, build_local_loss
 
-NETWORK = NetworkFacts(narrowest=64, widest=512, classes=10)
+NETWORK = NetworkStats(narrowest=64, widest=512, classes=10)
 
 
 @pytest.mark.parametrize(

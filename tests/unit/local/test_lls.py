@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from snugfit.errors import SnugfitError, UnknownNameError, UsageError
-from snugfit.local import NetworkFacts, UnitShape, build_local_loss, check_local_loss
+from snugfit.local import NetworkStats, UnitShape, build_local_loss, check_local_loss
 from snugfit.local.bases import make_basis
 
-NETWORK = NetworkFacts(narrowest=4, widest=8, classes=5)
+NETWORK = NetworkStats(narrowest=4, widest=8, classes=5)
 SLOPE = 0.01
 LABELS = torch.tensor([0, 4, 2, 2, 1, 3])
 

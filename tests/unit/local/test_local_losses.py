@@ -6,11 +6,11 @@ from torch import nn
 
 from snugfit._core.workload import Workload
 from snugfit.errors import ModelError, UnknownNameError
-from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkFacts, UnitShape, build_local_loss
+from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkStats, UnitShape, build_local_loss
 from snugfit.local.lls import PUBLISHED_TEMPERATURE
 from snugfit.strategies.blockwise.worker import LocalUnit
 
-NETWORK = NetworkFacts(narrowest=8, widest=16, classes=4)
+NETWORK = NetworkStats(narrowest=8, widest=16, classes=4)
 UNITS = [UnitShape((6, 8, 8), initial=True), UnitShape((6, 4, 4)), UnitShape((12,))]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from snugfit._chain import Chain
-from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkFacts, UnitShape, build_local_loss, learning_signal
+from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkStats, UnitShape, build_local_loss, learning_signal
 from snugfit.local.macs import input_gradient_macs, loss_macs
 
 PROJECTIONS = ("linear", "lls", "lls-m", "lls-mxm")
@@ -153,7 +153,7 @@ def test_what_is_counted_is_left_as_it_was():
 
 @pytest.mark.parametrize("name", sorted(LOCAL_LOSSES))
 def test_a_loss_counts_alike_on_any_device(name):
-    unit, network = UnitShape((6, 4, 4)), NetworkFacts(8, 16, 4)
+    unit, network = UnitShape((6, 4, 4)), NetworkStats(8, 16, 4)
     with torch.device("meta"):
         expected = build_local_loss(name, unit, network).signal_macs(unit)
     assert build_local_loss(name, unit, network).signal_macs(unit) == expected > 0

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from snugfit.errors import DataError
-from snugfit.local import NetworkFacts, UnitShape, build_local_loss
+from snugfit.local import NetworkStats, UnitShape, build_local_loss
 from snugfit.local.spectra import class_means, prominence, spatial_frequencies, spectrum
 
-NETWORK = NetworkFacts(narrowest=8, widest=16, classes=4)
+NETWORK = NetworkStats(narrowest=8, widest=16, classes=4)
 
 
 @pytest.mark.parametrize("length", [16, 33])

@@ -8,7 +8,7 @@ import pytest
 
 from snugfit._core.profile import ProbeLine
 from snugfit.profiling import Measurements, Probe, measure_probe, measure_probes
-from snugfit.profiling.floors import LOOKING_BYTES
+from snugfit.profiling.floors import META_PASS_BYTES
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.profiling.probe import LAYER_GROWTH, PROBE_GROWTH
 
@@ -263,7 +263,7 @@ def test_floors_are_told_in_any_budget_and_steps_are_not():
     made, _ = probe(machine, fixed=500, sample=20, floor=floor, on_step=step)
     measure_probes([replace(made, needed=needed)], machine, machine, lambda *_: None)
     measure_probe(made, machine, machine)
-    assert len(looked) > 2 and set(looked) == {LOOKING_BYTES}
+    assert len(looked) > 2 and set(looked) == {META_PASS_BYTES}
     assert stepped and set(stepped) == {0} and machine.address_space == 0
 
 

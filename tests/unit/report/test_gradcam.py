@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from snugfit._report.gradcam import grad_cam
 from snugfit.errors import ModelError
-from snugfit.local import NetworkFacts, UnitShape, build_local_loss
+from snugfit.local import NetworkStats, UnitShape, build_local_loss
 from snugfit.local.exit_model import ExitModel
 
 
@@ -75,7 +75,7 @@ def test_pools_end_the_map_and_convolutions_of_single_pixels_are_passed_over():
 
 @pytest.mark.parametrize("name", ["aan", "lls", "lls-mxm"])
 def test_exits_are_explained_too(name):
-    loss = build_local_loss(name, UnitShape((4, 6, 6)), NetworkFacts(4, 4, 3)).double()
+    loss = build_local_loss(name, UnitShape((4, 6, 6)), NetworkStats(4, 4, 3)).double()
     model = ExitModel(nn.Sequential(nn.Conv2d(1, 4, 3), nn.LeakyReLU()), loss).eval()
     found = grad_cam(model, torch.randn(2, 1, 8, 8))
     assert found.maps.shape == (2, 8, 8) and found.maps.min() >= 0 and found.maps.isfinite().all()

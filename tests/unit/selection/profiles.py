@@ -2,17 +2,17 @@
 
 from hypothesis import strategies as st
 
-from snugfit._core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
+from snugfit._core.tensors import OperatorStats, Saved, StepSeconds, TensorProfile, TensorStats
 
 
 def tensor(name, seconds=0.0, update=0.0, *, size=4, macs=0, saved=()):
-    return TensorFacts(name, size // 4, size, seconds, update, macs, tuple(Saved(*one) for one in saved))
+    return TensorStats(name, size // 4, size, seconds, update, macs, tuple(Saved(*one) for one in saved))
 
 
 def operator(name, inputs, pass_seconds, *tensors, forward=1.0, macs=0, saved=(), size=8, **more):
     """An operator whose map has its own number, one more than its source's in a straight network."""
     more.setdefault("map", 100 + int("".join(c for c in name if c.isdigit()) or 0))
-    return OperatorFacts(
+    return OperatorStats(
         name=name, kind=more.pop("kind", "Layer"), inputs=tuple(inputs), output_bytes=size, forward_seconds=forward,
         pass_seconds=pass_seconds, macs=macs, saved=tuple(Saved(*one) for one in saved), tensors=tensors, **more,
     )  # fmt: skip

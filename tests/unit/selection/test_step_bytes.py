@@ -8,7 +8,7 @@ import torch
 from small_networks import CLASSES, NETWORKS, SHAPE, profile_of, workload
 
 from snugfit._chain import Chain
-from snugfit._core.tensors import OperatorFacts, Saved, Scratch, TensorFacts, TensorProfile
+from snugfit._core.tensors import OperatorStats, Saved, Scratch, TensorProfile, TensorStats
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import operator
 from snugfit.selection.memory import step_bytes
@@ -98,7 +98,7 @@ def test_lean_selections_keep_less_than_stock_ones():
 
 
 def tensor(name, size=0, saved=()):
-    return TensorFacts(name, size // 4, size, 0.0, 0.0, 0, saved)
+    return TensorStats(name, size // 4, size, 0.0, 0.0, 0, saved)
 
 
 def by_hand(*facts, given=4):
@@ -106,7 +106,7 @@ def by_hand(*facts, given=4):
 
 
 def fact(index, inputs, map_, size, **more):
-    return OperatorFacts(str(index), "layer", inputs, map_, size, 0.0, 0.0, **more)
+    return OperatorStats(str(index), "layer", inputs, map_, size, 0.0, 0.0, **more)
 
 
 def test_by_hand_forward_alone():

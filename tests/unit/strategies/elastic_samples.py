@@ -3,7 +3,7 @@
 from strategy_samples import MB, facts, line
 
 from snugfit._core.profile import Profile
-from snugfit._core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
+from snugfit._core.tensors import OperatorStats, Saved, StepSeconds, TensorProfile, TensorStats
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
 
 BATCH = 8
@@ -11,13 +11,13 @@ MAP = 50_000
 
 
 def tensor(name, parameters=1000, seconds=1e-3, update=1e-5, saved=()):
-    return TensorFacts(name, parameters, 4 * parameters, seconds, update, 10, tuple(saved))
+    return TensorStats(name, parameters, 4 * parameters, seconds, update, 10, tuple(saved))
 
 
 def operator(index, kind, name, tensors=(), seconds=(1e-3, 1e-3), bytes_kept=0, output_bytes=MAP):
     forward, passing = seconds
     saved = (Saved(100 + index, bytes_kept),) if bytes_kept else ()
-    return OperatorFacts(name, kind, (index - 1,), index + 1, output_bytes, forward, passing, 10, saved, tuple(tensors))
+    return OperatorStats(name, kind, (index - 1,), index + 1, output_bytes, forward, passing, 10, saved, tuple(tensors))
 
 
 def layers(convolutions=3, parameters=1000, seconds=1e-3, map_bytes=MAP):

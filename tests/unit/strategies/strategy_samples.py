@@ -1,7 +1,7 @@
 """Made-up workloads, lines and profiles."""
 
 from snugfit._core.hardware import Hardware
-from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitFacts
+from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitStats
 from snugfit._core.workload import Workload
 
 MB = 10**6
@@ -21,7 +21,7 @@ def line(fixed, sample, seconds=0.01, smallest=1, name="p"):
 
 
 def facts(name="u", saved=0, output=0, weights=0, shape=(4, 8, 8)):
-    return UnitFacts(name, weights // 4, weights, 0, shape, output, saved)
+    return UnitStats(name, weights // 4, weights, 0, shape, output, saved)
 
 
 def profile(lines, floors=None, base=0, units=("a", "b"), kept=None):

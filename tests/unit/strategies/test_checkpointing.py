@@ -12,7 +12,7 @@ from snugfit._chain import Chain
 from snugfit._training.network import NetworkTrainer
 from snugfit.memory.autocast import autocast
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.profiling import unit_facts
+from snugfit.profiling import unit_stats
 from snugfit.strategies.checkpoint.candidates import find_candidates, frontier, subsample
 from snugfit.strategies.checkpoint.dynamic_program import schedule_cost
 from snugfit.strategies.checkpoint.forward import recomputing_forward
@@ -175,7 +175,7 @@ def true_peak(chain, schedule, *, hold):
 @pytest.mark.parametrize("hold", [False, True])
 def test_a_step_takes_the_memory_that_the_dynamic_program_predicts(deep, hold):
     """Within 2 %: labels and loss belong to no unit. Gradients that are held add nothing but themselves."""
-    costs = unit_costs(deep, unit_facts(deep), BATCH)
+    costs = unit_costs(deep, unit_stats(deep), BATCH)
     schedules = subsample(frontier(costs), costs, 4)
     assert len(schedules) > 4 and any("((" in str(schedule) for schedule in schedules)
     for schedule in schedules:
@@ -184,7 +184,7 @@ def test_a_step_takes_the_memory_that_the_dynamic_program_predicts(deep, hold):
 
 
 def test_the_least_memory_is_below_that_of_any_split(deep):
-    costs = unit_costs(deep, unit_facts(deep), BATCH)
+    costs = unit_costs(deep, unit_stats(deep), BATCH)
     least = min(every_split(len(costs)), key=lambda split: schedule_cost(split, costs)[1])
     best = frontier(costs)[0]
     assert schedule_cost(best, costs)[1] < schedule_cost(least, costs)[1]
@@ -192,7 +192,7 @@ def test_the_least_memory_is_below_that_of_any_split(deep):
 
 
 def test_candidates_begin_without_recomputation_and_end_in_least_memory(deep):
-    candidates = find_candidates(deep, unit_facts(deep), workload(batch_size=BATCH))
+    candidates = find_candidates(deep, unit_stats(deep), workload(batch_size=BATCH))
     assert not candidates[0].schedule.recomputes and candidates[0].seconds == 1 and candidates[0].probe == "network"
     seconds = [each.seconds for each in candidates[:-1]]
     assert seconds == sorted(seconds)

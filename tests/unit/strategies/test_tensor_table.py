@@ -8,7 +8,7 @@ import torch
 import snugfit
 from snugfit._core.option_groups import BudgetOptions, DataOptions, MachineOptions, ModelOptions, TrainingOptions
 from snugfit._core.request import Request
-from snugfit._core.tensors import OperatorFacts, Saved, StepSeconds, TensorFacts, TensorProfile
+from snugfit._core.tensors import OperatorStats, Saved, StepSeconds, TensorProfile, TensorStats
 from snugfit._models import build
 from snugfit._training.events import Notice
 from snugfit.errors import InfeasibleBudgetError
@@ -16,14 +16,14 @@ from snugfit.profiling import TensorProbe
 from snugfit.strategies.elastic import tensor_table as tensor_timing
 from snugfit.strategies.elastic.tensor_table import tensor_rows
 
-CONV = TensorFacts("conv.weight", 36, 144, 0.4, 0.1, 576, (Saved(0, 64), Saved(7, 32)))
-HEAD = (TensorFacts("fc.weight", 20, 80, 0.2, 0.1, 20, (Saved(2, 8),)), TensorFacts("fc.bias", 2, 8, 0.1, 0.1))
+CONV = TensorStats("conv.weight", 36, 144, 0.4, 0.1, 576, (Saved(0, 64), Saved(7, 32)))
+HEAD = (TensorStats("fc.weight", 20, 80, 0.2, 0.1, 20, (Saved(2, 8),)), TensorStats("fc.bias", 2, 8, 0.1, 0.1))
 PROFILE = TensorProfile(
     batch=4,
     operators=(
-        OperatorFacts("conv", "Conv2d", (-1,), 1, 256, 1.0, 3.0, tensors=(CONV,)),
-        OperatorFacts("relu", "ReLU", (0,), 2, 256, 0.5, 0.25),
-        OperatorFacts("fc", "Linear", (1,), 3, 8, 2.0, 0.5, tensors=HEAD),
+        OperatorStats("conv", "Conv2d", (-1,), 1, 256, 1.0, 3.0, tensors=(CONV,)),
+        OperatorStats("relu", "ReLU", (0,), 2, 256, 0.5, 0.25),
+        OperatorStats("fc", "Linear", (1,), 3, 8, 2.0, 0.5, tensors=HEAD),
     ),
     steps=StepSeconds(4, 9.0, 8.0, 3.0),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from snugfit._chain import Chain
-from snugfit._core.profile import UnitFacts
+from snugfit._core.profile import UnitStats
 from snugfit._training.network import Forward
 from snugfit.strategies.full_network import PLAIN_PROBE, FullNetwork, MakeTrainer, by_own_loss
 
@@ -28,6 +28,6 @@ class Backprop(FullNetwork):
     name: ClassVar[str] = "backprop"
     probe: ClassVar[str] = PLAIN_PROBE
 
-    def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
+    def make_trainer(self, units: Sequence[UnitStats]) -> MakeTrainer:
         """Trainers with the network's own loss and the chain's own forward pass."""
         return by_own_loss(_forward)

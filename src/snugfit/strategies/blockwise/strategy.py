@@ -12,7 +12,7 @@ from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
-from snugfit._core.profile import ProbeLine, Profile, UnitFacts
+from snugfit._core.profile import ProbeLine, Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
@@ -91,13 +91,13 @@ class Blockwise(BlockwiseSettings):
         shape, needs = tuple(workload.input_shape), []
         known = [line.shape_bytes for line in profile.lines.values() if len(line.points) > 1]
         unknown = median(known) if known else 0.0
-        for facts in profile.units[:-1]:
-            probe = unit_probe_name(facts.name)
-            line, outputs = profile.lines.get(probe), tuple(facts.output_shape)
+        for stats in profile.units[:-1]:
+            probe = unit_probe_name(stats.name)
+            line, outputs = profile.lines.get(probe), tuple(stats.output_shape)
             new = 0.0 if line is None else line.shape_bytes if len(line.points) > 1 else unknown
             needs.append(
                 UnitNeeds(
-                    name=facts.name,
+                    name=stats.name,
                     kept_bytes=profile.kept[probe],
                     fixed_bytes=line.fixed_bytes + line.residual_bytes + new if line else math.inf,
                     sample_bytes=line.sample_bytes if line else math.inf,
@@ -105,8 +105,8 @@ class Blockwise(BlockwiseSettings):
                     input_bytes=RowFormat(shape, self.cache_dtype).row_bytes,
                     output_bytes=RowFormat(outputs, self.cache_dtype).row_bytes,
                     smallest_batch=line.smallest_batch if line else 1,
-                    weight_bytes=facts.weight_bytes,
-                    saved_bytes=facts.saved_bytes + facts.output_bytes,
+                    weight_bytes=stats.weight_bytes,
+                    saved_bytes=stats.saved_bytes + stats.output_bytes,
                     shape_bytes=new,
                     measured_batch=line.measured_batch if line else 0,
                     partial_bytes=line.partial_bytes if line else 0,
@@ -167,7 +167,7 @@ class Blockwise(BlockwiseSettings):
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed: the unit that needs most memory, and the smallest budget that suffices."""
-        names = [facts.name for facts in profile.units[:-1]]
+        names = [stats.name for stats in profile.units[:-1]]
         kept = {name: profile.kept[unit_probe_name(name)] if self.residency == "all" else 0 for name in names}
         floors = {name: profile.floors[unit_probe_name(name)] + sum(kept.values()) - kept[name] for name in names}
         largest = max(floors, key=lambda name: floors[name])
@@ -209,7 +209,7 @@ def _tested_sample(profile: Profile) -> int:
     return max(forward + steps)
 
 
-def _unit_lines(profile: Profile) -> Iterator[tuple[UnitFacts, ProbeLine]]:
+def _unit_lines(profile: Profile) -> Iterator[tuple[UnitStats, ProbeLine]]:
     for unit in profile.units[:-1]:
         line = profile.lines.get(unit_probe_name(unit.name))
         if line is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from snugfit._chain import Chain
-from snugfit._core.profile import UnitFacts
+from snugfit._core.profile import UnitStats
 from snugfit._core.workload import Workload
 from snugfit.strategies.checkpoint.dynamic_program import SLOTS, DynamicProgram, UnitCost, schedule_cost
 from snugfit.strategies.checkpoint.schedule import Schedule
@@ -78,7 +78,7 @@ def schedule_probes(names: Iterable[str]) -> list[str]:
     return [probe for probe in probes if probe == PLAIN_PROBE or probe.startswith(PREFIX)]
 
 
-def find_candidates(chain: Chain, facts: Sequence[UnitFacts], workload: Workload) -> list[Candidate]:
+def find_candidates(chain: Chain, stats: Sequence[UnitStats], workload: Workload) -> list[Candidate]:
     """Schedules from the fastest, which recomputes nothing, to the one with the least memory.
 
     The candidates between these two are the fastest at memory limits that are evenly spaced on a logarithmic scale.
@@ -87,13 +87,13 @@ def find_candidates(chain: Chain, facts: Sequence[UnitFacts], workload: Workload
 
     Args:
         chain: the chain, on the meta device.
-        facts: of its units.
+        stats: of its units.
         workload: batch size and optimizer.
     """
     batch = workload.effective_batch
-    full, few = _costs(chain, facts, batch), _costs(chain, facts, 1)
-    weights = 4 * sum(fact.parameters for fact in facts)
-    fixed = sum(fact.weight_bytes for fact in facts) + weights * workload.optimizer.state_per_parameter
+    full, few = _costs(chain, stats, batch), _costs(chain, stats, 1)
+    weights = 4 * sum(unit.parameters for unit in stats)
+    fixed = sum(unit.weight_bytes for unit in stats) + weights * workload.optimizer.state_per_parameter
     plain, _ = schedule_cost(Schedule.keeping(len(full)), full)
     candidates: list[Candidate] = []
     for schedule in {*subsample(frontier(full), full, INTERMEDIATE), frontier(few)[0]}:
@@ -103,11 +103,11 @@ def find_candidates(chain: Chain, facts: Sequence[UnitFacts], workload: Workload
     return sorted(candidates, key=lambda each: (each is least, each.seconds))
 
 
-def _costs(chain: Chain, facts: Sequence[UnitFacts], batch: int) -> list[UnitCost]:
+def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int) -> list[UnitCost]:
     try:
-        return unit_costs(chain, facts, batch)
+        return unit_costs(chain, stats, batch)
     except ValueError:  # torch's BatchNorm refuses a single value per channel
-        return unit_costs(chain, facts, batch + 1)
+        return unit_costs(chain, stats, batch + 1)
 
 
 def frontier(costs: Sequence[UnitCost]) -> list[Schedule]:

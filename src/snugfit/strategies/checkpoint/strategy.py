@@ -16,7 +16,7 @@ from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
 from snugfit._training.split import TrainingData
-from snugfit.profiling import Probe, unit_facts
+from snugfit.profiling import Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import find_candidates, probe_name, schedule_of_probe, schedule_probes
 from snugfit.strategies.checkpoint.forward import recomputing_forward
@@ -55,7 +55,7 @@ class Checkpoint(MicroBatching):
 
         They are lazy: a probe runs only if it may fit and be faster than the measured ones that fit.
         """
-        candidates = find_candidates(chain, unit_facts(chain), workload)
+        candidates = find_candidates(chain, unit_stats(chain), workload)
         probes: dict[tuple[int, bool], Probe] = {}
         for index, candidate in enumerate(candidates):
             make = _trainer_factory(candidate.schedule)

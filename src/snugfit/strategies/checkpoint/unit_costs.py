@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._chain import Chain, Unit
-from snugfit._core.profile import UnitFacts
+from snugfit._core.profile import UnitStats
 from snugfit.lean import use_lean_convolutions
 from snugfit.memory.tensors import LiveBytes
 from snugfit.strategies.checkpoint.dynamic_program import UnitCost
@@ -23,12 +23,12 @@ TYPICAL_SPEED = 50e9
 """Multiply-accumulates per second; only ratios of times matter here."""
 
 
-def unit_costs(chain: Chain, facts: Sequence[UnitFacts], batch: int) -> list[UnitCost]:
+def unit_costs(chain: Chain, stats: Sequence[UnitStats], batch: int) -> list[UnitCost]:
     """The cost of each unit at a batch size, including the gradients of its own weights while they are applied.
 
     Args:
         chain: the chain, on the meta device.
-        facts: of its units.
+        stats: of its units.
         batch: images at once.
 
     Raises:
@@ -36,12 +36,12 @@ def unit_costs(chain: Chain, facts: Sequence[UnitFacts], batch: int) -> list[Uni
     """
     units = copy.deepcopy(chain).all_units
     return [
-        _unit_cost(unit, fact, batch, first=index == 0)
-        for index, (unit, fact) in enumerate(zip(units, facts, strict=True))
+        _unit_cost(unit, own, batch, first=index == 0)
+        for index, (unit, own) in enumerate(zip(units, stats, strict=True))
     ]
 
 
-def _unit_cost(unit: Unit, facts: UnitFacts, batch: int, *, first: bool) -> UnitCost:
+def _unit_cost(unit: Unit, stats: UnitStats, batch: int, *, first: bool) -> UnitCost:
     module = unit.module.train()
     use_lean_convolutions(module)
     for parameter in module.parameters():
@@ -57,7 +57,7 @@ def _unit_cost(unit: Unit, facts: UnitFacts, batch: int, *, first: bool) -> Unit
             output_bytes = module(inputs).nbytes
         discarding, counter.peak = counter.peak - before, before
         saved_bytes, saving, backward = _step(module, inputs, counter, before)
-    seconds = batch * (facts.macs + MACS_PER_BYTE * (facts.saved_bytes + facts.output_bytes)) / TYPICAL_SPEED
+    seconds = batch * (stats.macs + MACS_PER_BYTE * (stats.saved_bytes + stats.output_bytes)) / TYPICAL_SPEED
     return UnitCost(seconds, BACKWARD * seconds, output_bytes, saved_bytes, discarding, saving, backward)
 
 

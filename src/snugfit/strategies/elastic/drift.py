@@ -12,7 +12,7 @@ from torch import nn
 
 from snugfit._chain import Chain
 from snugfit._core.record import IntervalRecord
-from snugfit._core.tensors import OperatorFacts, StepSeconds, TensorProfile
+from snugfit._core.tensors import OperatorStats, StepSeconds, TensorProfile
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
 from snugfit.profiling.operator import timed
@@ -115,7 +115,7 @@ def profiling_peak(costs: SelectionCosts, batch: int) -> int:
     return with_safety(costs.profile.base_bytes, held)
 
 
-def _with_updates(operators: Sequence[OperatorFacts], old: TensorProfile) -> tuple[OperatorFacts, ...]:
+def _with_updates(operators: Sequence[OperatorStats], old: TensorProfile) -> tuple[OperatorStats, ...]:
     """Operators with the update times of the old profile."""
     known = {tensor.name: tensor.update_seconds for tensor in old.tensors}
     return tuple(

@@ -7,7 +7,7 @@ from typing import Any
 from snugfit._chain import Chain
 from snugfit._core.profile import Profile
 from snugfit._core.serial import to_data
-from snugfit._core.tensors import OperatorFacts, TensorProfile
+from snugfit._core.tensors import OperatorStats, TensorProfile
 from snugfit._core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError
 from snugfit.memory import MemoryLimit
@@ -56,7 +56,7 @@ def tensor_rows(found: TensorProfile, state_copies: int = 1) -> dict[str, Any]:
     network = Network(found, found.batch, state_copies)
     rows = []
     for tensor, place, t_dw, t_dy in zip(network.tensors, network.place, network.t_dw, network.t_dy, strict=True):
-        operator: OperatorFacts = found.operators[int(place)]
+        operator: OperatorStats = found.operators[int(place)]
         rows.append(
             {
                 "name": tensor.name,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
-from snugfit._core.profile import UnitFacts
+from snugfit._core.profile import UnitStats
 from snugfit._core.workload import Workload
 from snugfit._training.task import needs_classes
 from snugfit.errors import ModelError
@@ -49,6 +49,6 @@ class Feedback(FullNetwork):
                 reasons.append(f"pepita: the network must end in the weights of unit {unit.name}, whose error is known")
         return reasons
 
-    def make_trainer(self, units: Sequence[UnitFacts]) -> MakeTrainer:
+    def make_trainer(self, units: Sequence[UnitStats]) -> MakeTrainer:
         """Trainers by the rule."""
         return TRAINERS[self.feedback_rule]

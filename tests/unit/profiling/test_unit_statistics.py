@@ -3,7 +3,7 @@
 from torch import nn
 
 from snugfit._chain import Chain
-from snugfit.profiling import unit_facts
+from snugfit.profiling import unit_stats
 
 
 def chain():
@@ -16,7 +16,7 @@ def chain():
 
 
 def test_by_hand():
-    first, second, head = unit_facts(chain())
+    first, second, head = unit_stats(chain())
     conv = 3 * 4 * 9 + 4
     assert first.parameters == conv + 2 * 4
     assert first.weight_bytes == 4 * (conv + 2 * 4 + 2 * 4) + 8
@@ -36,12 +36,12 @@ def test_by_hand():
 
 def test_names_and_order_are_the_chains_and_parameters_add_up():
     made = chain()
-    facts = unit_facts(made)
-    assert [fact.name for fact in facts] == [unit.name for unit in made.all_units]
-    assert sum(fact.parameters for fact in facts) == made.parameters
+    stats = unit_stats(made)
+    assert [fact.name for fact in stats] == [unit.name for unit in made.all_units]
+    assert sum(fact.parameters for fact in stats) == made.parameters
 
 
 def test_nothing_is_allocated_or_changed():
     made = chain()
-    unit_facts(made)
+    unit_stats(made)
     assert all(p.is_meta and p.grad is None for unit in made.all_units for p in unit.module.parameters())

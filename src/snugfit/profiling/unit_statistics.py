@@ -8,22 +8,22 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from snugfit._chain import Chain, Unit, tracking_norms
-from snugfit._core.profile import UnitFacts
+from snugfit._core.profile import UnitStats
 from snugfit.memory.tensors import saved_bytes
 
 
-def unit_facts(chain: Chain) -> tuple[UnitFacts, ...]:
+def unit_stats(chain: Chain) -> tuple[UnitStats, ...]:
     """Statistics of every unit of a chain on the meta device, the head last."""
-    return tuple(_facts(unit) for unit in chain.all_units)
+    return tuple(_stats(unit) for unit in chain.all_units)
 
 
-def _facts(unit: Unit) -> UnitFacts:
+def _stats(unit: Unit) -> UnitStats:
     inputs = torch.empty((2, *unit.input_shape), device="meta")
     held = [*unit.module.parameters(), *unit.module.buffers()]
     unit.module.train()
     with FlopCounterMode(display=False) as counter:
         saved = saved_bytes(lambda: unit.module(inputs), held)
-    return UnitFacts(
+    return UnitStats(
         name=unit.name,
         parameters=unit.parameters,
         weight_bytes=unit.weight_bytes,
