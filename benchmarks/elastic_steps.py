@@ -17,8 +17,8 @@ from benchmarks.common import Settings
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, load_into
 from snugfit._core.option_groups import DataOptions, ModelOptions, TrainingOptions
+from snugfit._core.profile import TensorProfile
 from snugfit._core.request import Request
-from snugfit._core.tensors import TensorProfile
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._engine.builder import assemble
 from snugfit._engine.process import baseline, choose_device

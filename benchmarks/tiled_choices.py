@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.netns import _bits
 from benchmarks.tiled_rank import network
-from snugfit._core.cluster import Link, Rank, uniform_cluster
+from snugfit._core.hardware import Link, Rank, uniform_cluster
 from snugfit.tiling.candidates import candidates_on_one_device, group_boundaries, subsample
 from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.geometry import balanced

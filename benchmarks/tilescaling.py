@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.common import DEFAULTS, Cell, Options, program
 from benchmarks.store import ResultFile, finish, markdown
 from benchmarks.yolo_tiles import layers, schedule
-from snugfit._core.cluster import Cluster, Link, Rank, uniform_cluster
-from snugfit._core.literals import WeightUpdate
+from snugfit._core.hardware import Cluster, Link, Rank, uniform_cluster
+from snugfit._core.options import WeightUpdate
 from snugfit.tiling.candidates import most_square_grid
 from snugfit.tiling.cost_counter import Placement, count_step_cost
 from snugfit.tiling.grouping import CostModel

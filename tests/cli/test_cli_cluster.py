@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from snugfit._cli import app, hosts, launch_commands, launcher
-from snugfit._core.cluster import Cluster
+from snugfit._core.hardware import Cluster
 
 HOSTS = """
 hosts:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugfit._cli.app import run
-from snugfit._core.command import flags_of
+from snugfit._core.explanation import flags_of
 from snugfit._core.known import check_names
 from snugfit._core.options import read
 from snugfit._core.request import Request

@@ -9,10 +9,9 @@ from snugfit._cli.failures import FailedError
 from snugfit._cli.options import SHOW_ALL
 from snugfit._cli.retries import plan_again
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost
 from snugfit._core.hardware import Hardware
 from snugfit._core.option_groups import BudgetOptions, MachineOptions, ModelOptions
-from snugfit._core.plan import Candidate, Plan
+from snugfit._core.plan import Candidate, Cost, Plan
 from snugfit._core.request import Request, StrategyOptions
 from snugfit._core.workload import Workload
 

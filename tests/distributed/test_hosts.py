@@ -14,7 +14,7 @@ from benchmarks import netns
 from benchmarks.hostfaults import Trial, epochs, harm, leftovers, run_trial, started
 from safetensors.torch import load_file
 
-from snugfit._core.cluster import Cluster
+from snugfit._core.hardware import Cluster
 
 REASON = netns.why_not()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(300)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -11,11 +12,10 @@ from torch import nn
 
 from snugfit._api.training import TrainedRecord
 from snugfit._core.budget import Budget
-from snugfit._core.command import shell_line
 from snugfit._core.option_groups import FROM_PYTHON, BudgetOptions, Trained
 from snugfit._core.options import Count, checked
+from snugfit._core.record import TRIAL_STEPS, Trial
 from snugfit._core.request import Request
-from snugfit._core.trial import STEPS, Trial
 from snugfit._engine.builder import own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.planning import Planned, make_plan
@@ -87,7 +87,7 @@ class RunnablePlan(Planned):
         shown = (ConsoleProgress(),) if subscribers is None else subscribers
         return TrainedRecord(execute(self, shown, out, stop), self.assembly.module)
 
-    def compare(self, steps: int = STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
+    def compare(self, steps: int = TRIAL_STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
         """Compare the predictions with one short real run of each strategy that fits, inside the budget.
 
         Each runs in a fresh process; or in this one, on a copy of the module, if model or data came from Python.
@@ -110,7 +110,7 @@ class RunnablePlan(Planned):
         choice = self.plan.choice
         processes = int(choice.settings.get("processes", 1)) if choice else 1
         if processes > 1 and commands_of_run() is None:
-            how = shell_line(self.plan.command) if self.plan.command else f"cluster launch --processes {processes}"
+            how = shlex.join(self.plan.command) if self.plan.command else f"cluster launch --processes {processes}"
             raise UsageError(f"this plan takes {processes} processes, and this is one; start them with `{how}`.")
 
 

@@ -11,7 +11,7 @@ from snugfit._cli.launch_commands import ClusterOptions, Launching, starts
 from snugfit._cli.launcher import run_all
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import SCHEMA, note, print_json
-from snugfit._core.cluster import Cluster, Link, Rank
+from snugfit._core.hardware import Cluster, Link, Rank
 from snugfit._quantities import format_bytes
 from snugfit._storage.outputs import require_file, whole_file
 from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError

@@ -18,8 +18,8 @@ from snugfit._core.option_groups import (
     TrainingOptions,
 )
 from snugfit._core.options import Count
+from snugfit._core.record import TRIAL_STEPS
 from snugfit._core.request import Request, StrategyOptions
-from snugfit._core.trial import STEPS
 from snugfit.errors import UsageError
 
 
@@ -127,7 +127,7 @@ class PlanOptions:
         """
         if self.compare_steps is not None and not self.compare:
             raise UsageError("--compare-steps is for trials; add --compare.")
-        return (self.compare_steps or STEPS) if self.compare else 0
+        return (self.compare_steps or TRIAL_STEPS) if self.compare else 0
 
 
 NO_FLAGS = RequestFlags()

@@ -11,9 +11,9 @@ from snugfit._cli.output import note, print_json
 from snugfit._cli.plan_cache import Answer
 from snugfit._cli.retries import plan_again
 from snugfit._core.plan import Plan
+from snugfit._core.record import Trial
 from snugfit._core.request import Request
 from snugfit._core.serial import from_data
-from snugfit._core.trial import Trial
 from snugfit._storage.outputs import require_places
 
 

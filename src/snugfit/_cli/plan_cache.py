@@ -21,13 +21,12 @@ from typing import Any
 import psutil
 
 from snugfit._cli.failures import FailedError
-from snugfit._core.code_version import code_digest
 from snugfit._core.documents import read_as
 from snugfit._core.hardware import cores, processor
 from snugfit._core.options import data_sets_in
 from snugfit._core.paths import data_root, profiles_folder, try_write_text
 from snugfit._core.plan import Plan
-from snugfit._core.plugins import installed_plugins
+from snugfit._core.registry import code_digest, installed_plugins
 from snugfit._core.request import Request
 from snugfit.errors import CheckpointError, DataError
 

@@ -20,8 +20,7 @@ from snugfit._cli.output import note
 from snugfit._cli.plan_cache import Answer
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.explanation import explanation_of
-from snugfit._core.plan import Plan
-from snugfit._core.ranking import ranked
+from snugfit._core.plan import Plan, ranked
 from snugfit._core.request import Request
 from snugfit._quantities import format_bytes
 from snugfit.errors import InfeasibleBudgetError

@@ -1,11 +1,18 @@
-"""The machine of a profile or plan."""
+"""The machine of a profile or plan, and the processes and links of a cluster."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import permutations
 from pathlib import Path
+from typing import Any
+
+from snugfit._core.documents import read_as
+from snugfit._core.serial import from_data, to_data
+from snugfit.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -44,3 +51,147 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process.
+
+    Attributes:
+        rank: its number; 0 is the gateway.
+        host: name of its machine.
+        threads: compute threads.
+        macs_per_second: multiply-accumulates per second of a 3x3 convolution, while all processes compute.
+        free_bytes: available memory of the machine.
+        cores: usable cores of the machine.
+        clock_offset_seconds: offset of its clock from that of the gateway.
+        versions: versions of ``snugfit``, ``torch`` and ``python``.
+    """
+
+    rank: int
+    host: str
+    threads: int
+    macs_per_second: float
+    free_bytes: int
+    cores: int = 1
+    clock_offset_seconds: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network link from one process to another; ``from`` and ``to`` in JSON.
+
+    Attributes:
+        source, target: ranks.
+        bytes_per_second: bandwidth of large messages.
+        latency_seconds: one-way latency of small messages.
+    """
+
+    source: int
+    target: int
+    bytes_per_second: float
+    latency_seconds: float
+
+    def seconds(self, count: float) -> float:
+        """Time of a message of ``count`` bytes."""
+        return self.latency_seconds + count / self.bytes_per_second
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Processes in the order of their ranks, and a link from each to each other."""
+
+    ranks: tuple[Rank, ...]
+    links: tuple[Link, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return len(self.ranks)
+
+    def link(self, source: int, target: int) -> Link:
+        """The link from one rank to another.
+
+        Raises:
+            UsageError: the link was not measured.
+        """
+        for link in self.links:
+            if (link.source, link.target) == (source, target):
+                return link
+        raise UsageError(
+            f"the link from rank {source} to rank {target} was not measured; run `snugfit cluster doctor`."
+        )
+
+    def speeds(self) -> tuple[float, ...]:
+        """Each rank's share of the cluster's compute speed; they add up to 1."""
+        total = sum(rank.macs_per_second for rank in self.ranks)
+        return tuple(rank.macs_per_second / total for rank in self.ranks)
+
+    def differing_versions(self) -> dict[str, tuple[str, ...]]:
+        """Programs whose versions differ between ranks, with their versions by rank."""
+        names = sorted({name for rank in self.ranks for name in rank.versions})
+        versions_of = {name: tuple(rank.versions.get(name, "none") for rank in self.ranks) for name in names}
+        return {name: versions for name, versions in versions_of.items() if len(set(versions)) > 1}
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys ``ranks`` and ``links``; a link has ``from`` and ``to``."""
+        links = [{"from": each.pop("source"), "to": each.pop("target"), **each} for each in map(to_data, self.links)]
+        return {"ranks": to_data(self.ranks), "links": links}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Cluster:
+        """Inverse of :meth:`to_json`."""
+        links = [{**link, "source": link["from"], "target": link["to"]} for link in data["links"]]
+        return from_data(cls, {"ranks": data["ranks"], "links": links})
+
+
+def read_cluster(path: str, processes: int | None = None) -> Cluster:
+    """Read the output of ``snugfit cluster doctor --out``.
+
+    Args:
+        path: the file.
+        processes: required number of processes; any by default.
+
+    Raises:
+        UsageError: the file cannot be read, holds something else, or describes another number of processes.
+    """
+    again = "write one with `snugfit cluster doctor --out`"
+    cluster = read_as(Cluster.from_json, path, UsageError, "--cluster takes what `snugfit cluster doctor --out` wrote.")
+    _check(cluster, path, again)
+    if processes is not None and cluster.size != processes:
+        raise UsageError(
+            f"{path} describes {cluster.size} process{'es' * (cluster.size != 1)}, but there "
+            f"{'is 1' if processes == 1 else f'are {processes}'} here;\n"
+            "measure these with `snugfit cluster doctor --out`."
+        )
+    return cluster
+
+
+def _check(cluster: Cluster, path: str, again: str) -> None:
+    """Reject measurements from which no time can be computed."""
+    if not cluster.ranks or [each.rank for each in cluster.ranks] != list(range(cluster.size)):
+        raise UsageError(f"{path} holds no processes in the order of their ranks; {again}.")
+    speeds = [each.macs_per_second for each in cluster.ranks] + [each.bytes_per_second for each in cluster.links]
+    waits = [each.latency_seconds for each in cluster.links]
+    try:
+        sound = all(math.isfinite(each) and each > 0 for each in speeds) and all(each >= 0 for each in waits)
+    except TypeError:
+        sound = False
+    if not sound:
+        raise UsageError(f"{path} holds a speed that is not above 0; {again}.")
+    for source, target in permutations(range(cluster.size), 2):
+        cluster.link(source, target)
+
+
+def uniform_cluster(processes: int, rank: Rank, link: Link) -> Cluster:
+    """A cluster of equal processes, each on its own host, with equal links; for unavailable devices.
+
+    Args:
+        processes: number of processes.
+        rank: model of each process.
+        link: model of each link.
+    """
+    ranks = tuple(replace(rank, rank=each, host=f"{rank.host}-{each}") for each in range(processes))
+    pairs = permutations(range(processes), 2)
+    return Cluster(ranks, tuple(replace(link, source=source, target=target) for source, target in pairs))

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from snugfit._core.option_groups import FROM_PYTHON, BaseRequest
 from snugfit._core.options import data_sets_in
-from snugfit._core.plugins import LOCAL_LOSSES, MODELS
-from snugfit._core.registry import strategies
+from snugfit._core.registry import LOCAL_LOSSES, MODELS, strategies
 from snugfit.errors import UnknownNameError, UsageError
 
 MODEL_FORMS = ("torchvision:NAME", "timm:NAME", "package.module:function")

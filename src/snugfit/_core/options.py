@@ -8,9 +8,11 @@ origin of a value: text is first converted to a plain value (:func:`read`), then
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import numbers
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -255,3 +257,43 @@ def _advice(rule: Any, value: Any) -> str:
 
 def _number(end: float) -> str:
     return f"{end:,}"
+
+
+CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
+"""Stored type of cached activations."""
+ImportanceMetric = Literal["contribution", "weight", "gradient"]
+"""``contribution`` is ElasticTrainer's own; it compares with the others in its Figure 20."""
+WeightUpdate = Literal["all-reduce", "gateway"]
+"""Where the weights of tiled layers are updated."""
+TileSizes = Literal["equal", "speed"]
+Rest = Literal["gateway", "replicated"]
+"""Where the layers behind the tiled ones are computed: by rank 0, or by every process."""
+
+
+def help_of(kind: type[Any]) -> dict[str, str]:
+    """Help text of each option of a dataclass and of its bases, as one line."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        found.update(_attributes(each.__doc__ or ""))
+    return found
+
+
+def with_help(summary: str, texts: Mapping[str, str]) -> str:
+    """A docstring with these help texts."""
+    lines = (f"    {name}: {text}" for name, text in texts.items())
+    return "\n".join([summary, "", "Attributes:", *lines])
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    _, _, section = inspect.cleandoc(docstring).partition("\nAttributes:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            break
+        start = re.fullmatch(r" {4}(\w+): (.*)", line)
+        if start:
+            name, found[start[1]] = start[1], start[2]
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found

@@ -1,16 +1,73 @@
-"""A plan: candidates with predicted costs, and the chosen one; convertible to JSON and back."""
+"""A plan: candidates with predicted costs, their ranking by an aim, and the chosen one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from snugfit._core.budget import Aim, Budget
-from snugfit._core.cost import Cost
 from snugfit._core.hardware import Hardware
 from snugfit._core.registry import find_config
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run whose prediction is checked separately: a block, the whole network, the final test.
+
+    Attributes:
+        name: name of the phase.
+        peak_bytes: predicted peak memory above the baseline.
+        seconds: predicted seconds.
+        batch_size: samples in memory at once.
+        units: names of the units that it trains.
+        storage_bytes: bytes of its cache.
+    """
+
+    name: str
+    peak_bytes: int
+    seconds: float
+    batch_size: int
+    units: tuple[str, ...] = ()
+    storage_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Why a strategy proposes nothing, and which budget suffices.
+
+    Attributes:
+        reasons: reasons as text.
+        smallest_bytes: the smallest sufficient memory budget; None if memory is not the reason.
+        smallest_ratio: the smallest sufficient time ratio; None if time is not the reason.
+    """
+
+    reasons: tuple[str, ...]
+    smallest_bytes: int | None = None
+    smallest_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted cost of a whole run.
+
+    Attributes:
+        peak_bytes: largest peak of all phases, above the baseline.
+        seconds_per_epoch: seconds of one epoch (every block's pass over the data once).
+        seconds: total seconds, including cache writes.
+        storage_bytes: most bytes on disk at any time.
+        sent_bytes: total bytes sent over the network.
+        phases: the phases in order.
+    """
+
+    peak_bytes: int
+    seconds_per_epoch: float
+    seconds: float
+    storage_bytes: int = 0
+    sent_bytes: int = 0
+    phases: tuple[Phase, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,3 +182,42 @@ class Plan:
     def from_json(cls, data: dict[str, Any]) -> Plan:
         """Inverse of :meth:`to_json`."""
         return from_data(cls, data)
+
+
+Key = tuple[float, ...]
+
+
+def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidate, ...]:
+    """Candidates: feasible ones first, best first; those not considered last."""
+    keys = {"time": _by_time, "memory": _by_memory, "accuracy": _by_accuracy}[aim]
+    return tuple(sorted(candidates, key=lambda each: (not each.feasible, not each.considered, *keys(each))))
+
+
+def expected_loss(candidate: Candidate) -> int:
+    """Expected loss of accuracy of a strategy, as an ordinal number.
+
+    Training every weight by its own gradient loses nothing. A frozen network with a small trained one loses less than
+    local losses, or than training a part of the network.
+    """
+    config = find_config(candidate.strategy)
+    return 0 if candidate.exact else config.expected_loss if config else 2
+
+
+def _seconds(candidate: Candidate) -> float:
+    return candidate.predicted.seconds if candidate.predicted else float("inf")
+
+
+def _peak(candidate: Candidate) -> float:
+    return candidate.predicted.peak_bytes if candidate.predicted else float("inf")
+
+
+def _by_time(candidate: Candidate) -> Key:
+    return (_seconds(candidate), _peak(candidate))
+
+
+def _by_memory(candidate: Candidate) -> Key:
+    return (_peak(candidate), _seconds(candidate))
+
+
+def _by_accuracy(candidate: Candidate) -> Key:
+    return (expected_loss(candidate), _seconds(candidate), _peak(candidate))

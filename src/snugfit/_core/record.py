@@ -1,4 +1,4 @@
-"""A record: the actions, predictions and measurements of a run."""
+"""Predictions and measurements of a run (its record), and of a trial."""
 
 from __future__ import annotations
 
@@ -160,3 +160,47 @@ class Record:
     def from_json(cls, data: dict[str, Any]) -> Record:
         """Inverse of :meth:`to_json`; unknown keys are ignored."""
         return from_data(cls, data)
+
+
+TRIAL_STEPS = 4
+"""Default number of effective batches of a trial."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Predictions and measurements of a short run.
+
+    Attributes:
+        strategy: name of the strategy.
+        images, epochs: numbers of training images and passes over them.
+        budget_bytes: enforced memory budget; None without one.
+        predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline; None if it failed.
+        predicted_seconds, measured_seconds: seconds of its training phases; measured from the median step time.
+        error: why it failed or exceeded its budget.
+    """
+
+    strategy: str
+    images: int
+    epochs: int
+    budget_bytes: int | None
+    predicted_peak_bytes: int
+    predicted_seconds: float
+    measured_peak_bytes: int | None = None
+    measured_seconds: float | None = None
+    error: str | None = None
+
+    @property
+    def seconds_ratio(self) -> float | None:
+        """Measured over predicted seconds."""
+        if self.measured_seconds is None or not self.predicted_seconds:
+            return None
+        return self.measured_seconds / self.predicted_seconds
+
+    @property
+    def peak_ratio(self) -> float | None:
+        """Measured over predicted peak; above 1, the prediction was too low."""
+        return None if self.measured_peak_bytes is None else self.measured_peak_bytes / self.predicted_peak_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, with the two ratios."""
+        return {**to_data(self), "peak_ratio": self.peak_ratio, "seconds_ratio": self.seconds_ratio}

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit._core.budget import Aim
 from snugfit._core.option_groups import BaseRequest, BaseStrategyOptions
-from snugfit._core.option_help import help_of, with_help
-from snugfit._core.option_merging import declared_options, merged_options
-from snugfit._core.options import Names
+from snugfit._core.options import Names, help_of, with_help
 from snugfit._core.registry import strategies
 from snugfit._core.serial import from_data, to_data
+from snugfit._core.strategy_config import declared_options, merged_options
 from snugfit.errors import UnknownNameError
 
 

@@ -9,13 +9,13 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from snugfit._core.code_version import code_digest
 from snugfit._core.documents import DocumentError, converted, parse_json, read_text
 from snugfit._core.hardware import Hardware
 from snugfit._core.option_groups import MachineOptions
 from snugfit._core.paths import profiles_folder
 from snugfit._core.plan import Plan
 from snugfit._core.record import Record
+from snugfit._core.registry import code_digest
 from snugfit._core.serial import from_data, to_data
 from snugfit._planner import PastRun, past_run
 from snugfit._version import __version__

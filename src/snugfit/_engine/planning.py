@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from snugfit._core.budget import Budget
-from snugfit._core.command import command_of
+from snugfit._core.explanation import command_of
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.request import Request
@@ -17,7 +17,7 @@ from snugfit._data import Splits
 from snugfit._engine.builder import Assembly, assemble, check_options, make_strategies
 from snugfit._engine.history import measurements, past_runs
 from snugfit._engine.process import baseline, choose_device, describe_hardware
-from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, default_aim, search
+from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
 from snugfit._training.events import Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
@@ -60,7 +60,7 @@ def make_plan(
     check_options(request)
     considered = make_strategies(request) if measures else StrategySelection([])
     budget = Budget(**asdict(request.budget))
-    aim = request.strategy.aim or default_aim(transfers=request.model.weights is not None)
+    aim = request.strategy.aim or ("time" if request.model.weights is None else "accuracy")
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads)
     hardware = describe_hardware(device)

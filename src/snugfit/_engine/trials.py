@@ -12,16 +12,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.plan import Candidate
-from snugfit._core.record import Record
+from snugfit._core.record import Record, Trial
 from snugfit._core.registry import strategy_class
 from snugfit._core.serial import from_data
-from snugfit._core.trial import Trial, trial_measurements
 from snugfit._data import ImageSet, Splits
 from snugfit._data.sets import Subset
 from snugfit._engine.builder import Assembly, assemble, load_splits
@@ -131,9 +132,7 @@ class _Prepared:
             error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
         measured = {}
         if (self.folder / "record.json").exists():
-            measured = trial_measurements(
-                read_data(Record, self.folder / "record.json"), _paces(self.folder / "metrics.csv")
-            )
+            measured = _measurements(self.folder)
         elif error is None:
             error = "it wrote no record"
         return replace(self.trial, error=error, **measured)
@@ -156,6 +155,21 @@ class _Prepared:
         train = ["train", "--resume", str(self.folder), "--quiet"]
         code, said = _finished([sys.executable, "-m", "snugfit", *(launch if processes > 1 else []), *train])
         return None if code == 0 else _error_in(said) or f"it ended with code {code}"
+
+
+def _measurements(folder: Path) -> dict[str, Any]:
+    """Predicted and measured figures of a run's training phases.
+
+    The median step time excludes kernel generation, which is negligible in a long run.
+    """
+    record = read_data(Record, folder / "record.json")
+    paces = _paces(folder / "metrics.csv")
+    phases = [phase for phase in record.phases if paces.get(phase.name)]
+    return {
+        "predicted_seconds": float(sum(phase.predicted_seconds for phase in phases)),
+        "measured_peak_bytes": int(record.measured["peak_bytes"]),
+        "measured_seconds": float(sum(len(paces[each.name]) * median(paces[each.name]) for each in phases)),
+    }
 
 
 def _paces(path: Path) -> dict[str, list[float]]:

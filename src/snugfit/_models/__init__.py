@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from snugfit._core.known import unknown_model
-from snugfit._core.plugins import MODELS
+from snugfit._core.registry import MODELS
 from snugfit._models import external, recognition
 from snugfit._models.recognition import Match, trained_image_size
 

@@ -1,6 +1,5 @@
 """Search over strategies: measure their probes, collect proposals, rank those that fit."""
 
-from snugfit._core.ranking import default_aim
 from snugfit._planner.calibration import PastRun, corrected, past_run
 from snugfit._planner.search import MeasurementContext, PlanningInput, StrategySelection, infeasible_error, search
 
@@ -10,7 +9,6 @@ __all__ = [
     "PlanningInput",
     "StrategySelection",
     "corrected",
-    "default_aim",
     "infeasible_error",
     "past_run",
     "search",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from snugfit._core.cost import Cost
-from snugfit._core.plan import Correction
+from snugfit._core.plan import Correction, Cost
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 

@@ -9,9 +9,8 @@ from snugfit._chain import Chain
 from snugfit._core.budget import Aim, Budget
 from snugfit._core.explanation import explanation_of
 from snugfit._core.hardware import Hardware
-from snugfit._core.plan import Candidate, Correction, Plan
+from snugfit._core.plan import Candidate, Correction, Plan, ranked
 from snugfit._core.profile import Profile
-from snugfit._core.ranking import ranked
 from snugfit._core.registry import config_of, find_config
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snugfit._core.cost import Cost
+from snugfit._core.plan import Cost
 
 PRIOR = 0.02
 """Share of the predicted time for which the prediction is trusted against the measurement."""

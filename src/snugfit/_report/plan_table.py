@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Sequence
 from typing import TextIO
 
 from rich.table import Column, Table
 from rich.text import Text
 
-from snugfit._core.command import shell_line
 from snugfit._core.plan import Candidate, Plan
-from snugfit._core.trial import Trial
+from snugfit._core.record import Trial
 from snugfit._quantities import format_bytes, format_seconds
 from snugfit._report.console_lines import against
 from snugfit._report.formatting import NONE, duration, size
@@ -26,7 +26,7 @@ def print_plan(plan: Plan, file: TextIO | None = None) -> None:
     for sentence in plan.explanation:
         console.print(Text(sentence), soft_wrap=True)
     if plan.command:
-        console.print(Text.assemble("Run it: ", (shell_line(plan.command), "bold")), soft_wrap=True)
+        console.print(Text.assemble("Run it: ", (shlex.join(plan.command), "bold")), soft_wrap=True)
 
 
 def plan_text(plan: Plan) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from snugfit._core.documents import read_data
-from snugfit._core.literals import CacheDtype
+from snugfit._core.options import CacheDtype
 from snugfit._core.serial import to_data
 from snugfit._quantities import format_bytes
 from snugfit._storage.digests import Digester, sync_file

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from snugfit._core.literals import CacheDtype
+from snugfit._core.options import CacheDtype
 
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _CHANNEL_RANGE_ELEMENTS = 64

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from snugfit._core.cost import Phase
+from snugfit._core.plan import Phase
 from snugfit._quantities import format_bytes
 from snugfit._training.events import Notice
 from snugfit._training.run import Run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from snugfit._core.cost import Cost
+from snugfit._core.plan import Cost
 from snugfit._core.record import IntervalRecord, Record
 
 

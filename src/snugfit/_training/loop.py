@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from snugfit._core.cost import Phase
+from snugfit._core.plan import Phase
 from snugfit._quantities import format_bytes
 from snugfit._training.evaluation_weights import settle
 from snugfit._training.events import EpochDone, StepDone

@@ -14,9 +14,9 @@ import torch
 
 from snugfit._chain import UnitStore
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Phase
 from snugfit._core.documents import DocumentError, converted
 from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Cost, Phase
 from snugfit._core.profile import Profile
 from snugfit._core.record import ExitRecord, PhaseRecord
 from snugfit._core.serial import from_data, to_data

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from snugfit._core import known, plugins
+from snugfit._core import known, registry
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.local.base import LocalLoss, NetworkStats, UnitShape
 
-LOCAL_LOSSES: dict[str, Callable[..., LocalLoss]] = plugins.LOCAL_LOSSES.load_all()
+LOCAL_LOSSES: dict[str, Callable[..., LocalLoss]] = registry.LOCAL_LOSSES.load_all()
 """Functions that make a local loss for a unit, by name; another one can be added while a program runs."""
 
 

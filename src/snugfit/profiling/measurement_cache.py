@@ -9,9 +9,8 @@ from pathlib import Path
 
 from snugfit._core.documents import read_data
 from snugfit._core.paths import try_write_text
-from snugfit._core.profile import ProbeLine
+from snugfit._core.profile import ProbeLine, TensorProfile
 from snugfit._core.serial import to_data
-from snugfit._core.tensors import TensorProfile
 from snugfit.errors import CheckpointError
 
 AS_MUCH = 1.04

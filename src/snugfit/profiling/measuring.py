@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from snugfit._core.profile import ProbeLine, Profile
-from snugfit._core.tensors import TensorProfile
+from snugfit._core.profile import ProbeLine, Profile, TensorProfile
 from snugfit.memory import MemoryLimit, PeakMeter, meta, release_memory
 from snugfit.profiling.floors import META_PASS_BYTES, Floors
 from snugfit.profiling.measurement_cache import Measurement, Measurements

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._chain import Chain, classifier_names
-from snugfit._core.tensors import TensorProfile
+from snugfit._core.profile import TensorProfile
 from snugfit.errors import ModelError
 from snugfit.memory import Baseline, MemoryLimit
 from snugfit.profiling.tensors import TensorProbe, WholeStep

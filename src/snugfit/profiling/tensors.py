@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter
 
 from snugfit._chain import Chain
-from snugfit._core.tensors import OperatorStats, Saved, Scratch, StepSeconds, TensorProfile, TensorStats
+from snugfit._core.profile import OperatorStats, Saved, Scratch, StepSeconds, TensorProfile, TensorStats
 from snugfit.errors import ModelError
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.tensors import storage_id

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from snugfit._core.literals import ImportanceMetric
+from snugfit._core.options import ImportanceMetric
 from snugfit.memory.scratch import ScratchFile, StoredTensor, stored_bytes
 
 Update = Callable[[str, nn.Parameter], None]

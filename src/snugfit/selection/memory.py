@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from snugfit._core.tensors import OperatorStats, TensorStats
+from snugfit._core.profile import OperatorStats, TensorStats
 from snugfit.memory.liveness import OperatorTensors, PassedGradient, StepMemory
 from snugfit.selection.network import Mask, Network
 

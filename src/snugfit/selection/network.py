@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from snugfit._core.tensors import OperatorStats, TensorProfile, TensorStats
+from snugfit._core.profile import OperatorStats, TensorProfile, TensorStats
 
 Mask = np.ndarray
 """Which tensors train: (N,) bool, in order of execution."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._chain import Chain
-from snugfit._core.tensors import TensorProfile
+from snugfit._core.profile import TensorProfile
 from snugfit.errors import InfeasibleTimeError, UsageError
 from snugfit.memory.scratch import ScratchFile
 from snugfit.selection.choice import Headroom, choose

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from snugfit._core.tensors import StepSeconds
+from snugfit._core.profile import StepSeconds
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.time_model import least_seconds
 

@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
 from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import Checked, Choice, Count, Positive, Range, Share, Text
+from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig

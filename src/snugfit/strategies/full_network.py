@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from snugfit._chain import Chain, load_into, release
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
-from snugfit._core.literals import CacheDtype
+from snugfit._core.options import CacheDtype
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
 from snugfit._storage.row_format import RowFormat

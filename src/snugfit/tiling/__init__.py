@@ -12,7 +12,7 @@ True
 ``examples/own_loop_with_tiling.py`` trains with it.
 """
 
-from snugfit._core.cluster import Cluster
+from snugfit._core.hardware import Cluster
 from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.distributed import TiledNetwork
 from snugfit.tiling.geometry import Interval, Window, balanced, weighted

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from snugfit._core.literals import Rest, WeightUpdate
+from snugfit._core.options import Rest, WeightUpdate
 from snugfit.tiling.geometry import Interval, balanced
 from snugfit.tiling.layers import Region
 from snugfit.tiling.schedule import BackwardGroup, Regions, Schedule

@@ -19,7 +19,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from snugfit._core.literals import Rest
+from snugfit._core.options import Rest
 from snugfit.tiling.adjoint import Adjoint, BackwardInput, BatchNormAdjoint, RegionTensor, zero_gradients
 from snugfit.tiling.exchange import Pending
 from snugfit.tiling.layers import Region

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit._core.literals import Rest, WeightUpdate
+from snugfit._core.options import Rest, WeightUpdate
 from snugfit.tiling.distributed import TiledNetwork
 from snugfit.tiling.geometry import weighted
 from snugfit.tiling.layers import Layers, Tiling, require_grid

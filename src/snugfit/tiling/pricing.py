@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from snugfit._core.cluster import Cluster, Link
+from snugfit._core.hardware import Cluster, Link
 from snugfit.tiling.grouping import Prices
 from snugfit.tiling.step_cost import FLOAT, Kind, Pass, Stage, StepCost
 

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from snugfit import errors
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost
 from snugfit._core.hardware import Hardware
-from snugfit._core.plan import Candidate, Plan
-from snugfit._core.record import Record
+from snugfit._core.plan import Candidate, Cost, Plan
+from snugfit._core.record import Record, Trial
 from snugfit._core.request import Request
-from snugfit._core.trial import Trial
 from snugfit._core.workload import Workload
 from snugfit._training.events import RunStarted
 

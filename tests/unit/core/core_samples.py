@@ -1,9 +1,8 @@
 """One filled-in example of each noun."""
 
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Phase
 from snugfit._core.hardware import Hardware
-from snugfit._core.plan import Candidate, Plan
+from snugfit._core.plan import Candidate, Cost, Phase, Plan
 from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitStats
 from snugfit._core.record import ExitRecord, PhaseRecord, Record
 from snugfit._core.workload import OptimizerSettings, Workload

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snugfit._core.cluster import Cluster, Link, Rank, read_cluster, uniform_cluster
+from snugfit._core.hardware import Cluster, Link, Rank, read_cluster, uniform_cluster
 from snugfit.errors import UsageError
 
 RANKS = (

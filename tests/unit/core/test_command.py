@@ -7,7 +7,7 @@ import pytest
 from core_samples import PLAN
 
 from snugfit._cli.app import build
-from snugfit._core.command import command_of, flags_of, shell_line
+from snugfit._core.explanation import command_of, flags_of
 from snugfit._core.option_groups import (
     FROM_PYTHON,
     BudgetOptions,
@@ -40,7 +40,7 @@ FULL = Request(
 @pytest.mark.parametrize("request_", [Request(), FULL])
 def test_the_command_is_the_request_with_the_strategy_named(request_):
     command = command_of(request_, plan_of("blockwise"))
-    name, *rest = shlex.split(shell_line(command))
+    name, *rest = shlex.split(shlex.join(command))
     found = parsed(rest).arguments["flags"].request()
     assert name == "snugfit" and rest[0] == "train"
     assert found == replace(request_, strategy=replace(request_.strategy, strategy="blockwise"))
@@ -53,7 +53,7 @@ def test_defaults_are_left_out():
 
 def test_several_processes_are_launched():
     request = Request(budget=BudgetOptions(devices=2))
-    command = shell_line(command_of(request, plan_of("tiled", processes=2)))
+    command = shlex.join(command_of(request, plan_of("tiled", processes=2)))
     assert command == "snugfit cluster launch --processes 2 -- train --devices 2 --strategy tiled"
     launched = parsed(shlex.split(command)[1:]).args
     assert parsed(launched).arguments["flags"].request().strategy.strategy == "tiled"

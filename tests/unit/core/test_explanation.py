@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost
 from snugfit._core.explanation import explanation_of
 from snugfit._core.hardware import Hardware
-from snugfit._core.plan import Candidate, Plan
-from snugfit._core.ranking import ranked
+from snugfit._core.plan import Candidate, Cost, Plan, ranked
 from snugfit._core.workload import Workload
 
 MB = 10**6

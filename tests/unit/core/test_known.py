@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snugfit import _models as models
-from snugfit._core import known, plugins
+from snugfit._core import known, registry
 from snugfit._core.option_groups import DataOptions, ModelOptions
 from snugfit._core.request import Request, StrategyOptions
 from snugfit._data import catalog
@@ -18,9 +18,9 @@ from snugfit.local import LOCAL_LOSSES, check_local_loss
 
 
 def test_the_lists_are_those_of_the_registries():
-    assert models.names() == plugins.MODELS.names()
+    assert models.names() == registry.MODELS.names()
     assert catalog.names() == [*known.DATA_SETS, known.FOLDER]
-    assert tuple(LOCAL_LOSSES) == plugins.LOCAL_LOSSES.names()
+    assert tuple(LOCAL_LOSSES) == registry.LOCAL_LOSSES.names()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_only_who_imports_it_can_know_is_left_to_it(tmp_path, monkeypatch):
     (tmp_path / "torchvision" / "__init__.py").write_text("raise ImportError('imported')")
     (networks / "alexnet.py").write_text("def alexnet(*, weights=None):\n    ...\n")
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    for name in ("alexnet", "torchvision:alexnet", "timm:resnet10t", "mine:net", "python", *plugins.MODELS.names()):
+    for name in ("alexnet", "torchvision:alexnet", "timm:resnet10t", "mine:net", "python", *registry.MODELS.names()):
         known.check_model(name)
     with pytest.raises(UnknownNameError):
         known.check_model("alexne")

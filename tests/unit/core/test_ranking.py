@@ -2,9 +2,7 @@
 
 import pytest
 
-from snugfit._core.cost import Cost
-from snugfit._core.plan import Candidate
-from snugfit._core.ranking import default_aim, ranked
+from snugfit._core.plan import Candidate, Cost, ranked
 
 
 def fits(strategy, peak, seconds, exact=False):
@@ -36,7 +34,3 @@ def test_what_is_alike_is_ranked_by_the_rest():
     assert ranked([fast, lean]) == (lean, fast)
     assert ranked([fits("c", 40, 20), lean], "memory")[0] is lean
     assert ranked([], "memory") == ()
-
-
-def test_an_aim_is_accuracy_where_there_is_something_to_lose():
-    assert default_aim(transfers=True) == "accuracy" and default_aim(transfers=False) == "time"

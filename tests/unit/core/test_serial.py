@@ -8,8 +8,7 @@ from core_samples import COST, HARDWARE, LINE, PLAN, PROFILE, RECORD, WORKLOAD
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit._core.cost import Cost, Phase
-from snugfit._core.plan import Plan
+from snugfit._core.plan import Cost, Phase, Plan
 from snugfit._core.profile import ProbeLine, ProbePoint, Profile
 from snugfit._core.record import SCHEMA, Record
 from snugfit._core.request import Request

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Shortfall
 from snugfit._core.hardware import Hardware
-from snugfit._core.plan import Candidate, Plan
+from snugfit._core.plan import Candidate, Cost, Plan, Shortfall
 from snugfit._core.profile import ProbeLine, ProbePoint, Profile
 from snugfit._core.workload import Workload
 from snugfit._engine.retries import DRIFT_BYTES, smallest_budget_of

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from snugfit._core.cost import Cost, Phase
-from snugfit._core.plan import Correction
+from snugfit._core.plan import Correction, Cost, Phase
 from snugfit._core.record import PhaseRecord, Record
 from snugfit._core.workload import Workload
 from snugfit._planner.calibration import MIN_OTHER_RUNS, SAME_NETWORK_RUNS, PastRun, corrected, correction, past_run

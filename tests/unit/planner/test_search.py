@@ -8,9 +8,8 @@ from torch import nn
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Shortfall
 from snugfit._core.hardware import Hardware
-from snugfit._core.plan import Candidate, Plan
+from snugfit._core.plan import Candidate, Cost, Plan, Shortfall
 from snugfit._core.workload import Workload
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, infeasible_error, search
 from snugfit.profiling import Probe

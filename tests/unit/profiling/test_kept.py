@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from snugfit._core.profile import ProbeLine, ProbePoint
-from snugfit._core.tensors import TensorProfile
+from snugfit._core.profile import ProbeLine, ProbePoint, TensorProfile
 from snugfit.profiling.measurement_cache import Measurement, Measurements
 
 LINE = ProbeLine("p", 10.0, 2.0, 1.0, 0.1, 0.01, (ProbePoint(2, 14, 0.12), ProbePoint(8, 26, 0.18)), 2)

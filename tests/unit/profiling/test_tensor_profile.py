@@ -11,8 +11,8 @@ from small_networks import CLASSES, NETWORKS, NO_LIMIT, ResidualNet, TinyViT, pr
 from torch import nn
 
 from snugfit._chain import Chain
+from snugfit._core.profile import TensorProfile
 from snugfit._core.serial import from_data, to_data
-from snugfit._core.tensors import TensorProfile
 from snugfit.errors import ModelError
 from snugfit.memory import Baseline, MemoryLimit
 from snugfit.profiling import TensorProbe, operator

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Phase
 from snugfit._core.hardware import Hardware
-from snugfit._core.plan import Candidate, Plan
+from snugfit._core.plan import Candidate, Cost, Phase, Plan
 from snugfit._core.workload import Workload
 from snugfit._report.plan_table import plan_text, print_plan
 

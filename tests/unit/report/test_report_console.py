@@ -13,7 +13,7 @@ import fake_selections
 import pytest
 from rich.console import Console
 
-from snugfit._core.cost import Cost, Phase
+from snugfit._core.plan import Cost, Phase
 from snugfit._report.console import REFRESH_SECONDS, ConsoleProgress
 from snugfit._report.console_lines import against
 from snugfit._report.tables import make_console

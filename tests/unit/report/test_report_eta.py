@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from snugfit._core.cost import Cost, Phase
+from snugfit._core.plan import Cost, Phase
 from snugfit._report.eta import PRIOR, TimeLeft
 
 PHASES = (Phase("a", 1, 100.0, 8), Phase("b", 1, 300.0, 8), Phase("test", 1, 50.0, 8))

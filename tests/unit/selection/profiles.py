@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from snugfit._core.tensors import OperatorStats, Saved, StepSeconds, TensorProfile, TensorStats
+from snugfit._core.profile import OperatorStats, Saved, StepSeconds, TensorProfile, TensorStats
 
 
 def tensor(name, seconds=0.0, update=0.0, *, size=4, macs=0, saved=()):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracle import every_mask
 from profiles import branched, layers, straight, with_steps
 
-from snugfit._core.tensors import Saved
+from snugfit._core.profile import Saved
 from snugfit.selection import choice
 from snugfit.selection.choice import TIME_RESOLUTION, Headroom, choose, needed_bytes
 from snugfit.selection.network import Network

@@ -8,7 +8,7 @@ import torch
 from small_networks import CLASSES, NETWORKS, SHAPE, profile_of, workload
 
 from snugfit._chain import Chain
-from snugfit._core.tensors import OperatorStats, Saved, Scratch, TensorProfile, TensorStats
+from snugfit._core.profile import OperatorStats, Saved, Scratch, TensorProfile, TensorStats
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import operator
 from snugfit.selection.memory import step_bytes

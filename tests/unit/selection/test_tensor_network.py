@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from oracle import every_mask
 from profiles import branched, layers, operator, straight, tensor
 
-from snugfit._core.tensors import TensorProfile
+from snugfit._core.profile import TensorProfile
 from snugfit.selection import backward_seconds
 from snugfit.selection.network import Network
 

@@ -2,8 +2,7 @@
 
 from strategy_samples import MB, facts, line
 
-from snugfit._core.profile import Profile
-from snugfit._core.tensors import OperatorStats, Saved, StepSeconds, TensorProfile, TensorStats
+from snugfit._core.profile import OperatorStats, Profile, Saved, StepSeconds, TensorProfile, TensorStats
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
 
 BATCH = 8

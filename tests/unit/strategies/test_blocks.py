@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategy_samples import HARDWARE, MB, profile, workload
 
-from snugfit._core.cost import Phase
+from snugfit._core.plan import Phase
 from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.local.partition import Block
 from snugfit.strategies.blockwise.blocks import Residency, UnitNeeds, block_name, estimate_blocks, make_blocks

@@ -14,8 +14,8 @@ from strategy_samples import workload
 from torch import nn
 
 import snugfit
+from snugfit._core.profile import TensorProfile
 from snugfit._core.record import IntervalRecord
-from snugfit._core.tensors import TensorProfile
 from snugfit._training.events import Notice, RunDone
 from snugfit.errors import BudgetExceededError, DivergedError, InfeasibleTimeError
 from snugfit.selection.choice import Headroom, choose, needed_bytes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategy_samples import HARDWARE, MB, line, profile, workload
 
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Shortfall
+from snugfit._core.plan import Shortfall
 from snugfit.strategies.backprop.strategy import Backprop
 from snugfit.strategies.full_network import batch_settings, network_cost, network_shortfall
 from snugfit.strategies.memory_estimates import (

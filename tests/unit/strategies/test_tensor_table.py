@@ -7,8 +7,8 @@ import torch
 
 import snugfit
 from snugfit._core.option_groups import BudgetOptions, DataOptions, MachineOptions, ModelOptions, TrainingOptions
+from snugfit._core.profile import OperatorStats, Saved, StepSeconds, TensorProfile, TensorStats
 from snugfit._core.request import Request
-from snugfit._core.tensors import OperatorStats, Saved, StepSeconds, TensorProfile, TensorStats
 from snugfit._models import build
 from snugfit._training.events import Notice
 from snugfit.errors import InfeasibleBudgetError

@@ -8,7 +8,7 @@ from strategy_samples import HARDWARE, line, profile, workload
 from torch import nn
 
 from snugfit._chain import Chain
-from snugfit._core.cluster import Cluster, Link, Rank
+from snugfit._core.hardware import Cluster, Link, Rank
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.strategies.tiled.candidates import chosen_plan, find_plans, probe_name, settings_of_probe
 from snugfit.strategies.tiled.network_overhead import NetworkOverhead

@@ -3,7 +3,7 @@
 import pytest
 from tiling_samples import figure_4_4, yolo
 
-from snugfit._core.cluster import Cluster, Link, Rank, uniform_cluster
+from snugfit._core.hardware import Cluster, Link, Rank, uniform_cluster
 from snugfit.errors import UsageError
 from snugfit.tiling.geometry import balanced
 from snugfit.tiling.grouping import CostModel, Prices, group_work

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiling_samples import layer, yolo
 
-from snugfit._core.cluster import Link, Rank, uniform_cluster
+from snugfit._core.hardware import Link, Rank, uniform_cluster
 from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.geometry import Interval, Window, balanced
 from snugfit.tiling.layers import MapSize, Region, Tiling

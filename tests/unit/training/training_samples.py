@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Phase
 from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Cost, Phase
 from snugfit._core.profile import Profile
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.run import Job, Machine, Run

@@ -14,8 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from snugfit._core.cluster import Cluster, Link, Rank
-from snugfit._core.hardware import cores
+from snugfit._core.hardware import Cluster, Link, Rank, cores
 from snugfit._training.launch.network import own_host, unique_names
 from snugfit._training.launch.world import GATEWAY, World
 from snugfit._version import __version__

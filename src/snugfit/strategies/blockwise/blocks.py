@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snugfit._core.cost import Cost, Phase
+from snugfit._core.plan import Cost, Phase
 from snugfit._core.workload import Workload
 from snugfit._storage.activation_cache import LABEL_BYTES
 from snugfit.local.partition import Block, cut, partition, repair, shrunk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snugfit._core.literals import CacheDtype
+from snugfit._core.options import CacheDtype
 from snugfit._storage.activation_cache import ActivationCache, CacheWriter
 from snugfit._training.run import Run
 from snugfit.errors import CheckpointError

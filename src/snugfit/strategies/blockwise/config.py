@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from snugfit._core import known
-from snugfit._core.literals import CacheDtype
 from snugfit._core.option_groups import BaseRequest
-from snugfit._core.options import Checked, Count, Share
+from snugfit._core.options import CacheDtype, Checked, Count, Share
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig
 

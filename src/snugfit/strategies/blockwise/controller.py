@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._chain import UnitStore, load_into, release
-from snugfit._core.cost import Phase
+from snugfit._core.plan import Phase
 from snugfit._core.record import ExitRecord, Record
 from snugfit._storage.activation_cache import CacheWriter
 from snugfit._storage.weights_file import save_model

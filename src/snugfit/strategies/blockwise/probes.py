@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from snugfit._core.hardware import Hardware
-from snugfit._core.literals import CacheDtype
+from snugfit._core.options import CacheDtype
 from snugfit._core.workload import Workload
 from snugfit.local.assignment import Layout
 from snugfit.profiling import Probe, describe

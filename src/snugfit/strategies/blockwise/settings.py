@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from snugfit._core.literals import CacheDtype
+from snugfit._core.options import CacheDtype
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import ProbeLine, Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Shortfall
 from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Cost, Shortfall
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload

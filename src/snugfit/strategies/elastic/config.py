@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from snugfit._core.literals import ImportanceMetric
 from snugfit._core.option_groups import BaseRequest
-from snugfit._core.options import Count, Range
+from snugfit._core.options import Count, ImportanceMetric, Range
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig, present
 from snugfit.errors import UsageError

@@ -11,8 +11,8 @@ import numpy as np
 from torch import nn
 
 from snugfit._chain import Chain
+from snugfit._core.profile import OperatorStats, StepSeconds, TensorProfile
 from snugfit._core.record import IntervalRecord
-from snugfit._core.tensors import OperatorStats, StepSeconds, TensorProfile
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
 from snugfit.profiling.operator import timed

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain, load_into, release
-from snugfit._core.cost import Phase
+from snugfit._core.plan import Phase
+from snugfit._core.profile import TensorProfile
 from snugfit._core.record import IntervalRecord, Record
 from snugfit._core.serial import from_data, to_data
-from snugfit._core.tensors import TensorProfile
 from snugfit._storage.weights_file import save_model
 from snugfit._training.dry_run import SPARE_BYTES
 from snugfit._training.events import Notice, TensorsSelected

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from snugfit._core.budget import Budget
-from snugfit._core.literals import ImportanceMetric
+from snugfit._core.options import ImportanceMetric
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
 from snugfit.selection.network import Mask, Network

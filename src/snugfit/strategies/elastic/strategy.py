@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from snugfit._chain import Chain, classifier_names
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from snugfit._chain import Chain
-from snugfit._core.profile import Profile
+from snugfit._core.profile import OperatorStats, Profile, TensorProfile
 from snugfit._core.serial import to_data
-from snugfit._core.tensors import OperatorStats, TensorProfile
 from snugfit._core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError
 from snugfit.memory import MemoryLimit

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from snugfit._chain import Chain
-from snugfit._core.cost import Phase
+from snugfit._core.plan import Phase
 from snugfit._core.profile import ProbeLine
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import read_tensors, write_tensors

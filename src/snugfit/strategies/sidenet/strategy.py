@@ -11,8 +11,8 @@ from torch import fx
 
 from snugfit._chain import Chain, classifier_names
 from snugfit._core.budget import Budget
-from snugfit._core.cost import Cost, Phase, Shortfall
 from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions

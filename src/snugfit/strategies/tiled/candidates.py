@@ -11,9 +11,8 @@ from typing import Any, Protocol, cast
 from torch import fx
 
 from snugfit._chain import Chain
-from snugfit._core.cluster import Cluster, Link, Rank, uniform_cluster
-from snugfit._core.literals import Rest, TileSizes, WeightUpdate
-from snugfit._core.options import Choice
+from snugfit._core.hardware import Cluster, Link, Rank, uniform_cluster
+from snugfit._core.options import Choice, Rest, TileSizes, WeightUpdate
 from snugfit.errors import UsageError
 from snugfit.strategies.tiled.network_overhead import network_overhead, rest_macs, step_cost
 from snugfit.tiling.candidates import (

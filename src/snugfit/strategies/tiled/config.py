@@ -6,10 +6,19 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from snugfit._core.literals import Rest, TileSizes, WeightUpdate
 from snugfit._core.option_groups import BaseRequest, Pixels
-from snugfit._core.option_help import help_of, with_help
-from snugfit._core.options import Checked, Choice, Count, Text, Workers
+from snugfit._core.options import (
+    Checked,
+    Choice,
+    Count,
+    Rest,
+    Text,
+    TileSizes,
+    WeightUpdate,
+    Workers,
+    help_of,
+    with_help,
+)
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit.strategies.micro_batch import AccumulationOptions
 

@@ -8,8 +8,8 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from snugfit._core.cluster import Cluster
-from snugfit._core.cost import Cost
+from snugfit._core.hardware import Cluster
+from snugfit._core.plan import Cost
 from snugfit._core.workload import Workload
 from snugfit.strategies.memory_estimates import forward_images
 from snugfit.strategies.micro_batch import VALIDATION_SHARE, MicroBatching

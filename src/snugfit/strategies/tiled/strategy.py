@@ -10,11 +10,9 @@ from typing import Any, ClassVar, get_args
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
-from snugfit._core.cluster import read_cluster
-from snugfit._core.cost import Cost, Shortfall
-from snugfit._core.hardware import Hardware
-from snugfit._core.literals import Rest, TileSizes, WeightUpdate
-from snugfit._core.options import Choice
+from snugfit._core.hardware import Hardware, read_cluster
+from snugfit._core.options import Choice, Rest, TileSizes, WeightUpdate
+from snugfit._core.plan import Cost, Shortfall
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
