@@ -146,13 +146,13 @@ class Headroom(KernelAllowance):  # type: ignore[no-untyped-call]
 @contextmanager
 def kernel_allowance(limit: MemoryLimit) -> Iterator[None]:
     """Context for passes on new shapes, as :meth:`MemoryLimit.allow_kernels`."""
-    limit.spare_bytes += KERNEL_BYTES
+    limit.reserved_bytes += KERNEL_BYTES
     limit.refresh()
     try:
         with Headroom(limit):
             yield
     finally:
-        limit.spare_bytes -= KERNEL_BYTES
+        limit.reserved_bytes -= KERNEL_BYTES
         limit.refresh()
 
 

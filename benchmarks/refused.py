@@ -109,7 +109,7 @@ def smallest_trial(request: Request, limit: MemoryLimit) -> Trial:
     assembly = assemble(request)
     hardware, (strategy,) = describe_hardware(choose_device(None)), make_strategies(request).strategies
     parts = NEEDS_ALL.get(request.strategy.strategy)
-    with limit.loosened(META_PASS_BYTES):
+    with limit.allow_address_space(META_PASS_BYTES):
         probes = strategy.probes(assembly.workload, assembly.chain, hardware)
         steps = [probe for probe in probes if isinstance(probe, Probe) and probe.name.startswith(parts or ("",))]
         trials = [Trial(probe, *smallest_floor(probe.floor)) for probe in steps]

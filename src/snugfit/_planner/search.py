@@ -80,7 +80,7 @@ class MeasurementContext:
         except (RuntimeError, MemoryError, SystemError) as error:
             if not is_out_of_memory(error):
                 raise
-        with self.limit.loosened(META_PASS_BYTES):
+        with self.limit.allow_address_space(META_PASS_BYTES):
             release_memory()
             return measure_probes(probes, self.meter, self.limit, None, self.known)
 
@@ -137,7 +137,7 @@ class _Search:
         """Measure what strategies still need; earlier strategies propose again with the remaining headroom."""
         workload, chain, hardware = self.question.workload, self.question.chain, self.question.hardware
         alone = len(strategies) == 1 and before is None
-        with self.measuring.limit.loosened(META_PASS_BYTES):
+        with self.measuring.limit.allow_address_space(META_PASS_BYTES):
             reasons = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
             able = [strategy for strategy in strategies if not reasons[strategy.name]]
             network = "\n".join(describe(unit.module) for unit in chain.all_units)
@@ -150,7 +150,7 @@ class _Search:
         refused = [Candidate(name, False, reasons=tuple(words)) for name, words in reasons.items() if words]
         if before is not None:
             refused, able = [*before.refused, *refused], [*before.able, *able]
-        with self.measuring.limit.loosened(META_PASS_BYTES):
+        with self.measuring.limit.allow_address_space(META_PASS_BYTES):
             profile = replace(profile, units=unit_stats(chain))
             found = [each for strategy in able for each in self._found(strategy, profile)]
         return _Proposals([*refused, *found], refused, able, profile)

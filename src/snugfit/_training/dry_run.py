@@ -86,7 +86,7 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
     """Peak tensor bytes of a step; None if memory was refused, without leaving gradients in shared layers."""
     trainable: Trainable | None = None
     try:
-        with run.limit.tightened(SPARE_BYTES):
+        with run.limit.reserve(SPARE_BYTES):
             with run.limit.allow_kernels():
                 trainable = make(size)
                 _step(trainable, size, batch)

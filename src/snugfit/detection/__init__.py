@@ -14,11 +14,10 @@ tensor(True)
 (4, tensor(0.2500))
 """
 
-from snugfit.detection.anchors import COCO_ANCHORS, anchors_for
-from snugfit.detection.boxes import corners, pairwise_iou, suppressed
+from snugfit.detection.boxes import COCO_ANCHORS, anchors_for, corners, non_maximum_suppression, pairwise_iou
 from snugfit.detection.decoding import Detections, detections
 from snugfit.detection.loss import LossScales, yolov2_loss
-from snugfit.detection.precision import MeanAveragePrecision, average_precision, matches
+from snugfit.detection.precision import MeanAveragePrecision, average_precision, true_positives
 
 __all__ = [
     "COCO_ANCHORS",
@@ -29,8 +28,8 @@ __all__ = [
     "average_precision",
     "corners",
     "detections",
-    "matches",
+    "non_maximum_suppression",
     "pairwise_iou",
-    "suppressed",
+    "true_positives",
     "yolov2_loss",
 ]

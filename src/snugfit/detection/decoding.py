@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from snugfit.detection.boxes import suppressed
+from snugfit.detection.boxes import non_maximum_suppression
 
 MOST = 100
 """Largest number of boxes per image; COCO's limit."""
@@ -57,7 +57,7 @@ def boxes_of(fields: Tensor, anchors: Tensor) -> Tensor:
 def detections(
     outputs: Tensor, anchors: Sequence[Sequence[float]], threshold: float, most: int = MOST
 ) -> list[Detections]:
-    """Boxes of each image: the likeliest class of every predictor, after suppression.
+    """Boxes of each image: the likeliest class of every predictor, after non-maximum suppression.
 
     Args:
         outputs: (B, A (5 + C), H, W).
@@ -76,5 +76,5 @@ def _of_image(fields: Tensor, anchors: Tensor, threshold: float, most: int) -> D
     found = scores.topk(min(_CANDIDATES, len(scores)))
     chosen = found.indices[found.values >= threshold].cpu()
     boxes, classes = boxes.cpu()[chosen], likeliest.indices.flatten().cpu()[chosen]
-    kept = suppressed(boxes, classes, OVERLAP).nonzero()[:most, 0]
+    kept = non_maximum_suppression(boxes, classes, OVERLAP).nonzero()[:most, 0]
     return Detections(boxes[kept], scores.cpu()[chosen][kept], classes[kept])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,18 +47,17 @@ class LossScales:
 _DARKNET = LossScales()
 
 
-@dataclass(frozen=True)
-class Answers:
+class AssignedAnchors(NamedTuple):
     """The predictor that is responsible for each target; all tensors are (B, M).
 
     Attributes:
         counts: whether the target is a box, and no later box has the same predictor.
-        slot: number of the predictor among the A H W ones of an image, 0 for padding.
-        anchor, row, column: the parts of that number.
+        predictor: its index among the A H W ones of an image, 0 for padding.
+        anchor, row, column: the parts of that index.
     """
 
     counts: Tensor
-    slot: Tensor
+    predictor: Tensor
     anchor: Tensor
     row: Tensor
     column: Tensor
@@ -80,36 +80,32 @@ def yolov2_loss(
     priors = fields.new_tensor(anchors)
     real = targets[..., 0] >= 0
     truths = torch.where(real[..., None], targets[..., 1:], 1.0).to(fields.dtype)
-    answers = assign(truths, real, priors, (fields.shape[-2], fields.shape[-1]))
+    assigned = assign_anchors(truths, real, priors, (fields.shape[-2], fields.shape[-1]))
     with torch.no_grad():
         boxes = boxes_of(fields, priors).flatten(1, 3)
-        free = torch.stack([_free(*each, scales) for each in zip(boxes, truths, real, strict=True)])
-        free.scatter_reduce_(1, answers.slot, (~answers.counts).to(free.dtype), "amin")
+        background = torch.stack([_background(*each, scales) for each in zip(boxes, truths, real, strict=True)])
+        background.scatter_reduce_(1, assigned.predictor, (~assigned.counts).to(background.dtype), "amin")
     objectness = fields[:, :, 4].sigmoid()
-    nothing = (free * objectness.flatten(1) ** 2).sum() * scales.no_objects / 2
-    return (nothing + _of_boxes(fields, truths, targets[..., 0], priors, answers, scales)) / len(fields)
+    without_objects = (background * objectness.flatten(1) ** 2).sum() * scales.no_objects / 2
+    return (without_objects + _loss_of_boxes(fields, targets[..., 0], truths, priors, assigned, scales)) / len(fields)
 
 
-def assign(truths: Tensor, real: Tensor, priors: Tensor, cells: tuple[int, int]) -> Answers:
-    """Find the predictor that is responsible for each box.
+def assign_anchors(truths: Tensor, real: Tensor, priors: Tensor, cells: tuple[int, int]) -> AssignedAnchors:
+    """Assign to each box (B, M, 4) the anchor (A, 2) that predicts it, in one of ``cells`` (rows, columns).
 
-    Args:
-        truths: boxes (B, M, 4).
-        real: whether each is one, (B, M).
-        priors: anchors (A, 2).
-        cells: rows and columns of the feature map.
+    ``real`` (B, M) says which boxes are no padding.
     """
     rows, columns = cells
     column = (truths[..., 0] * columns).long().clamp(0, columns - 1)
     row = (truths[..., 1] * rows).long().clamp(0, rows - 1)
     anchor = shape_iou(truths[..., 2:], priors).argmax(dim=-1)
-    slot = (anchor * rows + row) * columns + column
-    later = torch.ones(slot.shape[1], slot.shape[1], dtype=torch.bool, device=slot.device).triu(1)
-    taken = ((slot[:, :, None] == slot[:, None, :]) & later & real[:, None, :]).any(dim=2)
-    return Answers(real & ~taken, torch.where(real, slot, 0), anchor, row, column)
+    index = (anchor * rows + row) * columns + column
+    later = torch.ones(index.shape[1], index.shape[1], dtype=torch.bool, device=index.device).triu(1)
+    taken = ((index[:, :, None] == index[:, None, :]) & later & real[:, None, :]).any(dim=2)
+    return AssignedAnchors(real & ~taken, torch.where(real, index, 0), anchor, row, column)
 
 
-def _free(boxes: Tensor, truths: Tensor, real: Tensor, scales: LossScales) -> Tensor:
+def _background(boxes: Tensor, truths: Tensor, real: Tensor, scales: LossScales) -> Tensor:
     """1 for each predicted box (P, 4) of an image that overlaps all boxes (M, 4) little, 0 for others: (P,)."""
     if not len(truths):
         return boxes.new_ones(len(boxes))
@@ -117,33 +113,25 @@ def _free(boxes: Tensor, truths: Tensor, real: Tensor, scales: LossScales) -> Te
     return (best <= scales.ignored_above).to(boxes.dtype)
 
 
-def _of_boxes(
-    fields: Tensor, truths: Tensor, classes: Tensor, priors: Tensor, answers: Answers, scales: LossScales
+def _loss_of_boxes(
+    fields: Tensor, classes: Tensor, truths: Tensor, priors: Tensor, assigned: AssignedAnchors, scales: LossScales
 ) -> Tensor:
-    """Loss (scalar) of the predictors that are responsible for boxes.
-
-    Args:
-        fields: outputs (B, A, 5 + C, H, W).
-        truths: boxes (B, M, 4).
-        classes: their classes (B, M).
-        priors: anchors (A, 2).
-        answers: the responsible predictors.
-        scales: weights of the parts.
-    """
+    """Loss (scalar) of the assigned anchors, for outputs (B, A, 5 + C, H, W) and boxes (B, M, 4) of classes (B, M)."""
     images = torch.arange(len(fields), device=fields.device)[:, None]
-    said = fields[images, answers.anchor, :, answers.row, answers.column]
-    counts, cells = answers.counts.to(said.dtype), said.new_tensor([fields.shape[-1], fields.shape[-2]])
-    corner = torch.stack([answers.column, answers.row], dim=-1)
-    offset, prior = said[..., :2].sigmoid(), priors[answers.anchor]
-    wrong = (truths[..., :2] * cells - corner - offset) ** 2
-    wrong = wrong + ((truths[..., 2:] / prior).log() - said[..., 2:4]) ** 2
-    near = (2 - truths[..., 2] * truths[..., 3]) * wrong.sum(dim=-1)
+    predicted = fields[images, assigned.anchor, :, assigned.row, assigned.column]
+    counts, cells = assigned.counts.to(predicted.dtype), predicted.new_tensor([fields.shape[-1], fields.shape[-2]])
+    corner = torch.stack([assigned.column, assigned.row], dim=-1)
+    offset, prior = predicted[..., :2].sigmoid(), priors[assigned.anchor]
+    squared = (truths[..., :2] * cells - corner - offset) ** 2
+    squared = squared + ((truths[..., 2:] / prior).log() - predicted[..., 2:4]) ** 2
+    coordinates = (2 - truths[..., 2] * truths[..., 3]) * squared.sum(dim=-1)
     with torch.no_grad():
-        size = prior * said[..., 2:4].clamp(max=10).exp()
+        size = prior * predicted[..., 2:4].clamp(max=10).exp()
         box = torch.cat([(offset + corner) / cells, size], dim=-1)
         overlap = pairwise_iou(box[..., None, :], truths[..., None, :])[..., 0, 0]
-    sure = (overlap - said[..., 4].sigmoid()) ** 2
-    logits = said[..., 5:].flatten(0, 1)
-    kind = F.cross_entropy(logits, classes.clamp(min=0).long().flatten(), reduction="none").view_as(counts)
-    each = scales.coordinates / 2 * near + scales.objects / 2 * sure + scales.classes * kind
+    objectness = (overlap - predicted[..., 4].sigmoid()) ** 2
+    logits = predicted[..., 5:].flatten(0, 1)
+    labels = classes.clamp(min=0).long().flatten()
+    entropy = F.cross_entropy(logits, labels, reduction="none").view_as(counts)
+    each = scales.coordinates / 2 * coordinates + scales.objects / 2 * objectness + scales.classes * entropy
     return (counts * each).sum()

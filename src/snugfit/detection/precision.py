@@ -14,22 +14,19 @@ THRESHOLD = 0.005
 """Smallest score of boxes that count; darknet's value for validation."""
 
 
-def matches(found: Detections, truths: Tensor) -> np.ndarray:
-    """Which boxes of one image, by falling score, are the first to find an object of their class.
+def true_positives(found: Detections, truths: Tensor) -> np.ndarray:
+    """Which of the K boxes of one image are true positives: the first to find an object of their class; (K,) bool.
 
     As in VOC's script, a box is compared with the object that it overlaps most. If that object was found before, the
-    box is wrong, whatever else it overlaps.
+    box is a false positive, whatever else it overlaps.
 
     Args:
-        found: K boxes.
+        found: the boxes, by falling score.
         truths: (M, 5): class, box; rows of class -1 are no objects.
-
-    Returns:
-        (K,) bool.
     """
-    right = np.zeros(len(found.boxes), dtype=bool)
+    correct = np.zeros(len(found.boxes), dtype=bool)
     if not len(found.boxes) or not len(truths):
-        return right
+        return correct
     overlaps = pairwise_iou(found.boxes.to(truths.dtype), truths[:, 1:])
     same = found.classes[:, None] == truths[:, 0]
     best = (overlaps * same).max(dim=1)
@@ -37,54 +34,47 @@ def matches(found: Detections, truths: Tensor) -> np.ndarray:
     for place, (overlap, truth) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
         if overlap >= OVERLAP and truth not in taken:
             taken.add(truth)
-            right[place] = True
-    return right
+            correct[place] = True
+    return correct
 
 
-def average_precision(scores: np.ndarray, right: np.ndarray, objects: int) -> float:
+def average_precision(scores: np.ndarray, correct: np.ndarray, objects: int) -> float:
     """Area under the monotone precision over recall of the boxes of one class.
 
     Args:
         scores: of every box (K,), in any order; of equal scores the first ranks higher.
-        right: whether each box has found an object, (K,).
+        correct: whether each box is a true positive, (K,).
         objects: number of objects, at least 1.
     """
     order = np.argsort(-scores, kind="stable")
-    hits = np.cumsum(right[order])
+    hits = np.cumsum(correct[order])
     precision = hits / np.arange(1, len(hits) + 1)
     precision = np.maximum.accumulate(precision[::-1])[::-1]
-    return float(precision[right[order]].sum() / objects)
+    return float(precision[correct[order]].sum() / objects)
 
 
 class MeanAveragePrecision:
-    """Mean average precision of all images; keeps 7 bytes per box.
-
-    Args:
-        classes: number of classes.
-    """
+    """Mean average precision of all images; keeps 7 bytes per box."""
 
     def __init__(self, classes: int) -> None:
         self.objects = np.zeros(classes, dtype=np.int64)
-        self._scores: list[np.ndarray] = []
-        self._classes: list[np.ndarray] = []
-        self._right: list[np.ndarray] = []
+        self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # scores, classes, true positives
 
     def add(self, found: Detections, truths: Tensor) -> None:
         """Add an image: its K boxes, and its objects (M, 5)."""
         real = truths[truths[:, 0] >= 0]
         self.objects += np.bincount(real[:, 0].long().numpy(), minlength=len(self.objects))
-        self._scores.append(found.scores.float().numpy())
-        self._classes.append(found.classes.to(torch.int16).numpy())
-        self._right.append(matches(found, real))
+        classes = found.classes.to(torch.int16).numpy()
+        self._found.append((found.scores.float().numpy(), classes, true_positives(found, real)))
 
     @property
     def per_class(self) -> list[float | None]:
         """Average precision of each class; None for a class without objects."""
-        if not self._scores:
+        if not self._found:
             return [None] * len(self.objects)
-        scores, classes, right = (np.concatenate(each) for each in (self._scores, self._classes, self._right))
+        scores, classes, correct = (np.concatenate(each) for each in zip(*self._found, strict=True))
         return [
-            average_precision(scores[classes == label], right[classes == label], int(count)) if count else None
+            average_precision(scores[classes == label], correct[classes == label], int(count)) if count else None
             for label, count in enumerate(self.objects)
         ]
 

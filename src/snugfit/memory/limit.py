@@ -36,20 +36,9 @@ class MemoryLimit:
     def __init__(self, budget_bytes: int | None, baseline: Baseline, device: torch.device) -> None:
         self.budget_bytes, self.baseline, self.device = budget_bytes, baseline, device
         self.enforced = budget_bytes is not None and can_enforce(device)
-        self.spare_bytes = self._loose_bytes = 0
+        self.reserved_bytes = self._address_space_bytes = 0
         self._previous: tuple[int, int] | None = None
         self._hook: RemovableHandle | None = None
-
-    @contextmanager
-    def tightened(self, spare_bytes: int) -> Iterator[None]:
-        """Reserve a part of the budget temporarily, so that what fits now also fits later with a margin."""
-        self.spare_bytes += spare_bytes
-        self.refresh()
-        try:
-            yield
-        finally:
-            self.spare_bytes -= spare_bytes
-            self.refresh()
 
     def __enter__(self) -> MemoryLimit:
         if self.enforced and self.budget_bytes is not None and self.device.type == "cuda":
@@ -62,17 +51,25 @@ class MemoryLimit:
         return self
 
     @contextmanager
-    def loosened(self, extra_bytes: int) -> Iterator[None]:
-        """Allow extra address space that is reserved but hardly touched, such as a thread's stack.
-
-        Nested calls add up.
-        """
-        self._loose_bytes += extra_bytes
+    def reserve(self, size: int) -> Iterator[None]:
+        """Reserve a part of the budget temporarily, so that what fits now also fits later with a margin."""
+        self.reserved_bytes += size
         self.refresh()
         try:
             yield
         finally:
-            self._loose_bytes -= extra_bytes
+            self.reserved_bytes -= size
+            self.refresh()
+
+    @contextmanager
+    def allow_address_space(self, size: int) -> Iterator[None]:
+        """Allow extra address space that is reserved but hardly touched, such as a thread's stack."""
+        self._address_space_bytes += size
+        self.refresh()
+        try:
+            yield
+        finally:
+            self._address_space_bytes -= size
             self.refresh()
 
     @property
@@ -82,15 +79,15 @@ class MemoryLimit:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes of the budget that are not resident, minus ``spare_bytes``; 0 without a budget."""
+        """Bytes of the budget that are not resident, minus ``reserved_bytes``; 0 without a budget."""
         return self._left(read_status())
 
     def _left(self, status: MemoryStatus) -> int:
-        budget = (self.budget_bytes or 0) - self.spare_bytes
+        budget = (self.budget_bytes or 0) - self.reserved_bytes
         return max(budget - max(status.anon - self.baseline.anon, 0), 0)
 
     def refresh(self, extra_bytes: int = 0) -> int:
-        """Set the limit to what the budget has left, minus ``spare_bytes``, plus ``extra_bytes`` of address space.
+        """Set the limit to what the budget has left, minus ``reserved_bytes``, plus ``extra_bytes`` of address space.
 
         Returns:
             The reserve: bytes mapped but not resident.
@@ -99,7 +96,7 @@ class MemoryLimit:
             return 0
         status = read_status()
         hard = self._previous[1]
-        limit = status.data + self._left(status) + extra_bytes + self._loose_bytes
+        limit = status.data + self._left(status) + extra_bytes + self._address_space_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         return status.data - status.anon
 
@@ -112,14 +109,8 @@ class MemoryLimit:
         if self._previous is None:
             yield
             return
-        self.spare_bytes += KERNEL_BYTES
-        self.refresh()
-        try:
-            with KernelAllowance(self):
-                yield
-        finally:
-            self.spare_bytes -= KERNEL_BYTES
-            self.refresh()
+        with self.reserve(KERNEL_BYTES), KernelAllowance(self):
+            yield
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

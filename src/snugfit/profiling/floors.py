@@ -41,7 +41,7 @@ class Floors:
     def at(self, batch: int) -> int:
         """Tensor bytes at a batch size."""
         if batch not in self.known:
-            with self._limit.loosened(META_PASS_BYTES):
+            with self._limit.allow_address_space(META_PASS_BYTES):
                 self.known[batch] = self._look(batch)
         return self.known[batch]
 

@@ -170,7 +170,7 @@ class _Session:
         """Whether a probe is worth measuring; checked again after its floor is computed, which leaves memory behind."""
         if probe.needed is None:
             return True
-        with self.limit.loosened(META_PASS_BYTES):
+        with self.limit.allow_address_space(META_PASS_BYTES):
             self.meter.restart()
             if not probe.needed(self.tried, self._available()):
                 return False

@@ -15,10 +15,10 @@ from snugfit.detection import (
     average_precision,
     corners,
     detections,
+    non_maximum_suppression,
     pairwise_iou,
-    suppressed,
 )
-from snugfit.detection.anchors import iou
+from snugfit.detection.boxes import shape_iou
 
 ANCHORS = ((0.2, 0.3), (0.6, 0.5))
 
@@ -45,7 +45,7 @@ def test_suppression_keeps_what_the_greedy_loop_keeps(seed, count):
     classes = torch.randint(0, 2, (count,), generator=torch.Generator().manual_seed(seed))
     found = [(float(-i), c, tuple(b)) for i, (c, b) in enumerate(zip(classes.tolist(), boxes.tolist(), strict=True))]
     want = [int(-score) for score, _, _ in slow_yolo.surely(found, -1e9, 0.45)]
-    assert suppressed(boxes, classes, 0.45).nonzero()[:, 0].tolist() == want
+    assert non_maximum_suppression(boxes, classes, 0.45).nonzero()[:, 0].tolist() == want
 
 
 @given(st.integers(0, 10**6))
@@ -129,7 +129,10 @@ def test_anchors_are_the_means_of_clear_clusters():
 def test_clusters_overlap_better_than_the_published_anchors():
     rng = np.random.default_rng(1)
     sizes = rng.uniform(0.02, 0.3, (500, 2))
-    own, published = (iou(sizes, np.array(each)).max(axis=1).mean() for each in (anchors_for(sizes, 5), COCO_ANCHORS))
+    own, published = (
+        shape_iou(torch.from_numpy(sizes), torch.tensor(each)).amax(dim=1).mean()
+        for each in (anchors_for(sizes, 5), COCO_ANCHORS)
+    )
     assert own > published
 
 

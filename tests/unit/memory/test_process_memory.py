@@ -185,9 +185,9 @@ def allocate_under_a_limit():
         kept = torch.ones(20 * 250_000)
         limit.refresh()
         found |= {"within_rest": refused(15), "beyond_rest": refused(25)}
-        with limit.tightened(15_000_000):
-            found |= {"tightened": refused(10), "within_tightened": refused(3)}
-        found["loosened"] = refused(15)
+        with limit.reserve(15_000_000):
+            found |= {"reserved": refused(10), "within_reserved": refused(3)}
+        found["released"] = refused(15)
         del kept
         limit.refresh()
         found["freed"] = refused(35)
@@ -196,10 +196,10 @@ def allocate_under_a_limit():
         except MemoryError as error:
             found["python"] = is_out_of_memory(error)
         try:
-            with limit.tightened(15_000_000):
+            with limit.reserve(15_000_000):
                 raise KeyError
         except KeyError:
-            found["spare_after_error"] = limit.spare_bytes
+            found["reserved_after_error"] = limit.reserved_bytes
     found |= {"restored": resource.getrlimit(resource.RLIMIT_DATA) == before, "afterwards": refused(100)}
     found["lowered"] = inside[0] != before[0] and inside[1] == before[1]
     try:
@@ -216,8 +216,8 @@ def allocate_under_a_limit():
 def test_the_limit_refuses_what_lies_beyond_the_budget_and_is_lifted_afterwards(in_own_process):
     assert in_own_process["allocate_under_a_limit"] == {
         "unlimited": None, "enforced": True, "within": None, "beyond": True, "within_rest": None, "beyond_rest": True,
-        "tightened": True, "within_tightened": None, "loosened": None, "freed": None, "python": True,
-        "spare_after_error": 0, "restored": True, "afterwards": None, "lowered": True, "restored_after_error": True,
+        "reserved": True, "within_reserved": None, "released": None, "freed": None, "python": True,
+        "reserved_after_error": 0, "restored": True, "afterwards": None, "lowered": True, "restored_after_error": True,
         "free": None, "free_enforced": False, "free_refresh": 0,
     }  # fmt: skip
 
@@ -379,7 +379,7 @@ def test_what_counts_as_out_of_memory(error, expected):
 
 def test_a_limit_without_a_budget_changes_nothing():
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with MemoryLimit(None, Baseline(0, 0), torch.device("cpu")) as limit, limit.tightened(5):
+    with MemoryLimit(None, Baseline(0, 0), torch.device("cpu")) as limit, limit.reserve(5):
         with limit.allow_kernels():
             torch.ones(3) @ torch.ones(3)
         assert resource.getrlimit(resource.RLIMIT_DATA) == before

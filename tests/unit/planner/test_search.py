@@ -44,7 +44,7 @@ class Still:
     def allow_kernels(self):
         return nullcontext()
 
-    def loosened(self, extra_bytes):
+    def allow_address_space(self, extra_bytes):
         return nullcontext()
 
 

@@ -12,7 +12,7 @@ from snugfit.profiling.floors import Floors, smallest_floor
 class Unlimited:
     """A limit that is nowhere near."""
 
-    def loosened(self, extra_bytes):
+    def allow_address_space(self, extra_bytes):
         return nullcontext()
 
 

@@ -34,7 +34,7 @@ class Machine:
         self.reserves = self.address_space = 0
 
     @contextmanager
-    def loosened(self, extra_bytes):
+    def allow_address_space(self, extra_bytes):
         self.address_space += extra_bytes
         yield
         self.address_space -= extra_bytes

@@ -123,10 +123,10 @@ def test_both_kinds_of_micro_batch_are_run(tmp_path):
     assert made[0][1].steps == [(8, False), (8, True)] * 2, "the second time with optimizer state"
 
 
-def test_the_budget_is_tightened_meanwhile_and_loosened_after(tmp_path):
+def test_a_part_of_the_budget_is_reserved_meanwhile(tmp_path):
     run = make_run(tmp_path)
     rehearsed(run, 5)
-    assert SPARE_BYTES in run.limit.spares and run.limit.spare_bytes == 0
+    assert SPARE_BYTES in run.limit.spares and run.limit.reserved_bytes == 0
 
 
 def network():

@@ -106,7 +106,7 @@ class OpenLimit(MemoryLimit):
 
     def refresh(self, extra_bytes=0):
         self.refreshes += 1
-        self.spares.append(self.spare_bytes)
+        self.spares.append(self.reserved_bytes)
         return 0
 
     def allow_kernels(self):

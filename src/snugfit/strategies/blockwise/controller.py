@@ -181,7 +181,7 @@ class Controller:
             return train, val
         seed, views = self.run.workload.seed, {"train": self.strategy.views, "val": 1}
         sources = []
-        with self.run.limit.loosened(2 * THREAD_BYTES):
+        with self.run.limit.allow_address_space(2 * THREAD_BYTES):
             for split in ("train", "val"):
                 source = CachedBatches(self.caches.open(index - 1, split), seed=seed, views=views[split])
                 opened.callback(source.close)

@@ -268,7 +268,7 @@ class _ElasticRun:
         mask = costs.memory.mask(self.trainer.selected)
         coming = max(costs.memory.state_bytes(mask) - held, 0)
         try:
-            with run.limit.tightened(SPARE_BYTES + coming):
+            with run.limit.reserve(SPARE_BYTES + coming):
                 peak = self._dry_peak(state)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
