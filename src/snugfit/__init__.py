@@ -13,8 +13,8 @@ smallconv on digits, budget 100.0 MB of memory
 >>> type(record.model)  # a plain module
 <class 'torch.fx.graph_module...'>
 
-The names in the ``__all__`` of this package, and of each package in ``PUBLIC``, are public. Packages with a leading
-underscore are private, and so are the modules inside a public package.
+The names in the ``__all__`` of this package (listed in ``snugfit._api``), and of each package in ``PUBLIC``, are
+public. Packages with a leading underscore are private, and so are the modules inside a public package.
 """
 
 from __future__ import annotations
@@ -29,89 +29,7 @@ TYPE_CHECKING = False  # as in typing, whose import takes long; nothing would ca
 if TYPE_CHECKING:
     from typing import Any
 
-    from snugfit._api import (
-        Architecture,
-        Budget,
-        CacheProgress,
-        Candidate,
-        Chain,
-        ConsoleProgress,
-        EpochDone,
-        Event,
-        ExitMeasured,
-        Notice,
-        PhaseDone,
-        PhaseStarted,
-        Plan,
-        ProbeMeasured,
-        Record,
-        Request,
-        RunDone,
-        RunnablePlan,
-        RunStarted,
-        Splits,
-        StepDone,
-        StopFlag,
-        TensorsSelected,
-        TrainedRecord,
-        Verification,
-        draw_report,
-        evaluate,
-        export,
-        from_dataset,
-        load,
-        load_boxed,
-        plan,
-        plan_request,
-        predict,
-        prepare_process,
-        profile_request,
-        resume,
-        verify,
-    )
-
-
-__all__ = [
-    "Architecture",
-    "Budget",
-    "CacheProgress",
-    "Candidate",
-    "Chain",
-    "ConsoleProgress",
-    "EpochDone",
-    "Event",
-    "ExitMeasured",
-    "Notice",
-    "PhaseDone",
-    "PhaseStarted",
-    "Plan",
-    "ProbeMeasured",
-    "Record",
-    "Request",
-    "RunDone",
-    "RunStarted",
-    "RunnablePlan",
-    "Splits",
-    "StepDone",
-    "StopFlag",
-    "TensorsSelected",
-    "TrainedRecord",
-    "Verification",
-    "draw_report",
-    "evaluate",
-    "export",
-    "from_dataset",
-    "load",
-    "load_boxed",
-    "plan",
-    "plan_request",
-    "predict",
-    "prepare_process",
-    "profile_request",
-    "resume",
-    "verify",
-]
-
+    from snugfit._api import *  # noqa: F403
 
 PUBLIC = ("detection", "errors", "lean", "local", "memory", "profiling", "selection", "strategies", "surgery", "tiling")
 """The public packages, next to this one."""
@@ -123,6 +41,12 @@ def __getattr__(name: str) -> Any:
 
     if name in PUBLIC:
         return import_module(f"snugfit.{name}")
-    if name in __all__:
-        return getattr(import_module("snugfit._api"), name)
+    if name == "__all__" or not name.startswith("_"):
+        api = import_module("snugfit._api")
+        if name == "__all__" or name in api.__all__:
+            return getattr(api, name)
     raise AttributeError(f"module 'snugfit' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *PUBLIC, *__getattr__("__all__")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +45,9 @@ _libraries: list[torch.library.Library] = []
 
 
 def crashes(inputs: Tensor, wanted: Sequence[bool]) -> bool:
-    """Whether stock torch would write unrequested gradients of the inputs of a GroupNorm.
+    """Whether stock torch would write unrequested gradients of a GroupNorm's inputs (B, C, ...).
 
-    Args:
-        inputs: of the GroupNorm, (B, C, ...).
-        wanted: whether the gradients of inputs, weight and bias are requested.
+    ``wanted`` says whether the gradients of inputs, weight and bias are requested.
     """
     if torch.__version__ >= GROUP_NORM_MENDED or wanted[0] or not any(wanted) or inputs.dim() not in (4, 5):
         return False
@@ -66,9 +64,6 @@ def hidden_bytes(operator: Any, args: Sequence[Any]) -> int:
 
 
 def to_channels_last(module: nn.Module, device: torch.device | str | None = None) -> nn.Module:
-    """Move a module to a device and its 4-dimensional weights to channels_last, in place.
-
-    The type stubs of ``Module.to`` do not know ``memory_format``.
-    """
-    moved: nn.Module = module.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return moved
+    """Move a module to a device and its 4-dimensional weights to channels_last, in place."""
+    move: Any = module.to  # its type stubs do not know memory_format
+    return cast(nn.Module, move(device=device, memory_format=torch.channels_last))

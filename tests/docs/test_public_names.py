@@ -73,7 +73,7 @@ def test_private_names_are_found():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_lists_what_it_imports(package):
-    module = import_module(package)
+    module = import_module("snugfit._api" if package == "snugfit" else package)
     assert isinstance(module.__file__, str)
     tree = ast.parse(Path(module.__file__).read_text())
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -81,10 +81,17 @@ def test_a_package_lists_what_it_imports(package):
         found = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     else:
         own = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "__future__")
-        names = {alias.name for node in own for alias in node.names} - used - {"import_module"}
+        names = {alias.name for node in own for alias in node.names} - used
         found = {each for each in names if not each.startswith("__")}
     assert found == set(module.__all__)
     assert module.__all__ == sorted(module.__all__, key=lambda each: (not each.isupper(), each[0].islower(), each))
+
+
+def test_public_names_are_found_when_they_are_used():
+    assert snugfit.__all__ == import_module("snugfit._api").__all__
+    assert {*snugfit.__all__, *snugfit.PUBLIC} <= set(dir(snugfit))
+    with pytest.raises(AttributeError, match="'snugfit' has no attribute 'Bugdet'"):
+        getattr(snugfit, "Bug" + "det")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
