@@ -1,29 +1,18 @@
 """A CNN as a chain of units: traced, cut, stored on disk, and converted back to a plain module."""
 
-from snugfit._chain.blocks import ModuleBlock, find_blocks
-from snugfit._chain.chain import Chain
-from snugfit._chain.classifier import classifier_names
-from snugfit._chain.initialise import initialise_by_reset, spill_module
-from snugfit._chain.norms import tracking_norms
-from snugfit._chain.store import UnitStore, load_into, release
-from snugfit._chain.tail_split import split_tail
-from snugfit._chain.unit import ConvFact, Unit
+from snugfit._chain.blocks import ModuleBlock as ModuleBlock
+from snugfit._chain.blocks import find_blocks as find_blocks
+from snugfit._chain.chain import Chain as Chain
+from snugfit._chain.chain import classifier_names as classifier_names
+from snugfit._chain.hooks import tracking_norms as tracking_norms
+from snugfit._chain.initialise import initialise_by_reset as initialise_by_reset
+from snugfit._chain.store import UnitStore as UnitStore
+from snugfit._chain.store import load_into as load_into
+from snugfit._chain.store import release as release
+from snugfit._chain.store import spill_module as spill_module
+from snugfit._chain.subgraph import split_tail as split_tail
+from snugfit._chain.unit import ConvFact as ConvFact
+from snugfit._chain.unit import Unit as Unit
 from snugfit._upstream import mend_group_norm
 
 mend_group_norm()
-
-__all__ = [
-    "Chain",
-    "ConvFact",
-    "ModuleBlock",
-    "Unit",
-    "UnitStore",
-    "classifier_names",
-    "find_blocks",
-    "initialise_by_reset",
-    "load_into",
-    "release",
-    "spill_module",
-    "split_tail",
-    "tracking_norms",
-]

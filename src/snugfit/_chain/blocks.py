@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from snugfit._chain.propagation import Shapes, node_shapes
 from snugfit._chain.subgraph import computed_nodes, input_node
-from snugfit._chain.tracing import LAYERS, owner_of
+from snugfit._chain.tracing import LAYERS, path_of
 
 SIDE_NETWORK = "side"
 """Path of side modules; each belongs to the block that it is attached to."""
@@ -76,11 +76,11 @@ def _named(module: fx.GraphModule, nodes: list[fx.Node], shapes: Shapes) -> list
     ended = False
     for node in nodes:
         shape = shapes[node]
-        if parts and _is_beside(node):
+        if parts and _is_side(node):
             parts[-1][1].append(node)
             continue
         ends = shape is not None and (len(shape) < 4 or shape[2:] == (1, 1))
-        path = _block_path(_path(node))
+        path = _block_path(path_of(node))
         if not parts or (ends and not ended):
             parts.append((path, [node]))
         elif ended or not path or path == parts[-1][0]:
@@ -95,7 +95,7 @@ def _named(module: fx.GraphModule, nodes: list[fx.Node], shapes: Shapes) -> list
 
 def _opens(module: fx.GraphModule, node: fx.Node, path: str, nodes: list[fx.Node]) -> bool:
     """Whether a block may start here: at a layer, or at the first node of a path that has one (pre-activation)."""
-    own = [other for other in nodes if _block_path(_path(other)) == path]
+    own = [other for other in nodes if _block_path(path_of(other)) == path]
     return _holds_layer(module, [node]) or (own[0] is node and _holds_layer(module, own))
 
 
@@ -118,12 +118,12 @@ def _crossing(part: list[fx.Node], joined: list[tuple[str, list[fx.Node]]]) -> b
     """Whether any value except the last is used outside the parts so far."""
     inside = {node for _, nodes in joined for node in nodes}
     image = input_node(part[0].graph)
-    side = {user for user in image.users if _is_beside(user)}
+    side = {user for user in image.users if _is_side(user)}
     return any(user not in inside | side for node in {image, *inside} - {part[-1]} for user in node.users)
 
 
-def _is_beside(node: fx.Node) -> bool:
-    return _path(node).split(".")[0] == SIDE_NETWORK
+def _is_side(node: fx.Node) -> bool:
+    return path_of(node).split(".")[0] == SIDE_NETWORK
 
 
 def _block_path(path: str) -> str:
@@ -133,7 +133,3 @@ def _block_path(path: str) -> str:
     if start is None:
         return names[0]
     return ".".join([*names[:start], *takewhile(str.isdigit, names[start:])])
-
-
-def _path(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_module" else owner_of(node)

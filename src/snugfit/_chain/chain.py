@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-from snugfit._chain.batch_size import read_batch_size_locally
 from snugfit._chain.cuts import NodeSpan, cut
 from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks
-from snugfit._chain.parameter_owners import parameter_owners, share_parameter_dicts
-from snugfit._chain.propagation import node_shapes
-from snugfit._chain.tracing import Traced, assemble, attributes_of, trace
+from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
+from snugfit._chain.propagation import node_shapes, read_batch_size_locally
+from snugfit._chain.subgraph import copy_nodes
+from snugfit._chain.tracing import Traced, assemble, attribute, attributes_of, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
 from snugfit.errors import ModelError
 
@@ -151,6 +151,23 @@ class Chain:
         return module
 
 
+def classifier_names(chain: Chain) -> tuple[str, ...]:
+    """Names of the tensors of the network's last layer with any: the classifier, retrained for other classes."""
+    module = chain.head.module
+    for node in reversed(module.graph.nodes):
+        if node.op == "call_module":
+            tensors = {
+                f"{node.target}.{name}": each for name, each in attribute(module, node.target).named_parameters()
+            }
+        else:
+            direct = (str(source.target) for source in node.all_input_nodes if source.op == "get_attr")
+            tensors = {name: attribute(module, name) for name in direct}
+        names = [name for name, each in tensors.items() if isinstance(each, nn.Parameter) and each.requires_grad]
+        if names:
+            return tuple(names)
+    return ()
+
+
 def _output(graph: fx.Graph) -> fx.Node:
     return cast(fx.Node, next(node for node in graph.nodes if node.op == "output"))
 
@@ -161,27 +178,10 @@ def _extract(traced: Traced, stretches: list[NodeSpan], stored: set[str], input_
     final = cast(fx.Node, _output(traced.graph).args[0])
     for stretch in stretches:
         last = final if stretch is stretches[-1] else stretch.nodes[-1]
-        module = assemble(_subgraph(stretch, crossing, last), traced.attributes, stored)
+        module = assemble(copy_nodes(stretch.nodes, crossing, last), traced.attributes, stored)
         units.append(make_unit(stretch.name, module, units[-1].output_shape if units else input_shape))
         crossing = last
     return units
-
-
-def _subgraph(stretch: NodeSpan, entry: fx.Node, last: fx.Node) -> fx.Graph:
-    graph = fx.Graph()
-    mapping = {entry: graph.placeholder("x")}
-
-    def find(node: fx.Node) -> fx.Node:
-        if node not in mapping:
-            mapping[node] = graph.node_copy(node, find)
-        return mapping[node]
-
-    for node in stretch.nodes:
-        for argument in node.all_input_nodes:
-            find(argument)
-        mapping[node] = graph.node_copy(node, find)
-    graph.output(mapping[last])
-    return graph
 
 
 def _wrap(name: str, module: nn.Module) -> fx.GraphModule:
@@ -223,7 +223,7 @@ def _check_untied(units: Sequence[Unit]) -> None:
             if places.setdefault(id(tensor), place) != place:
                 raise ModelError(
                     f"tied weights: {places[id(tensor)]} and {place} are one tensor. Units train and are stored "
-                    "apart; give each its own."
+                    "separately; give each its own."
                 )
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from snugfit._chain.propagation import BATCH
 from snugfit._chain.subgraph import computed_nodes
-from snugfit._chain.tracing import LAYERS, Traced, is_torch_class, owner_of
+from snugfit._chain.tracing import LAYERS, Traced, is_torch_class, owner_of, path_of
 
 _LAYER_FUNCTIONS = {F.linear, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d}
 _AVERAGES: tuple[type[nn.Module], ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
@@ -78,7 +78,7 @@ def _cut_points(nodes: list[fx.Node], traced: Traced) -> set[int]:
 
 def _inside_blocks(nodes: list[fx.Node], attributes: dict[Any, Any], model: nn.Module) -> set[int]:
     """Indices after which a cut would split a block built on a depthwise convolution or on attention."""
-    paths = [f"{_path(node)}." for node in nodes]
+    paths = [f"{path_of(node)}." for node in nodes]
     forbidden: set[int] = set()
     for block in (*_separable_blocks(model), *_attention_blocks(nodes, attributes, model)):
         inside = [index for index, path in enumerate(paths) if path.startswith(f"{block}.")]
@@ -102,7 +102,7 @@ def _is_separable_block(module: nn.Module) -> bool:
 
 def _attention_blocks(nodes: list[fx.Node], attributes: dict[Any, Any], model: nn.Module) -> list[str]:
     """Encoder layers: custom modules directly around one attention."""
-    attentions = {_path(node) for node in nodes if _is_attention(node, attributes)}
+    attentions = {path_of(node) for node in nodes if _is_attention(node, attributes)}
     holders = Counter(attention.rpartition(".")[0] for attention in attentions)
     return [name for name, count in holders.items() if name and count == 1 and _is_small(model.get_submodule(name))]
 
@@ -164,11 +164,11 @@ def _common(paths: list[str]) -> list[str]:
 
 def _name(stretches: list[NodeSpan], layers: set[fx.Node]) -> None:
     """Name each stretch by the outermost module that only it belongs to, or else by its first layer."""
-    paths = [[_path(node) for node in stretch.nodes] for stretch in stretches]
+    paths = [[path_of(node) for node in stretch.nodes] for stretch in stretches]
     taken: Counter[str] = Counter()
     for index, stretch in enumerate(stretches):
         others = [f"{path}." for i, group in enumerate(paths) if i != index for path in group]
-        of_layers = [_path(node) for node in stretch.nodes if node in layers]
+        of_layers = [path_of(node) for node in stretch.nodes if node in layers]
         within = _common(of_layers)
         holders = (".".join(within[: depth + 1]) for depth in range(len(within)))
         own = (name for name in holders if not any(other.startswith(f"{name}.") for other in others))
@@ -176,7 +176,3 @@ def _name(stretches: list[NodeSpan], layers: set[fx.Node]) -> None:
         taken[stretch.name] += 1
         if taken[stretch.name] > 1:
             stretch.name += f"_{taken[stretch.name]}"
-
-
-def _path(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_module" else owner_of(node)

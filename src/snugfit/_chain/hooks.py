@@ -1,4 +1,4 @@
-"""Hooks and parametrizations of a model: which a chain keeps, and which a strategy would bypass."""
+"""What calling a layer does besides computing its output: hooks, parametrizations and running statistics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as nn_module
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from snugfit.errors import ModelError
@@ -30,10 +31,6 @@ def require_kept_hooks(model: nn.Module, called: Iterable[str]) -> None:
 
     A chain calls the layers that its graph names. Hooks of other modules run only while the model is traced,
     and hooks of parameters stay with the old parameters when these are replaced.
-
-    Args:
-        model: the model.
-        called: names of the modules that the traced graph calls.
 
     Raises:
         ModelError: a hook would be lost; the message names the module or parameter.
@@ -59,14 +56,8 @@ def bypassed_hooks(modules: Iterable[nn.Module], *, recomputed: bool = False) ->
     """Reasons against a strategy that does not call every layer exactly once in a step, as plain training does.
 
     Tiles and lean operators compute a layer's output without calling it, units run separately, and recomputation calls
-    a layer twice. A layer with a hook or a parametrization may then compute something else.
-
-    Args:
-        modules: the trained modules.
-        recomputed: whether layers are called unchanged, but twice; parametrizations without state are then allowed.
-
-    Returns:
-        One reason for each kind of hook and parametrization, which names the first such layer.
+    a layer twice (``recomputed``; parametrizations without state are then allowed). A layer with a hook or a
+    parametrization may then compute something else. The first such layer of each kind is named.
     """
     found: dict[str, str] = {}
     for name, kind in _seen(modules, recomputed):
@@ -116,3 +107,18 @@ def _has_foreign_global_hook() -> bool:
     """Whether a global module hook exists that neither torch nor this project installed."""
     hooks = (hook for kind in _GLOBAL for hook in getattr(nn_module, kind).values())
     return any(str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "snugfit") for hook in hooks)
+
+
+def tracking_norms(module: nn.Module) -> list[nn.Module]:
+    """The BatchNorm layers of a module that currently track statistics, each once.
+
+    Layers in evaluation mode and layers without running statistics do not.
+
+    >>> [type(norm).__name__ for norm in tracking_norms(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval()))]
+    ['BatchNorm1d']
+    """
+    return [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, _BatchNorm) and layer.training and layer.running_mean is not None
+    ]

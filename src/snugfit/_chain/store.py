@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -58,9 +58,8 @@ class UnitStore:
     def map(self, index: int) -> dict[str, torch.Tensor]:
         """Map a unit's weights, in their shapes, read-only.
 
-        The system may drop the pages, so they take no private memory.
-
-        For forward passes only; writing to such a tensor ends the process.
+        The system may drop the pages, so they take no private memory. For forward passes only: writing to such a tensor
+        ends the process.
 
         Raises:
             CheckpointError: nothing is stored, or the file is truncated or corrupt.
@@ -102,6 +101,17 @@ def load_into(unit: Unit, state: Mapping[str, torch.Tensor]) -> None:
 def release(unit: Unit) -> None:
     """Free a unit's weights: parameters and stored buffers become meta tensors. Gradients go too."""
     replace_stored(unit, lambda tensor: torch.empty_like(tensor, device="meta"))
+
+
+def spill_module(units: Iterable[Unit], store: UnitStore) -> None:
+    """Write the weights of units made from a real model to a store, releasing each unit once it is written.
+
+    Raises:
+        OutOfStorageError: the disk is full.
+    """
+    for index, unit in enumerate(units):
+        store.save(index, unit)
+        release(unit)
 
 
 def replace_stored(unit: Unit, make: Callable[[torch.Tensor], torch.Tensor]) -> None:

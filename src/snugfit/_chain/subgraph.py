@@ -1,26 +1,44 @@
-"""A part of a traced network as a module of its own, with the network's own layers."""
+"""Parts of a traced network as modules of their own, with the network's own layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from torch import fx
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+from torch.nn.modules import pooling
+from torch.nn.modules.dropout import _DropoutNd
+
+from snugfit._chain.tracing import assemble, attributes_of
+
+_TAIL_MODULES: tuple[type[nn.Module], ...] = (
+    pooling._MaxPoolNd,
+    pooling._AvgPoolNd,
+    pooling._AdaptiveAvgPoolNd,
+    pooling._AdaptiveMaxPoolNd,
+    nn.Identity,
+    _DropoutNd,
+)
+_POOLS = (F, "max_pool"), (F, "avg_pool"), (F, "adaptive_avg_pool"), (torch, "max_pool")
+_TAIL_FUNCTIONS = {getattr(place, f"{name}{axes}d") for place, name in _POOLS for axes in (1, 2, 3)}
 
 
-def subgraph_module(module: fx.GraphModule, nodes: Sequence[fx.Node], entry: fx.Node) -> fx.GraphModule:
-    """Build a module from consecutive nodes of a network's graph; it shares the network's layers and their names.
+def copy_nodes(nodes: Sequence[fx.Node], entry: fx.Node, last: fx.Node, name: str = "x") -> fx.Graph:
+    """Copy consecutive nodes of a graph to one of their own, with the constants that they read.
 
     Args:
-        module: the traced network.
-        nodes: in order of execution, such as ``ModuleBlock.nodes``; the last one's value is returned. Constants
-                (``get_attr``) are included automatically.
+        nodes: in order of execution.
         entry: the node whose value is the input; no other value may enter.
+        last: the node whose value is returned.
+        name: of the input.
 
     Raises:
         KeyError: another value enters.
     """
     graph = fx.Graph()
-    copies = {entry: graph.placeholder(entry.name)}
+    copies = {entry: graph.placeholder(name)}
 
     def copy_of(node: fx.Node) -> fx.Node:
         if node.op == "get_attr" and node not in copies:
@@ -29,8 +47,16 @@ def subgraph_module(module: fx.GraphModule, nodes: Sequence[fx.Node], entry: fx.
 
     for node in nodes:
         copies[node] = graph.node_copy(node, copy_of)
-    graph.output(copies[nodes[-1]])
-    return fx.GraphModule(module, graph, class_name="Part")
+    graph.output(copies[last])
+    return graph
+
+
+def subgraph_module(module: fx.GraphModule, nodes: Sequence[fx.Node], entry: fx.Node) -> fx.GraphModule:
+    """Build a module from consecutive nodes of a network's graph; it shares the network's layers and their names.
+
+    The last node's value is returned; see :func:`copy_nodes`.
+    """
+    return fx.GraphModule(module, copy_nodes(nodes, entry, nodes[-1], entry.name), class_name="Part")
 
 
 def computed_nodes(graph: fx.Graph) -> list[fx.Node]:
@@ -42,3 +68,47 @@ def input_node(graph: fx.Graph) -> fx.Node:
     """The input of a graph, or the first one of several."""
     found: fx.Node = next(node for node in graph.nodes if node.op == "placeholder")
     return found
+
+
+def split_tail(module: fx.GraphModule) -> tuple[fx.GraphModule, nn.Module]:
+    """Split a unit into body and tail, ``unit(x) = tail(body(x))``; layers and weights are shared with the unit.
+
+    The tail consists of the final nodes that only pool or drop; none has weights. It does not change the feature map,
+    even with dropout in place. If the unit ends otherwise the tail is an identity, and the body is the unit itself.
+    """
+    attributes = attributes_of(module)
+    nodes = computed_nodes(module.graph)
+    tail: list[fx.Node] = []
+    while len(nodes) > 1 and _is_tail(nodes[-1], nodes[-2], attributes):
+        tail.insert(0, nodes.pop())
+    if not tail:
+        return module, nn.Identity()
+    return _body(module, nodes[-1], tail), _tail(module, tail)
+
+
+def _is_tail(node: fx.Node, before: fx.Node, attributes: dict[str, Any]) -> bool:
+    """Whether a node pools or drops the value of the node before it, and nothing else."""
+    if node.all_input_nodes != [before] or len(before.users) != 1:
+        return False
+    if node.op == "call_module":
+        return isinstance(attributes[str(node.target)], _TAIL_MODULES)
+    return node.op == "call_function" and node.target in _TAIL_FUNCTIONS
+
+
+def _body(module: fx.GraphModule, last: fx.Node, tail: list[fx.Node]) -> fx.GraphModule:
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.graph_copy(module.graph, copies)
+    for node in reversed(tail):
+        graph.erase_node(copies[node])
+    graph.output(copies[last])
+    return assemble(graph, attributes_of(module, graph), set(module.state_dict()))
+
+
+def _tail(module: fx.GraphModule, tail: list[fx.Node]) -> fx.GraphModule:
+    graph, own = fx.Graph(), {str(node.target) for node in tail}
+    entry = graph.placeholder("x")
+    if any(getattr(found, "inplace", False) for name, found in attributes_of(module).items() if name in own):
+        entry = graph.call_method("clone", (entry,))  # other readers of the feature map must not see the dropout
+    copies = {node: entry for node in module.graph.nodes if node not in tail and node.op != "output"}
+    graph.output(graph.graph_copy(module.graph, copies))
+    return assemble(graph, attributes_of(module, graph), set())

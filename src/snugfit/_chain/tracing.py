@@ -77,7 +77,7 @@ def trace(model: nn.Module) -> Traced:
             )
         if error is not None and not seen:
             raise ModelError(
-                f"{type(model).__name__} cannot be traced: {_first_line(error)} ({_location(error)}). {_BY_HAND}"
+                f"{type(model).__name__} cannot be traced: {first_line(error)} ({_location(error)}). {_BY_HAND}"
             ) from error
         if not seen:
             return _finish(model, graph, constants)
@@ -85,11 +85,9 @@ def trace(model: nn.Module) -> Traced:
 
 
 def assemble(graph: fx.Graph, attributes: dict[str, Any], persistent: set[str]) -> fx.GraphModule:
-    """Build a module from a graph.
+    """Build a module from a graph; its state-dict names are the targets' own names.
 
     Tensors that are neither parameters nor in ``persistent`` stay out of its state dict.
-
-    The module's state-dict names are the targets' own names.
     """
     module = fx.GraphModule(attributes, graph, class_name="Unit")
     for node in graph.nodes:
@@ -108,9 +106,14 @@ def attributes_of(module: fx.GraphModule, graph: fx.Graph | None = None) -> dict
         if node.op == "call_module":
             found[node.target] = module.get_submodule(node.target)
         elif node.op == "get_attr":
-            owner, _, name = node.target.rpartition(".")
-            found[node.target] = getattr(module.get_submodule(owner), name)
+            found[node.target] = attribute(module, node.target)
     return found
+
+
+def attribute(module: nn.Module, name: str) -> Any:
+    """The attribute under a dotted name in a module."""
+    owner, _, last = name.rpartition(".")
+    return getattr(module.get_submodule(owner), last)
 
 
 def owner_of(node: fx.Node) -> str:
@@ -119,6 +122,11 @@ def owner_of(node: fx.Node) -> str:
         return str(node.target).rpartition(".")[0]
     stack = node.meta.get("nn_module_stack")
     return next(reversed(stack.values()))[0] if stack else ""
+
+
+def path_of(node: fx.Node) -> str:
+    """Qualified name of the layer that a node calls, or of the module whose ``forward`` it comes from."""
+    return str(node.target) if node.op == "call_module" else owner_of(node)
 
 
 class _TrainingFlag(int):
@@ -196,10 +204,8 @@ def _finish(model: nn.Module, graph: fx.Graph, constants: dict[str, Any]) -> Tra
         if node.op == "call_module" and node.target not in attributes:
             attributes[node.target] = model.get_submodule(node.target)
         elif node.op == "get_attr":
-            owner, _, name = node.target.rpartition(".")
-            attributes[node.target] = (
-                constants[name] if name in constants else getattr(model.get_submodule(owner), name)
-            )
+            name = node.target.rpartition(".")[2]
+            attributes[node.target] = constants[name] if name in constants else attribute(model, node.target)
     return Traced(graph, attributes)
 
 
@@ -237,14 +243,15 @@ def _dropouts_as_modules(graph: fx.Graph) -> dict[str, nn.Module]:
     return modules
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its class."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def _location(error: Exception) -> str:
     """File, line and function of the user's code in which tracing failed."""
     skipped = (str(Path(torch.__file__).parent), __file__)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(skipped)]
     frames = [f for f in frames if not f.filename.startswith("<")] or frames
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "no line known"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

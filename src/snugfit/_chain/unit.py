@@ -10,8 +10,8 @@ import torch
 from torch import fx, nn
 
 from snugfit._chain.propagation import run_on_meta
-from snugfit._chain.tail_split import split_tail
-from snugfit._chain.tracing import is_torch_class
+from snugfit._chain.subgraph import split_tail
+from snugfit._chain.tracing import first_line, is_torch_class
 from snugfit.errors import ModelError
 
 
@@ -101,9 +101,8 @@ def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -
 
 def run_failure(what: str, input_shape: tuple[int, ...], error: Exception) -> str:
     """Error message for a module that fails on an input."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
     shape = "x".join(map(str, input_shape))
-    return f"{what} does not run on an input of shape {shape}: {lines[0]}. Check image size and channels."
+    return f"{what} does not run on an input of shape {shape}: {first_line(error)}. Check image size and channels."
 
 
 def _record_conv(

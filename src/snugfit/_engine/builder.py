@@ -100,7 +100,7 @@ class Assembly:
         if self.module is not None:
             if any(parameter.is_meta for parameter in self.module.parameters()):
                 raise UsageError("an earlier run emptied this module; pass a new one, or a function that makes it.")
-            spill_module(Chain.from_module(self.module, self.splits.image_shape, name), store)
+            spill_module(Chain.from_module(self.module, self.splits.image_shape, name).all_units, store)
         elif name in models.names():
             for index, unit in enumerate(self.chain.all_units):
                 initialise_by_reset(unit, derive_seed(self.workload.seed, "weights", index))
@@ -109,7 +109,7 @@ class Assembly:
         else:
             torch.manual_seed(derive_seed(self.workload.seed, "weights"))
             module = models.build(name, self.workload.classes, self.splits.image_shape[-1], self.splits.image_shape[0])
-            spill_module(Chain.from_module(module, self.splits.image_shape, name), store)
+            spill_module(Chain.from_module(module, self.splits.image_shape, name).all_units, store)
         if path is not None:
             load_initial_weights(Path(path), self.chain, store)
 

@@ -75,7 +75,7 @@ def test_spilled_model_comes_back(tmp_path):
     chain = Chain.from_module(ZOO["dense"]().eval(), SHAPE)
     x = torch.randn(2, *SHAPE)
     expected, store = chain(x), UnitStore(tmp_path)
-    spill_module(chain, store)
+    spill_module(chain.all_units, store)
     assert all(t.is_meta for unit in chain.all_units for t in unit.module.state_dict().values())
     assert all(store.path(index).is_file() for index in range(len(chain.all_units)))
     for index, unit in enumerate(chain.all_units):

@@ -140,7 +140,7 @@ def test_weights_spill_and_load(tmp_path):
     model, x, store = vit().eval(), torch.randn(2, *SHAPE), UnitStore(tmp_path)
     expected = model(x)
     chain = Chain.from_module(model, SHAPE)
-    spill_module(chain, store)
+    spill_module(chain.all_units, store)
     assert all(t.is_meta for unit in chain.all_units for t in unit.module.state_dict().values())
     for index, unit in enumerate(chain.all_units):
         load_into(unit, store.load(index))
