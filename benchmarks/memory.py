@@ -18,7 +18,7 @@ from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._engine.process import baseline, choose_device
 from snugfit._training.network import NetworkTrainer
-from snugfit._training.trainable import Trainable
+from snugfit._training.strategy import Trainable
 from snugfit._upstream import to_channels_last
 from snugfit.local.assignment import Layout
 from snugfit.memory import make_meter, release_memory

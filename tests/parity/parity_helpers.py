@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from snugfit._core.option_groups import DataOptions, ModelOptions, TrainingOptions
 from snugfit._core.request import Request, StrategyOptions
 from snugfit._engine.builder import assemble
-from snugfit._training.evaluation_weights import images_for
+from snugfit._training.statistics import images_for
 
 
 def train_plainly(network: nn.Module, options: dict[str, Any], epochs: int = 2) -> dict[str, Tensor]:

@@ -25,8 +25,7 @@ from snugfit._engine.tasks import default_optimizer, rules_of
 from snugfit._planner import StrategySelection
 from snugfit._training.initial_weights import load_initial_weights
 from snugfit._training.seeding import derive_seed
-from snugfit._training.split import TrainingData
-from snugfit._training.strategy import Strategy
+from snugfit._training.strategy import Strategy, TrainingData
 from snugfit.errors import DataError, UsageError
 
 _DEFAULTS = {

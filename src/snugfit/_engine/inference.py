@@ -34,8 +34,8 @@ def measured(
 ) -> dict[str, Any]:
     """Measure the model of a run on a split; see :func:`snugfit.evaluate`."""
     architecture, images = Architecture.read(folder), run_images(folder, data, data_dir, split)
-    evaluator = measure(_task(architecture), load(folder, model), images.batches(), torch.device("cpu"))
-    return {"data": images.name, "split": images.split, **_figures(evaluator.score(), architecture)}
+    score = measure(_task(architecture), load(folder, model), images.batches(), torch.device("cpu"))
+    return {"data": images.name, "split": images.split, **_figures(score, architecture)}
 
 
 def _task(architecture: Architecture) -> Task:

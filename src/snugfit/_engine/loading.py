@@ -22,7 +22,7 @@ from snugfit._storage.manifest import Manifest, check_files
 from snugfit._storage.run_folder import read_data, read_record
 from snugfit._storage.tensor_file import read_tensors
 from snugfit._storage.weights_file import MODEL_FILE
-from snugfit._training.network import foreign_state
+from snugfit._training.network import mismatch_errors
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.memory import is_out_of_memory
 
@@ -144,7 +144,7 @@ def load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None)
         raise CheckpointError(
             f"{folder / _FILE} does not describe the model that is saved ({error}). Restore it."
         ) from error
-    with foreign_state(str(folder / MODEL_FILE), "Restore it from a copy, or train again."):
+    with mismatch_errors(str(folder / MODEL_FILE), "Restore it from a copy, or train again."):
         module.load_state_dict(state, assign=True)
     return module.eval()
 

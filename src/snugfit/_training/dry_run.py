@@ -17,7 +17,7 @@ from snugfit._core.plan import Phase
 from snugfit._quantities import format_bytes
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
-from snugfit._training.trainable import Trainable
+from snugfit._training.strategy import Trainable
 from snugfit.errors import BudgetExceededError
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.memory.tensors import tensor_peak_bytes

@@ -13,9 +13,8 @@ from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit._training.events import Notice, RunDone
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import BatchSource, TrainingData
 from snugfit._training.task import Score, measure, task_of
-from snugfit._training.trainable import BatchSource
 from snugfit.memory import is_out_of_memory, release_memory
 
 
@@ -79,8 +78,8 @@ def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
     while True:
         try:
             with run.limit.allow_kernels():
-                batches = _ticking(source.in_order(size), run)
-                return measure(task_of(run.workload), forward, batches, run.device).score()
+                batches = _metered(source.in_order(size), run)
+                return measure(task_of(run.workload), forward, batches, run.device)
         except (RuntimeError, MemoryError) as error:
             if size == 1 or not is_out_of_memory(error):
                 raise
@@ -89,7 +88,7 @@ def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
         size //= 2
 
 
-def _ticking(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+def _metered(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches (B, ...), with a memory reading before each, because the system may drop mapped weights."""
     for batch in batches:
         run.tick()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
-import torch
 from torch import Tensor
 
 from snugfit._core.plan import Phase
 from snugfit._quantities import format_bytes
-from snugfit._training.evaluation_weights import settle
 from snugfit._training.events import EpochDone, StepDone
 from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
-from snugfit._training.step import StepResult
-from snugfit._training.task import ClassEvaluator, Classification, measure, task_of
-from snugfit._training.trainable import BatchSource, Trainable
+from snugfit._training.statistics import images_for
+from snugfit._training.strategy import BatchSource, Trainable
+from snugfit._training.task import StepResult, task_of
 from snugfit.errors import BudgetExceededError, InterruptedRunError
 from snugfit.memory import is_out_of_memory, release_memory
 
@@ -60,7 +59,7 @@ def train_phase(
             _save_if_due(trainable, run, last=position.step == steps)
         seconds = time.perf_counter() - started
         if evaluate is not None or epoch + 1 == span.stop:
-            settle(trainable, source, passing_batch or phase.batch_size, phase.name, run)
+            _settle(trainable, source, passing_batch or phase.batch_size, phase.name, run)
         _end_epoch(run, phase, seconds, evaluate() if evaluate is not None else None)
         position.start_epoch(epoch + 1)
         run.save(trainable.state())
@@ -142,6 +141,30 @@ def stop_if_requested(run: Run) -> None:
         raise InterruptedRunError(f"stopped; continue with: snugfit train --resume {run.folder}")
 
 
+def _settle(trainable: Trainable, source: BatchSource, batch_size: int, phase: str, run: Run) -> None:
+    """Put the weights for evaluation in place, with their own statistics of at most ``batch_size`` images at once.
+
+    Training normalises by its batches and also tracks a running average, which lags behind the weights: after 14 steps
+    a quarter of it is still the initial value. So some training images are run through the current weights whenever
+    these are validated, passed on or stored. Randomness, such as augmentation, depends only on seed and position.
+    """
+    epoch, images = run.position.epoch, images_for(len(source))
+    size = min(batch_size, images)
+    seed_all(derive_seed(run.workload.seed, phase, "settle", epoch))
+    with run.limit.allow_kernels():
+        trainable.settle(_timed(islice(source.epoch(epoch, size), images // size), run))
+    run.tick()
+
+
+def _timed(batches: Iterable[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches (B, ...); records the seconds until the last one is used."""
+    started = time.perf_counter()
+    for batch in batches:
+        run.tick()
+        yield batch
+    run.add_overhead("statistics", time.perf_counter() - started)
+
+
 def _end_epoch(run: Run, phase: Phase, seconds: float, val_accuracy: float | None) -> None:
     position = run.position
     samples, classifies = max(position.samples, 1), run.workload.task == "classify"
@@ -157,23 +180,3 @@ def _end_epoch(run: Run, phase: Phase, seconds: float, val_accuracy: float | Non
             task_of(run.workload).metric,
         )
     )
-
-
-def count_correct(
-    forward: Callable[[Tensor], Tensor], batches: Iterator[tuple[Tensor, Tensor]], classes: int, device: torch.device
-) -> tuple[Tensor, int]:
-    """Evaluate a classifier.
-
-    Args:
-        forward: images or activations (B, ...) to logits (B, classes).
-        batches: pairs of inputs and labels (B,).
-        classes: number of classes.
-        device: where to compute.
-
-    Returns:
-        Confusion matrix (classes, classes), int64, rows are true classes; and the number of samples whose label is
-        among the five largest logits.
-    """
-    evaluator = measure(Classification(classes), forward, batches, device)
-    assert isinstance(evaluator, ClassEvaluator)
-    return evaluator.confusion, evaluator.among_five

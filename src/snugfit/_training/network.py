@@ -12,8 +12,7 @@ from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import recompute_statistics
-from snugfit._training.step import StepResult, loss_of, precision_context
-from snugfit._training.task import task_of
+from snugfit._training.task import StepResult, loss_of, precision_context, task_of
 from snugfit.errors import CheckpointError
 from snugfit.lean import use_lean_convolutions
 from snugfit.memory import is_out_of_memory
@@ -22,7 +21,9 @@ Forward = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def foreign_state(source: str = "the checkpoint", advice: str = "Resume the run that it belongs to.") -> Iterator[None]:
+def mismatch_errors(
+    source: str = "the checkpoint", advice: str = "Resume the run that it belongs to."
+) -> Iterator[None]:
     """Context for loading stored tensors into modules.
 
     Args:
@@ -65,12 +66,12 @@ class NetworkTrainer:
         """Run one forward and backward pass on a batch (B, ...), weighted by ``share``, and ``update`` the weights."""
         self.train_mode()
         self.optimizers.train()
-        loss, outputs = loss_of(self.task, self.forward, inputs, labels, bfloat16=self._bfloat16)
+        loss, outputs = loss_of(self.forward, inputs, labels, self.task.loss, bfloat16=self._bfloat16)
         del inputs
         (loss * share).backward()
         if update and self.micro_batches > 1:
             self.optimizers.step()
-        return StepResult.of_task(self.task, loss, outputs, labels)
+        return StepResult.of(loss, outputs, labels, self.task.correct)
 
     def train_mode(self) -> None:
         """Put the network into training mode."""
@@ -105,6 +106,6 @@ class NetworkTrainer:
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Restore a state, in the shapes of the weights, one group in memory at a time."""
-        with foreign_state():
+        with mismatch_errors():
             self.module.load_state_dict(load("model"))
         self.optimizers.load_state(load("optimizer"))

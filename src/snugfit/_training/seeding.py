@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import torch
-from torch import Tensor
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -25,21 +24,3 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-
-
-def rng_state() -> Tensor:
-    """State of torch's global CPU generator, uint8 (n,)."""
-    return torch.get_rng_state()
-
-
-def set_rng_state(state: Tensor) -> None:
-    """Restore a state (n,) from :func:`rng_state`."""
-    torch.set_rng_state(state)
-
-
-def epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
-    """Row order of one epoch: a permutation of ``range(rows)`` (int64) that depends on ``seed`` and ``epoch`` alone.
-
-    ``snugfit._data.Batches`` uses the same order, so that cached and recomputed activations train identically.
-    """
-    return np.random.default_rng((seed & 0xFFFFFFFF, 0, epoch)).permutation(rows)

@@ -1,9 +1,12 @@
-"""What a strategy is: a frozen dataclass whose instance is its configuration."""
+"""The protocols of training: a strategy, what it trains, and the batches that it trains on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
+
+from torch import Tensor, nn
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
@@ -12,13 +15,75 @@ from snugfit._core.plan import Cost, Shortfall
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
+from snugfit._storage.tensor_file import Deferred
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.task import StepResult
 from snugfit.profiling import Probe
 
 
+class BatchSource(Protocol):
+    """A split as batches: ``snugfit._data``'s ``Batches``, or activations."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def steps(self, batch_size: int) -> int:
+        """Training batches per epoch."""
+
+    def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled batches (B, ...) of one epoch, from ``start_step`` on; deterministic."""
+
+    def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, in order, as batches (B, ...); of one augmented view, if given."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Three disjoint splits as batches; no decision uses the test split.
+
+    Attributes:
+        train, val, test: batches; ``test`` is None if the data set has no such split.
+        class_names: names of the classes, by label.
+        others: training images of other data sets that options of strategies name, by option.
+    """
+
+    train: BatchSource
+    val: BatchSource
+    test: BatchSource | None
+    class_names: tuple[str, ...]
+    others: Mapping[str, BatchSource] = field(default_factory=dict)
+
+
+class Trainable(Protocol):
+    """Something with a training step: a network, or a block of units with local losses."""
+
+    micro_batches: int
+    """Batches per step; more than one if gradients are accumulated."""
+
+    modules: list[nn.Module]
+    """All modules in memory for training."""
+
+    def step(self, inputs: Tensor, labels: Tensor, share: float, update: bool) -> StepResult:
+        """Run forward and backward on a (micro-)batch (B, ...) whose loss counts ``share``; then update if asked to.
+
+        The step may empty its inputs, to free them once they are read.
+        """
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Scale the peak learning rate."""
+
+    def state(self) -> Mapping[str, Mapping[str, Tensor | Deferred]]:
+        """Tensors that training changes, in their shapes, by group: not copies; averages are computed when saved."""
+
+    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
+        """Restore a state, in the shapes of :meth:`state`, group by group."""
+
+    def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Put the weights for evaluation in place, with their BatchNorm statistics; batches are (B, ...)."""
+
+
 class Strategy(Protocol):
-    """A way of training under a budget.
+    """A way of training under a budget: a frozen dataclass whose instance is its configuration.
 
     Attributes:
         name: name in the registry.

@@ -1,4 +1,4 @@
-"""The task: the class of each image, or boxes around objects; with its loss and validation measure.
+"""The task: the class of each image, or boxes around objects; with its loss, its steps and its validation measure.
 
 A strategy with one loss of the whole network gets everything that depends on the task from :func:`task_of`. Outputs are
 those of the network; targets are labels (B,) int64, or boxes (B, M, 5) as in :mod:`snugfit.detection`.
@@ -7,6 +7,7 @@ those of the network; targets are labels (B,) int64, or boxes (B, M, 5) as in :m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from snugfit._core.workload import Workload
 from snugfit.detection import MeanAveragePrecision, detections, yolov2_loss
 from snugfit.detection.precision import THRESHOLD
+from snugfit.memory.autocast import autocast
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Task(Protocol):
         """A new evaluator."""
 
 
-class ClassEvaluator:
+class _ClassEvaluator:
     """Confusion matrix (classes, classes), int64, rows are true classes; and labels among the five largest logits."""
 
     def __init__(self, classes: int) -> None:
@@ -77,8 +79,8 @@ class ClassEvaluator:
     def add(self, outputs: Tensor, targets: Tensor) -> None:
         """Add logits (B, classes) and labels (B,)."""
         count = self.classes
-        places = torch.bincount(targets * count + outputs.argmax(1), minlength=count * count)
-        self.confusion += places.view_as(self.confusion)
+        cells = torch.bincount(targets * count + outputs.argmax(1), minlength=count * count)
+        self.confusion += cells.view_as(self.confusion)
         self.among_five += int((outputs.topk(min(5, count), dim=1).indices == targets[:, None]).any(1).sum())
 
     def score(self) -> Score:
@@ -89,7 +91,7 @@ class ClassEvaluator:
         return Score(int(right.sum()) / least, samples, self.among_five / least, self.confusion.tolist(), shares)
 
 
-class BoxEvaluator:
+class _BoxEvaluator:
     """Average precision of a network's boxes."""
 
     def __init__(self, classes: int, anchors: tuple[tuple[float, float], ...]) -> None:
@@ -106,6 +108,11 @@ class BoxEvaluator:
         return Score(self._precision.value, self._samples, per_class=self._precision.per_class)
 
 
+def count_correct(logits: Tensor, labels: Tensor) -> int:
+    """Number of samples whose largest logit, (B, classes), is their label, (B,)."""
+    return int((logits.detach().argmax(1) == labels).sum())
+
+
 @dataclass(frozen=True)
 class Classification:
     """One class per image, by cross entropy."""
@@ -119,7 +126,7 @@ class Classification:
 
     def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
         """Number of samples whose largest logit, (B, classes), is their class."""
-        return int((outputs.detach().argmax(1) == targets).sum())
+        return count_correct(outputs, targets)
 
     def synthetic_targets(self, batch: int, device: str) -> Tensor:
         """Random labels (B,)."""
@@ -128,7 +135,7 @@ class Classification:
 
     def evaluator(self) -> Evaluator:
         """An evaluator of classes."""
-        return ClassEvaluator(self.classes)
+        return _ClassEvaluator(self.classes)
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,7 @@ class Detection:
 
     def evaluator(self) -> Evaluator:
         """An evaluator of precision."""
-        return BoxEvaluator(self.classes, self.anchors)
+        return _BoxEvaluator(self.classes, self.anchors)
 
 
 def task_of(workload: Workload) -> Task:
@@ -177,16 +184,47 @@ def needs_classes(workload: Workload) -> list[str]:
 @torch.no_grad()
 def measure(
     task: Task, forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]], device: torch.device
-) -> Evaluator:
-    """Run a network on a split and score it.
-
-    Args:
-        task: of the network.
-        forward: images or activations (B, ...) to outputs, in evaluation mode.
-        batches: pairs of inputs and targets.
-        device: where to compute.
-    """
+) -> Score:
+    """Score a network in evaluation mode, from images or activations (B, ...) to outputs, on batches with targets."""
     evaluator = task.evaluator()
     for inputs, targets in batches:
         evaluator.add(forward(inputs.to(device)).float().cpu(), targets)
-    return evaluator
+    return evaluator.score()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Mean loss over the batch, and its number of correct samples; None if single samples do not determine it."""
+
+    loss: float
+    correct: int | None
+
+    @classmethod
+    def of(
+        cls,
+        loss: Tensor,
+        outputs: Tensor,
+        targets: Tensor,
+        correct: Callable[[Tensor, Tensor], int | None] = count_correct,
+    ) -> StepResult:
+        """Read loss (scalar), outputs and targets (B, ...); on the meta device there is nothing to read."""
+        return cls(0.0, 0) if loss.is_meta else cls(loss.item(), correct(outputs, targets))
+
+
+def precision_context(inputs: Tensor, *, bfloat16: bool) -> AbstractContextManager[object]:
+    """Autocast to bfloat16 on the device of inputs (B, ...), if requested."""
+    return autocast(inputs.device.type) if bfloat16 else nullcontext()
+
+
+def loss_of(
+    forward: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    *,
+    bfloat16: bool,
+) -> tuple[Tensor, Tensor]:
+    """The loss (scalar) and the outputs, such as logits (B, K), that ``forward`` makes of inputs (B, ...)."""
+    with precision_context(inputs, bfloat16=bfloat16):
+        outputs = forward(inputs)
+        return loss(outputs, targets), outputs

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from snugfit._training.loop import train_phase
     from snugfit._training.network import Forward, NetworkTrainer
     from snugfit._training.run import Run
-    from snugfit._training.split import TrainingData
-    from snugfit._training.strategy import Strategy
+    from snugfit._training.strategy import Strategy, TrainingData
     from snugfit.profiling import Probe
     from snugfit.strategies.full_network import FullNetwork, MakeTrainer, by_own_loss, fit_network
     from snugfit.strategies.memory_estimates import step_headroom, with_safety
@@ -43,7 +42,7 @@ _WITH_TORCH = {
     "Probe": "snugfit.profiling",
     "Run": "snugfit._training.run",
     "Strategy": "snugfit._training.strategy",
-    "TrainingData": "snugfit._training.split",
+    "TrainingData": "snugfit._training.strategy",
     "by_own_loss": "snugfit.strategies.full_network",
     "dry_run_phase": "snugfit._training.dry_run",
     "evaluate_model": "snugfit._training.finalize",

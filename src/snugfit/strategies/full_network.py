@@ -24,7 +24,7 @@ from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import train_phase
 from snugfit._training.network import Forward, NetworkTrainer
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 from snugfit._training.task import measure, task_of
 from snugfit._upstream import to_channels_last
 from snugfit.memory.tensors import tensor_peak_bytes
@@ -235,7 +235,7 @@ def load_network(chain: Chain, run: Run) -> nn.Module:
 def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phase) -> float:
     with run.limit.allow_kernels():
         batches = data.val.in_order(phase.batch_size)
-        return measure(trainer.task, trainer.evaluating(), batches, run.device).score().value
+        return measure(trainer.task, trainer.evaluating(), batches, run.device).value
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from snugfit._core.options import CacheDtype
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
 from snugfit._storage.row_format import RowFormat
-from snugfit._training.evaluation_weights import images_for
+from snugfit._training.statistics import images_for
+from snugfit._training.strategy import Trainable
 from snugfit._training.task import Classification, Task
-from snugfit._training.trainable import Trainable
 from snugfit._upstream import to_channels_last
 from snugfit.memory.tensors import tensor_peak_bytes
 

@@ -8,9 +8,9 @@ from training_samples import PHASE, OneWeight, Source, make_run, make_workload
 from snugfit._core.workload import OptimizerSettings
 from snugfit._storage.checkpoint import CheckpointStore
 from snugfit._storage.manifest import Manifest
-from snugfit._training.evaluation_weights import images_for
 from snugfit._training.loop import train_phase
 from snugfit._training.network import NetworkTrainer
+from snugfit._training.statistics import images_for
 
 SCHEDULEFREE = OptimizerSettings("schedulefree", lr=0.05, weight_decay=0.0, schedule="constant")
 

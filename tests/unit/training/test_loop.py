@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_samples import CPU, PHASE, OneWeight, Source, make_run
+from training_samples import PHASE, OneWeight, Source, make_run
 
 from snugfit._core.workload import OptimizerSettings
 from snugfit._training import run as run_module
 from snugfit._training.events import EpochDone, StepDone
-from snugfit._training.loop import count_correct, train_phase
+from snugfit._training.loop import train_phase
 from snugfit.errors import BudgetExceededError, DivergedError, InterruptedRunError
 
 COSINE = OptimizerSettings(lr=0.5, schedule="cosine")
@@ -205,25 +205,3 @@ def test_the_limit_is_set_anew_at_every_step(tmp_path):
     run = make_run(tmp_path, epochs=1)
     train(run, OneWeight())
     assert run.limit.refreshes >= 5
-
-
-def test_count_correct_by_hand():
-    """Six classes; logits favour the input's own number, then smaller numbers."""
-
-    def forward(inputs):
-        return -(torch.arange(6.0)[None] - inputs).abs()
-
-    batches = [(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 2])), (torch.tensor([[5.0]]), torch.tensor([0]))]
-    confusion, among_five = count_correct(forward, iter(batches), 6, CPU)
-    want = torch.zeros(6, 6, dtype=torch.int64)
-    want[0, 0] = want[2, 1] = want[0, 5] = 1
-    assert torch.equal(confusion, want)
-    assert among_five == 2
-
-
-def test_count_correct_of_few_classes_and_of_nothing():
-    confusion, among_five = count_correct(lambda x: x.repeat(1, 2), iter([]), 2, CPU)
-    assert confusion.tolist() == [[0, 0], [0, 0]] and among_five == 0
-    pair = (torch.ones(3, 1), torch.tensor([0, 1, 1]))
-    confusion, among_five = count_correct(lambda x: x.repeat(1, 2), iter([pair]), 2, CPU)
-    assert confusion.tolist() == [[1, 0], [2, 0]] and among_five == 3

@@ -183,7 +183,7 @@ def test_frozen_parameters_are_left_out_and_release_forgets():
     ("name", "shape", "message"),
     [("other/momentum_buffer", (2, 2), "no parameter"), ("weight/momentum_buffer", (3,), "shape")],
 )
-def test_foreign_state_is_refused(name, shape, message):
+def test_mismatch_errors_is_refused(name, shape, message):
     optimizers = ParameterOptimizers(nn.Linear(2, 2).named_parameters(), SETTINGS[0])
     with pytest.raises(CheckpointError, match=message):
         optimizers.load_state({name: torch.zeros(shape)})

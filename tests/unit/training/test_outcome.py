@@ -11,7 +11,7 @@ from snugfit._core.record_checks import read_record
 from snugfit._storage.files import write_json_atomic
 from snugfit._training.events import Notice, RunDone
 from snugfit._training.finalize import FinalEvaluation, Outcome, evaluate_model, make_record
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 
 
 def data(test=True):

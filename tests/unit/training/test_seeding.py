@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import torch
 
-from snugfit._training.seeding import derive_seed, epoch_order, rng_state, seed_all, set_rng_state
+from snugfit._training.seeding import derive_seed, seed_all
 
 
 def test_seeds_do_not_depend_on_the_process():
@@ -34,20 +34,3 @@ def test_seed_all_repeats_all_three_generators():
     assert draw() == first
     seed_all(seed + 1)
     assert draw() != first
-
-
-def test_rng_state_goes_on_where_it_was():
-    seed_all(5)
-    torch.rand(7)
-    state = rng_state()
-    expected = torch.randn(10)
-    set_rng_state(state)
-    assert torch.equal(torch.randn(10), expected)
-
-
-def test_epoch_order_is_a_permutation_of_its_own_for_each_epoch():
-    orders = [epoch_order(3, epoch, 50) for epoch in range(4)]
-    assert all(sorted(order.tolist()) == list(range(50)) for order in orders)
-    assert len({tuple(order.tolist()) for order in orders}) == 4
-    assert np.array_equal(orders[2], epoch_order(3, 2, 50))
-    assert not np.array_equal(orders[2], epoch_order(4, 2, 50))

@@ -12,11 +12,10 @@ from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.events import EpochDone, StepDone
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
-from snugfit._training.loop import count_correct, train_phase
+from snugfit._training.loop import train_phase
 from snugfit._training.network import NetworkTrainer
-from snugfit._training.split import TrainingData
-from snugfit._training.step import StepResult
-from snugfit._training.task import Classification, Detection, measure, needs_classes, task_of
+from snugfit._training.strategy import TrainingData
+from snugfit._training.task import Classification, Detection, StepResult, measure, needs_classes, task_of
 from snugfit.detection import yolov2_loss
 from snugfit.errors import UsageError
 
@@ -83,21 +82,41 @@ def test_strategies_that_need_classes_say_so():
 
 def test_accuracy_by_hand():
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
-    score = measure(Classification(3), lambda x: x, [(logits, torch.tensor([0, 1, 1]))], CPU).score()
+    score = measure(Classification(3), lambda x: x, [(logits, torch.tensor([0, 1, 1]))], CPU)
     assert (score.value, score.top5, score.samples) == (pytest.approx(2 / 3), 1.0, 3)
     assert score.confusion == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
     assert score.per_class == [1.0, 0.5, 0.0]
-    assert measure(Classification(3), lambda x: x, [], CPU).score().value == 0.0
-    confusion, among_five = count_correct(lambda x: x, iter([(logits, torch.tensor([0, 1, 1]))]), 3, CPU)
-    assert (confusion.tolist(), among_five) == (score.confusion, 3)
+    assert measure(Classification(3), lambda x: x, [], CPU).value == 0.0
+
+
+def test_confusion_by_hand():
+    """Six classes; logits favour the input's own number, then smaller numbers."""
+
+    def forward(inputs):
+        return -(torch.arange(6.0)[None] - inputs).abs()
+
+    batches = [(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 2])), (torch.tensor([[5.0]]), torch.tensor([0]))]
+    score = measure(Classification(6), forward, batches, CPU)
+    want = torch.zeros(6, 6, dtype=torch.int64)
+    want[0, 0] = want[2, 1] = want[0, 5] = 1
+    assert score.confusion == want.tolist()
+    assert score.top5 == 2 / 3
+
+
+def test_confusion_of_few_classes_and_of_nothing():
+    score = measure(Classification(2), lambda x: x.repeat(1, 2), [], CPU)
+    assert score.confusion == [[0, 0], [0, 0]] and score.top5 == 0
+    pair = (torch.ones(3, 1), torch.tensor([0, 1, 1]))
+    score = measure(Classification(2), lambda x: x.repeat(1, 2), [pair], CPU)
+    assert score.confusion == [[1, 0], [2, 0]] and score.top5 == 1.0
 
 
 def test_precision_of_perfect_and_of_no_boxes():
     task = task_of(make_workload(**BOXES))
-    score = measure(task, all_found, Boxed(4).in_order(2), CPU).score()
+    score = measure(task, all_found, Boxed(4).in_order(2), CPU)
     assert (score.value, score.samples, score.per_class) == (1.0, 4, [1.0, 1.0])
     assert (score.top5, score.confusion) == (None, [])
-    assert measure(task, none_found, Boxed(4).in_order(3), CPU).score().value == 0.0
+    assert measure(task, none_found, Boxed(4).in_order(3), CPU).value == 0.0
 
 
 def test_perfect_outputs_have_next_to_no_loss():

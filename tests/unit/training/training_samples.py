@@ -11,7 +11,7 @@ from snugfit._core.plan import Cost, Phase
 from snugfit._core.profile import Profile
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.run import Job, Machine, Run
-from snugfit._training.step import StepResult
+from snugfit._training.task import StepResult
 from snugfit.memory import Baseline, MemoryLimit
 
 HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)

@@ -15,16 +15,14 @@ from snugfit._core.plan import Phase
 from snugfit._core.record import ExitRecord, Record
 from snugfit._storage.activation_cache import CacheWriter
 from snugfit._storage.weights_file import save_model
-from snugfit._training.cached_batches import THREAD_BYTES, CachedBatches
+from snugfit._training.batches import THREAD_BYTES, CachedBatches, RecomputedBatches
 from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
 from snugfit._training.events import CacheProgress, ExitMeasured, Notice
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import stop_if_requested, train_phase
-from snugfit._training.recomputed_batches import RecomputedBatches
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed
-from snugfit._training.split import TrainingData
-from snugfit._training.trainable import BatchSource
+from snugfit._training.strategy import BatchSource, TrainingData
 from snugfit._upstream import to_channels_last
 from snugfit.local import LocalLoss
 from snugfit.local.assignment import HeadLoss, Layout

@@ -18,7 +18,7 @@ from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
 from snugfit._storage.row_format import RowFormat
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 from snugfit._training.task import needs_classes
 from snugfit.local import check_local_loss
 from snugfit.local.assignment import Layout

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from snugfit._chain import tracking_norms
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
-from snugfit._training.network import foreign_state
+from snugfit._training.network import mismatch_errors
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import recompute_statistics
-from snugfit._training.step import StepResult, precision_context
+from snugfit._training.task import StepResult, precision_context
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
 from snugfit.local.assignment import parts
@@ -74,7 +74,7 @@ class LocalUnit:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load the tensors of :meth:`state`, with their shapes."""
-        with foreign_state():
+        with mismatch_errors():
             self.unit.load_state_dict(_with_prefix("unit/", state))
             self.loss.load_state_dict(_with_prefix("loss/", state))
         self.optimizers.load_state(_with_prefix("optimizer/", state))

@@ -15,7 +15,7 @@ from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 from snugfit.profiling import Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import find_candidates, probe_name, schedule_of_probe, schedule_probes

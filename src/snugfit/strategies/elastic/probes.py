@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from snugfit._chain import Chain, Unit, classifier_names
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.optimizers import ParameterOptimizers
-from snugfit._training.step import precision_context
+from snugfit._training.task import precision_context
 from snugfit.lean import use_lean, use_stock
 from snugfit.memory.scratch import ScratchFile, StoredTensor
 from snugfit.memory.tensors import tensor_peak_bytes

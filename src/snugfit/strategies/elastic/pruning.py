@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from snugfit._chain.propagation import BATCH, run_on_meta
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 from snugfit.lean import use_lean, use_stock
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.surgery import (

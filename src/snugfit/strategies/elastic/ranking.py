@@ -8,8 +8,8 @@ from snugfit._chain import Chain
 from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
-from snugfit._training.split import TrainingData
-from snugfit._training.step import precision_context
+from snugfit._training.strategy import TrainingData
+from snugfit._training.task import precision_context
 from snugfit.memory import release_memory
 from snugfit.memory.scratch import ScratchFile, stored_bytes
 from snugfit.selection.importance import importance, scratch_bytes

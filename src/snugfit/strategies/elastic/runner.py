@@ -21,9 +21,10 @@ from snugfit._storage.weights_file import save_model
 from snugfit._training.dry_run import SPARE_BYTES
 from snugfit._training.events import Notice, TensorsSelected
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
-from snugfit._training.loop import count_correct, train_phase
+from snugfit._training.loop import train_phase
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
+from snugfit._training.task import measure, task_of
 from snugfit._upstream import to_channels_last
 from snugfit.errors import BudgetExceededError, DivergedError
 from snugfit.memory import is_out_of_memory, release_memory
@@ -311,8 +312,7 @@ class _ElasticRun:
             return None
         with run.limit.allow_kernels():
             batches = self.data.val.in_order(phase.batch_size)
-            confusion, _ = count_correct(self.trainer.module.eval(), batches, run.workload.classes, run.device)
-        return float(confusion.trace()) / int(confusion.sum())
+            return measure(task_of(run.workload), self.trainer.module.eval(), batches, run.device).value
 
     def _has_drifted(self, present: IntervalRecord) -> bool:
         """Whether steps have drifted; False if operators were measured just before this interval."""

@@ -14,7 +14,7 @@ from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 from snugfit._training.task import needs_classes
 from snugfit.profiling import Probe, TensorProbe
 from snugfit.selection.choice import choose

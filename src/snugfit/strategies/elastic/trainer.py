@@ -12,9 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
-from snugfit._training.network import Forward, foreign_state
+from snugfit._training.network import Forward, mismatch_errors
 from snugfit._training.optimizers import ParameterOptimizers
-from snugfit._training.step import StepResult, cross_entropy_of
+from snugfit._training.task import StepResult, loss_of
 from snugfit.lean import use_lean
 from snugfit.surgery import adopt_widths
 
@@ -100,7 +100,7 @@ class TensorTrainer:
         """One forward and backward pass on inputs (B, C, H, W) and labels (B,); see ``_training.loop.Trainable``."""
         started = time.perf_counter()
         set_modes(self.module)
-        loss, logits = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)
+        loss, logits = loss_of(self.forward, inputs, labels, bfloat16=self._bfloat16)
         del inputs
         (loss * share).backward()
         if update and self.micro_batches > 1:
@@ -141,7 +141,7 @@ class TensorTrainer:
                 parameter.requires_grad_(False)
             set_modes(self.module)
             for _ in range(min(self.micro_batches, 2)):
-                loss = cross_entropy_of(self.forward, inputs, labels, bfloat16=self._bfloat16)[0]
+                loss = loss_of(self.forward, inputs, labels, bfloat16=self._bfloat16)[0]
                 loss.backward()
                 del loss
         finally:
@@ -164,7 +164,7 @@ class TensorTrainer:
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Load a state of the same selection, of any shapes, one group in memory at a time."""
         weights = load("model")
-        with foreign_state():
+        with mismatch_errors():
             if self.before_update is not None:
                 adopt_widths(self.module, weights)  # channels may have been removed
             self.module.load_state_dict(weights)

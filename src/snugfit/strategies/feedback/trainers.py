@@ -13,7 +13,7 @@ from snugfit._chain import Chain
 from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.seeding import derive_seed
-from snugfit._training.step import StepResult, cross_entropy_of, precision_context
+from snugfit._training.task import StepResult, loss_of, precision_context
 from snugfit.local.feedback import (
     MODULATION,
     dfa_delta,
@@ -86,7 +86,7 @@ class FeedbackTrainer(NetworkTrainer):
 
     def _train_head(self, features: Tensor, labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
         """Train the head by the loss on features (B, ...); the loss (scalar) and the logits (B, K), detached."""
-        loss, logits = cross_entropy_of(self.head, features, labels, bfloat16=self._bfloat16)
+        loss, logits = loss_of(self.head, features, labels, bfloat16=self._bfloat16)
         _backward(loss * share)
         return loss.detach(), logits.detach()
 

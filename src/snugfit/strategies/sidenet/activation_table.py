@@ -18,7 +18,7 @@ from snugfit._core.option_groups import Trained
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit._training.optimizers import ParameterOptimizers
-from snugfit._training.step import precision_context
+from snugfit._training.task import precision_context
 from snugfit.errors import ModelError
 from snugfit.lean import enable_inplace, release_images, use_lean
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory

@@ -19,8 +19,7 @@ from snugfit._storage.tensor_file import read_tensors, write_tensors
 from snugfit._training.events import Notice
 from snugfit._training.loop import stop_if_requested
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
-from snugfit._training.trainable import BatchSource
+from snugfit._training.strategy import BatchSource, TrainingData
 from snugfit._upstream import to_channels_last
 from snugfit.errors import CheckpointError
 from snugfit.memory.tensors import tensor_peak_bytes

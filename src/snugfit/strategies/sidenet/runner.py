@@ -11,7 +11,7 @@ from snugfit._storage.weights_file import save_model
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 from snugfit.lean import FloatState
 from snugfit.strategies.full_network import load_network, train_network
 from snugfit.strategies.sidenet.frozen import FrozenNetwork

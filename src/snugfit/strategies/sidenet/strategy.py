@@ -18,7 +18,7 @@ from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 from snugfit._training.task import needs_classes
 from snugfit.profiling import Probe
 from snugfit.strategies.full_network import network_probe

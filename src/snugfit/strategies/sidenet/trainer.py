@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from snugfit._chain.blocks import SIDE_NETWORK
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
-from snugfit._training.network import NetworkTrainer, foreign_state
+from snugfit._training.network import NetworkTrainer, mismatch_errors
 from snugfit.errors import CheckpointError
 from snugfit.lean import use_lean
 
@@ -74,7 +74,7 @@ class FrozenTrainer(NetworkTrainer):
         if weights.keys() != self._trained_tensors().keys():
             strange = next(iter(sorted(weights.keys() ^ self._trained_tensors().keys())))
             raise CheckpointError(f"the checkpoint is of another model ({strange}). Resume the run it belongs to.")
-        with foreign_state():
+        with mismatch_errors():
             self.module.load_state_dict(weights, strict=False)
         del weights
         self.optimizers.load_state(load("optimizer"))

@@ -17,7 +17,7 @@ from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 from snugfit._upstream import to_channels_last
 from snugfit.errors import UsageError
 from snugfit.strategies.full_network import fit_network

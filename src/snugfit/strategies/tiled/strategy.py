@@ -18,7 +18,7 @@ from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
-from snugfit._training.split import TrainingData
+from snugfit._training.strategy import TrainingData
 from snugfit.errors import ModelError, UnknownNameError, UsageError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.profiling import Probe

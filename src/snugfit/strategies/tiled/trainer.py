@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from snugfit._chain import Chain
 from snugfit._core.workload import Workload
 from snugfit._training.network import Forward, NetworkTrainer
-from snugfit._training.step import StepResult
+from snugfit._training.task import StepResult
 from snugfit.memory.mapped import MappedScratch
 from snugfit.strategies.full_network import MakeTrainer
 from snugfit.tiling.coordinator import GatewayForward

@@ -1,4 +1,4 @@
-"""Batches of cached activations, which read the next batch while the current one is used (NeuroFlux section 5.3)."""
+"""Batches of activations: read from a cache ahead of their use (NeuroFlux section 5.3), or recomputed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from snugfit._storage.activation_cache import ActivationCache
-from snugfit._training.seeding import epoch_order
+from snugfit._training.strategy import BatchSource
 from snugfit.errors import UsageError
 
 _THREAD_STACK = 512 * 1024
@@ -22,7 +22,7 @@ THREAD_BYTES = 2 * _THREAD_STACK
 class CachedBatches:
     """A cache as a source of batches, with the interface (and the order of samples) of ``snugfit._data``'s ``Batches``.
 
-    An iteration holds two buffers of stored rows (:meth:`prefetch_bytes`) in addition to the float32 batch in use.
+    An iteration holds two buffers of stored rows in addition to the float32 batch in use.
 
     Args:
         cache: the cache.
@@ -40,7 +40,6 @@ class CachedBatches:
         self._reader = _background_thread()
 
     def __len__(self) -> int:
-        """Number of samples."""
         return self.cache.rows // self.views
 
     @property
@@ -51,10 +50,6 @@ class CachedBatches:
     def steps(self, batch_size: int) -> int:
         """Training steps per epoch: full batches only, but at least one."""
         return max(1, len(self) // batch_size)
-
-    def prefetch_bytes(self, batch_size: int) -> int:
-        """Bytes of the two buffers that an iteration holds."""
-        return 2 * min(batch_size, len(self)) * self.cache.format.row_bytes
 
     def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled training batches from step ``start_step`` on, the same as in an uninterrupted epoch.
@@ -68,7 +63,7 @@ class CachedBatches:
             CheckpointError: the cache's file was truncated.
         """
         _check(batch_size, start_step)
-        order = epoch_order(self.seed, epoch, len(self)) + (epoch % self.views) * len(self)
+        order = _epoch_order(self.seed, epoch, len(self)) + (epoch % self.views) * len(self)
         return self._batches(
             lambda first: order[first : first + batch_size], batch_size, start_step, self.steps(batch_size)
         )
@@ -114,6 +109,11 @@ class CachedBatches:
         return self._reader.submit(self.cache.read_raw, rows, buffer[: len(rows)])
 
 
+def _epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
+    """A permutation of ``range(rows)`` (int64), the same as in ``_data.Batches``: so do recomputed activations."""
+    return np.random.default_rng((seed & 0xFFFFFFFF, 0, epoch)).permutation(rows)
+
+
 def _background_thread() -> ThreadPoolExecutor:
     """Start one thread with a small stack; the usual 8 MiB would count as private memory under the limit."""
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snugfit-cache")
@@ -128,3 +128,41 @@ def _background_thread() -> ThreadPoolExecutor:
 def _check(batch_size: int, start_step: int) -> None:
     if batch_size < 1 or start_step < 0:
         raise UsageError(f"a batch size must be at least 1 and a step at least 0, not {batch_size} and {start_step}.")
+
+
+class RecomputedBatches:
+    """Another source's batches through a trained trunk, if a cache of them would not fit the storage budget.
+
+    Args:
+        source: the images.
+        forward: images (B, C, H, W) to activations, in evaluation mode.
+        chunk: images in one forward pass, limited by the memory next to the block in training.
+        device: where to compute.
+    """
+
+    def __init__(
+        self, source: BatchSource, forward: Callable[[Tensor], Tensor], chunk: int, device: torch.device
+    ) -> None:
+        self.source, self.forward, self.chunk, self.device = source, forward, chunk, device
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def steps(self, batch_size: int) -> int:
+        """Training batches per epoch."""
+        return self.source.steps(batch_size)
+
+    def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled batches (B, ...) of one epoch, with new augmentation."""
+        for images, labels in self.source.epoch(epoch, batch_size, start_step):
+            yield self._activations(images), labels
+
+    def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, in order, as batches (B, ...)."""
+        for images, labels in self.source.in_order(batch_size, view):
+            yield self._activations(images), labels
+
+    @torch.no_grad()
+    def _activations(self, images: Tensor) -> Tensor:
+        parts = torch.split(images, self.chunk)
+        return torch.cat([self.forward(part.to(self.device)).float() for part in parts])
