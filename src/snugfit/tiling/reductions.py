@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
+from snugfit.tiling.statistics import mean_and_variance
 from snugfit.tiling.transport import Handle, Transport
 
 BUCKET_BYTES = 2_000_000
@@ -121,13 +122,8 @@ def all_moments(
 
 
 def _sums_of(part: Tensor, size: int) -> Tensor:
-    """Mean and sum of squared differences, (2, C), of a part (B, C, h, w) with ``size`` values per channel.
-
-    BatchNorm's operator walks ``channels_last`` feature maps in memory order; ``var_mean`` does not.
-    """
-    if part.is_meta:  # the operator knows none, and planning asks for shapes alone
-        return part.new_empty(2, part.shape[1])
-    mean, variance = torch.ops.aten.batch_norm_update_stats(part, None, None, 0.0)
+    """Mean and sum of squared differences, (2, C), of a part (B, C, h, w) with ``size`` values per channel."""
+    mean, variance = mean_and_variance(part)
     return torch.stack([mean, variance * size])
 
 

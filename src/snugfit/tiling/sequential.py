@@ -20,7 +20,7 @@ from snugfit.tiling.layers import Tiling, require_grid
 from snugfit.tiling.operators import TileablePrefix, normalises_by_batch
 from snugfit.tiling.profile import Profile, every_cut
 from snugfit.tiling.segments import Segment
-from snugfit.tiling.statistics import update_running_statistics
+from snugfit.tiling.statistics import mean_and_variance, update_running_statistics
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 
@@ -95,7 +95,7 @@ class TiledForward:
         pixels = entry.numel() // entry.shape[1]
         if pixels < 2:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {entry.shape}")
-        variance, mean = torch.var_mean(entry, (0, 2, 3), correction=0)
+        mean, variance = mean_and_variance(entry)
         assert isinstance(norm, nn.BatchNorm2d)
         update_running_statistics(norm, mean, variance, pixels)
         return mean, variance

@@ -42,6 +42,20 @@ class Normalised(torch.autograd.Function):
         return to_x, -scale * plain, -0.5 * scale * inverse * products, to_weight, to_bias, None
 
 
+def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance (C,) of a feature map or a part of one, (B, C, h, w), in float32 or its own wider type.
+
+    BatchNorm's operator walks ``channels_last`` feature maps in memory order; ``var_mean`` does not. For the types of
+    autocast it answers in float32 only if it also updates running statistics of that type.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.is_meta:  # the operator has no meta kernel, and planning needs shapes only
+        return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
+    unused = [x.new_zeros(x.shape[1], dtype=dtype) for _ in range(2)] if x.dtype != dtype else [None, None]
+    mean, variance = torch.ops.aten.batch_norm_update_stats(x, *unused, 0.0)
+    return mean, variance
+
+
 @torch.no_grad()
 def add_statistics_gradient(total: Tensor, inputs: Tensor, mean: Tensor, to_mean: Tensor, to_variance: Tensor) -> None:
     """Add the gradient that flows through mean and variance to every pixel, in place.
