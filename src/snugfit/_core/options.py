@@ -16,7 +16,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from snugfit._core.amounts import parse_bytes, parse_seconds
@@ -154,12 +154,17 @@ def from_keywords(kind: Callable[..., T], given: Mapping[str, Any]) -> T:
 
 
 class Checked:
-    """Base of frozen dataclasses whose fields are options; each field is checked and converted."""
+    """Base of frozen dataclasses whose fields are options; each field is checked and converted.
+
+    A strategy's dataclass inherits its options. A text that its ``propose`` fills in is empty before.
+    """
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
         for field, hint in _declarations(kind):
-            object.__setattr__(self, field, checked(field, hint, getattr(self, field)))
+            value = getattr(self, field.name)
+            if value != "" or field.default != "":
+                object.__setattr__(self, field.name, checked(field.name, hint, value))
 
 
 def data_sets_in(options: Any) -> dict[str, str]:
@@ -170,9 +175,9 @@ def data_sets_in(options: Any) -> dict[str, str]:
 
 
 @functools.cache
-def _declarations(kind: Any) -> list[tuple[str, Any]]:
+def _declarations(kind: Any) -> list[tuple[Field[Any], Any]]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    return [(field.name, hints[field.name]) for field in fields(kind) if _declared(hints[field.name])[0] in _CONVERTERS]
+    return [(field, hints[field.name]) for field in fields(kind) if _declared(hints[field.name])[0] in _CONVERTERS]
 
 
 @functools.cache

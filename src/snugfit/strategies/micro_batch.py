@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
 from snugfit._core.options import Checked
@@ -24,26 +24,25 @@ class AccumulationOptions(Checked):
             batch that fits).
     """
 
-    accumulate: bool = True
+    accumulate: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True)
-class MicroBatching:
+class MicroBatching(AccumulationOptions):
     """The settings of a strategy that accumulates gradients; such strategies inherit from it.
+
+    Without accumulation it is the baseline of NeuroFlux's evaluation.
 
     Attributes:
         name: name of the inheriting strategy in the registry.
         micro_batch: images in memory at once; set by ``propose``.
         micro_batches: micro-batches accumulated to one step; set by ``propose``.
-        accumulate: whether to accumulate to the effective batch; off is the baseline of NeuroFlux's evaluation: one
-            step per batch that fits.
     """
 
     name: ClassVar[str]
 
     micro_batch: int = 0
     micro_batches: int = 1
-    accumulate: bool = True
 
     def at(self: S, micro_batch: int, batch: int) -> S:
         """These settings with ``micro_batch`` images in memory at once, accumulated to ``batch``."""

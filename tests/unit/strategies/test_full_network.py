@@ -1,7 +1,7 @@
 """Which batch the whole network trains at, and what that costs, from made-up lines."""
 
 import math
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True
     found = batch_settings(
         workload(**changes), profile(lines, base=base), Budget(budget), "network", accumulate=accumulate
     )
-    return found and astuple(found)
+    return found and (found.micro_batch, found.micro_batches, found.accumulate)
 
 
 ONE_SAMPLE = math.ceil(112 * 1.02 + (SAFETY_BYTES + RESERVED_BYTES + DRIFT_BYTES) / MB) * MB
@@ -168,7 +168,7 @@ def test_backprop_proposes_what_the_settings_say():
     )
     budget = Budget(budget_for(60 * MB + 2))
     (proposal,) = kind().propose(workload(), found, HARDWARE, budget)
-    assert proposal == kind(32, 2, True)
+    assert proposal == kind(32, 2, accumulate=True)
     cost = proposal.estimate(workload(), found, HARDWARE)
     assert (
         cost == network_cost(found, probe, workload(), MicroBatching(32, 2)) and cost.peak_bytes <= budget.memory_bytes

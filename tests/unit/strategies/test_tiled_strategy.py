@@ -37,7 +37,7 @@ HARDWARE = Hardware("cpu", "a processor", 1, 10**9, "Linux", "2.13", True)
 
 @pytest.mark.parametrize("text", ["2", "0x2", "2x", "axb", "2x2x2", ""])
 def test_tiles_that_are_none(text):
-    with pytest.raises(UsageError, match="--tiles is how many tiles down and across"):
+    with pytest.raises(UsageError, match="--tiles must be auto, or tiles down and across"):
         Tiled(tiles=text)
 
 

@@ -8,41 +8,28 @@ from typing import ClassVar
 import numpy as np
 
 from snugfit._core.budget import Budget
-from snugfit._core.options import ImportanceMetric
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
 from snugfit.selection.network import Mask, Network
 from snugfit.strategies.elastic.budgets import SelectionCosts
-from snugfit.strategies.elastic.config import ElasticScheme as Scheme
+from snugfit.strategies.elastic.config import ElasticOptions, ElasticScheme
 from snugfit.strategies.micro_batch import MicroBatching
 
 
 @dataclass(frozen=True)
-class ElasticSettings(MicroBatching):
-    """Settings of ``elastic``.
+class ElasticSettings(ElasticOptions, MicroBatching):
+    """Settings of ``elastic``: its options, and values that ``propose`` sets.
 
     Attributes:
-        scheme: ``elastic`` selects tensors every ``interval`` epochs; ``full``, ``head``, ``bn+bias`` and
-            ``prunetrain`` are the baselines of section 8.
-        importance: measure by which tensors are ranked.
-        interval: epochs between two selections.
-        importance_batch: images for ranking.
-        lean: whether frozen tensors keep no activations.
-        lasso: share of the group lasso in the loss of ``prunetrain`` at the start.
-        time_ratio: rho, step time over that of full training; set by ``propose``.
-        budget_bytes: memory budget of selections; set by ``propose``.
-        chunk: images at once in the importance pass; set by ``propose``.
+        time_ratio: rho, step time over that of full training.
+        budget_bytes: memory budget of selections.
+        chunk: images at once in the importance pass.
     """
 
     name: ClassVar[str] = "elastic"
     exact: ClassVar[bool] = False
 
-    scheme: Scheme = "elastic"
-    importance: ImportanceMetric = "contribution"
-    interval: int = 3
-    importance_batch: int = 4
-    lean: bool = True
-    lasso: float = 0.2
+    scheme: ElasticScheme = "elastic"
     time_ratio: float | None = None
     budget_bytes: int | None = None
     chunk: int = 0

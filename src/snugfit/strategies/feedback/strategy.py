@@ -13,24 +13,18 @@ from snugfit._core.workload import Workload
 from snugfit._training.task import needs_classes
 from snugfit.errors import ModelError
 from snugfit.local.single_layer import SingleLayer
-from snugfit.strategies.feedback.config import FeedbackRule
+from snugfit.strategies.feedback.config import FeedbackOptions
 from snugfit.strategies.feedback.trainers import TRAINERS
 from snugfit.strategies.full_network import FullNetwork, MakeTrainer
 
 
 @dataclass(frozen=True)
-class Feedback(FullNetwork):
-    """The rules that LLS is compared with (its Table 2): DFA, DRTP and PEPITA.
-
-    Attributes:
-        feedback_rule: ``dfa``, ``drtp`` or ``pepita``.
-    """
+class Feedback(FeedbackOptions, FullNetwork):
+    """The rules that LLS is compared with (its Table 2): DFA, DRTP and PEPITA."""
 
     name: ClassVar[str] = "feedback"
     exact: ClassVar[bool] = False
     probe: ClassVar[str] = "feedback"
-
-    feedback_rule: FeedbackRule = "dfa"
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why the model is unsupported: PEPITA requires single layers and exact differences."""

@@ -1,4 +1,4 @@
-"""The configurations with which ``sidenet`` can fit a budget, and the accuracy that each is expected to lose."""
+"""Settings of ``sidenet``: the configurations they allow, and the accuracy that each is expected to lose."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
-from snugfit._core.options import Choice
 from snugfit._core.profile import ProbeLine
 from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
+from snugfit.errors import UsageError
 from snugfit.strategies.micro_batch import MicroBatching, choose_batch
-from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
-from snugfit.strategies.sidenet.config import WeightStorage
+from snugfit.strategies.sidenet.config import SidenetOptions, SidenetScheme
 
 PREFIX = "sidenet"
 WIDTHS = (1.0, 0.5, 0.25)
@@ -66,20 +65,48 @@ class Configuration:
         return self.loss + FEW_IMAGES * halvings**2
 
 
-def configurations(
-    scheme: Scheme, side_width: float | None, prune: str, sample_wise: Choice, storage: WeightStorage
-) -> Iterator[Configuration]:
-    """The configurations that the options allow, by expected loss.
+@dataclass(frozen=True)
+class SidenetSettings(SidenetOptions, MicroBatching):
+    """Settings of ``sidenet``: its options, of which ``propose`` replaces those that are None or ``auto``.
 
-    Among equals the faster comes first: blocks that run image by image take more time. Blocks whose biases train cannot
-    run image by image. Pruning requires a side network, whose gradients determine the target size of blocks.
+    Attributes:
+        retrain_batch: images in memory at once during retraining; filled in by ``propose``.
     """
-    widths = (0.0,) if scheme != "rep-net" else WIDTHS if side_width is None else (side_width,)
-    pruned = _values("on" if prune not in ("auto", "off") else prune) if scheme == "rep-net" else (False,)
-    by_sample = _values(sample_wise) if scheme != "bias+head" else (False,)
-    int8 = {"auto": (False, True), "float32": (False,), "int8": (True,)}[storage]
-    found = [Configuration(*each) for each in product(widths, pruned, int8, by_sample)]
-    yield from sorted(found, key=lambda each: each.loss)
+
+    name: ClassVar[str] = "sidenet"
+    exact: ClassVar[bool] = False
+
+    scheme: SidenetScheme = "rep-net"
+    retrain_batch: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scheme != "rep-net" and self.prune not in ("auto", "off"):
+            raise UsageError(f"--prune requires a side network, which --scheme {self.scheme} does not have.")
+        if self.scheme == "bias+head" and self.sample_wise == "on":
+            raise UsageError("--sample-wise on: blocks whose biases train (--scheme bias+head) cannot run by sample.")
+
+    @property
+    def candidates(self) -> tuple[Configuration, ...]:
+        """The configurations that the options allow, by expected loss of accuracy.
+
+        Among equals the faster comes first: blocks that run image by image take more time. Blocks whose biases train
+        cannot run image by image. Pruning requires a side network, whose gradients determine the target size of blocks.
+        """
+        widths: tuple[float, ...] = (0.0,)
+        pruned = _values("off")
+        if self.scheme == "rep-net":
+            widths = WIDTHS if self.side_width is None else (self.side_width,)
+            pruned = _values(self.prune if self.prune in ("auto", "off") else "on")
+        by_sample = _values(self.sample_wise if self.scheme != "bias+head" else "off")
+        int8 = {"auto": (False, True), "float32": (False,), "int8": (True,)}[self.weight_storage]
+        found = [Configuration(*each) for each in product(widths, pruned, int8, by_sample)]
+        return tuple(sorted(found, key=lambda each: each.loss))
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration that ``propose`` filled in."""
+        return self.candidates[0]
 
 
 def low_memory_settings(options: StrategyOptions) -> Iterator[dict[str, Any]]:
@@ -103,8 +130,7 @@ def low_memory_settings(options: StrategyOptions) -> Iterator[dict[str, Any]]:
 
 
 def _values(choice: str) -> tuple[bool, ...]:
-    values: dict[str, tuple[bool, ...]] = {"auto": (False, True), "on": (True,), "off": (False,)}
-    return values[choice]
+    return {"auto": (False, True), "on": (True,), "off": (False,)}[choice]
 
 
 @dataclass(frozen=True)

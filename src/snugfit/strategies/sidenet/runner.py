@@ -14,10 +14,10 @@ from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
 from snugfit.lean import FloatState
 from snugfit.strategies.full_network import load_network, train_network
+from snugfit.strategies.sidenet.configurations import SidenetSettings
 from snugfit.strategies.sidenet.frozen import FrozenNetwork
 from snugfit.strategies.sidenet.network import make_trainer, restore_layers
 from snugfit.strategies.sidenet.retraining import Retraining, load_pruned, prune_and_retrain
-from snugfit.strategies.sidenet.settings import SidenetSettings
 
 
 def fit_sidenet(strategy: SidenetSettings, chain: Chain, data: TrainingData, run: Run) -> Record:

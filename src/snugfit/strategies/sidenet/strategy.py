@@ -34,6 +34,7 @@ from snugfit.strategies.sidenet.configurations import (
     PREFIX,
     Configuration,
     FittedConfiguration,
+    SidenetSettings,
     fit_configuration,
     low_memory_settings,
 )
@@ -48,7 +49,6 @@ from snugfit.strategies.sidenet.retraining import (
     retraining_probe,
 )
 from snugfit.strategies.sidenet.runner import fit_sidenet
-from snugfit.strategies.sidenet.settings import SidenetSettings
 from snugfit.surgery import attach_side_network
 
 MARGIN_BYTES = 1_000_000

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, cast
 
 from torch import fx
 
 from snugfit._chain import Chain
 from snugfit._core.hardware import Cluster, Link, Rank, uniform_cluster
-from snugfit._core.options import Choice, Rest, TileSizes, WeightUpdate
 from snugfit.errors import UsageError
+from snugfit.strategies.micro_batch import MicroBatching
+from snugfit.strategies.tiled.config import TiledOptions
 from snugfit.strategies.tiled.network_overhead import network_overhead, rest_macs, step_cost
 from snugfit.tiling.candidates import (
     candidates_on_one_device,
@@ -30,6 +31,7 @@ from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
 from snugfit.tiling.profile import Profile, every_cut, named_profile, one_group
 from snugfit.tiling.routes import cells_of
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
+from snugfit.tiling.transport import world_size
 
 GRIDS = ((1, 1), (2, 2), (3, 3), (4, 4), (6, 6), (8, 8))
 """Candidate grids on one device."""
@@ -43,72 +45,47 @@ def typical_cluster(processes: int) -> Cluster:
     return uniform_cluster(processes, Rank(0, "typical", 1, TYPICAL_SPEED, 0), TYPICAL_LINK)
 
 
-class TileSettings(Protocol):
-    """The settings of the strategy that plans depend on."""
+@dataclass(frozen=True)
+class TiledSettings(TiledOptions, MicroBatching):
+    """Settings of ``tiled``: its options, of which ``propose`` replaces those that are ``auto``.
 
-    @property
-    def tiles(self) -> str:
-        """Tiles down and across, or ``auto``."""
+    Attributes:
+        processes: number of processes.
+        scratch_bytes: bytes of scratch files per image; filled in by ``propose``, like the next ones.
+        shares: shares of rows and columns, as :func:`format_shares` prints them.
+        network: the overhead of the network.
+    """
 
-    @property
-    def forward_groups(self) -> str:
-        """Groups, or ``auto``."""
+    name: ClassVar[str] = "tiled"
+    exact: ClassVar[bool] = True
 
-    @property
-    def backward_groups(self) -> str:
-        """Groups, or ``auto``."""
+    processes: int = field(default_factory=world_size)
+    scratch_bytes: int = 0
+    shares: str = ""
+    network: str = ""
 
-    @property
-    def recompute(self) -> Choice:
-        """Whether the backward pass computes feature maps again."""
-
-    @property
-    def replicas(self) -> int:
-        """Number of shares of the batch."""
-
-    @property
-    def weight_update(self) -> WeightUpdate:
-        """Where weights are updated."""
-
-    @property
-    def rest(self) -> Rest:
-        """Which process computes the layers after the tiled ones."""
-
-    @property
-    def processes(self) -> int:
-        """Number of processes."""
-
-    @property
-    def tile_sizes(self) -> TileSizes:
-        """Whether tiles are equal or in proportion to speeds."""
-
-    @property
-    def scratch(self) -> Choice:
-        """Whether whole feature maps are stored in memory-mapped files."""
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes of these files per image; filled in by ``propose``."""
-
-    @property
-    def shares(self) -> str:
-        """Shares of rows and columns, as :func:`format_shares` prints them; filled in by ``propose``."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.processes == 1 and self.replicas > 1:
+            raise UsageError(f"--replicas must be at least 1, and 1 on a single process, not {self.replicas}.")
+        if self.tile_sizes == "speed" and self.cluster is None:
+            raise UsageError("--tile-sizes speed needs the devices' speeds: add --cluster with a file of them.")
+        if self.scratch == "on" and self.processes > 1:
+            raise UsageError(
+                "--scratch on requires one process, on one device: several processes keep no whole feature maps."
+            )
 
 
 def parse_grid(tiles: str) -> tuple[int, int] | None:
-    """Parse tiles down and across, like ``2x3``; None for ``auto``.
-
-    Raises:
-        UsageError: the text is neither.
-    """
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", tiles)
-    if found is None and tiles != "auto":
-        raise UsageError(f"--tiles is how many tiles down and across, like 2x3, or auto; not '{tiles}'.")
-    return (int(found[1]), int(found[2])) if found else None
+    """Parse tiles down and across, like ``2x3``; None for ``auto``."""
+    if tiles == "auto":
+        return None
+    down, across = map(int, tiles.split("x"))
+    return down, across
 
 
 def find_plans(
-    chain: Chain, settings: TileSettings, cluster: Cluster | None = None, images: int = 1
+    chain: Chain, settings: TiledSettings, cluster: Cluster | None = None, images: int = 1
 ) -> dict[str, TilePlan]:
     """The plans that are worth measuring, the fastest first, by the names of their probes.
 
@@ -135,7 +112,7 @@ def find_plans(
     return {probe_name(plan, str(network_overhead(prefix, plan, cluster, macs))): plan for plan in plans}
 
 
-def _plans_on_one_device(layers: Layers, settings: TileSettings) -> list[TilePlan]:
+def _plans_on_one_device(layers: Layers, settings: TiledSettings) -> list[TilePlan]:
     grid = parse_grid(settings.tiles)
     if grid is not None:
         require_grid(grid, layers.maps[-1])
@@ -167,7 +144,7 @@ def _with_scratch(layers: Layers, grids: Sequence[tuple[int, int]], groups: str)
 
 
 def _plans_over_processes(
-    prefix: TileablePrefix, settings: TileSettings, cluster: Cluster, images: int
+    prefix: TileablePrefix, settings: TiledSettings, cluster: Cluster, images: int
 ) -> list[TilePlan]:
     last = prefix.layers.maps[-1]
     grid = parse_grid(settings.tiles) or most_square_grid(
@@ -273,7 +250,7 @@ def parse_shares(text: str) -> Shares | None:
     return rows, columns
 
 
-def chosen_plan(settings: TileSettings) -> TilePlan:
+def chosen_plan(settings: TiledSettings) -> TilePlan:
     """The plan of complete settings."""
     grid = parse_grid(settings.tiles)
     assert grid is not None and settings.recompute != "auto"

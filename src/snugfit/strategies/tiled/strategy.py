@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware, read_cluster
-from snugfit._core.options import Choice, Rest, TileSizes, WeightUpdate
 from snugfit._core.plan import Cost, Shortfall
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.record import Record
@@ -19,7 +18,7 @@ from snugfit._core.workload import Workload
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
-from snugfit.errors import ModelError, UnknownNameError, UsageError
+from snugfit.errors import ModelError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.profiling import Probe
 from snugfit.strategies.full_network import (
@@ -31,12 +30,12 @@ from snugfit.strategies.full_network import (
     network_shortfall,
 )
 from snugfit.strategies.memory_estimates import available_headroom
-from snugfit.strategies.micro_batch import MicroBatching, hold_modes, probe_of_line
+from snugfit.strategies.micro_batch import hold_modes, probe_of_line
 from snugfit.strategies.tiled.candidates import (
     PREFIX,
+    TiledSettings,
     chosen_plan,
     find_plans,
-    parse_grid,
     probe_name,
     settings_of_probe,
     typical_cluster,
@@ -50,60 +49,8 @@ from snugfit.tiling.transport import DryRunTransport, world_size
 
 
 @dataclass(frozen=True)
-class Tiled(MicroBatching):
-    """Backpropagation whose leading layers run in tiles; the result is exact.
-
-    Attributes:
-        tiles: tiles down and across, like ``2x3``, or ``auto``; filled in by :meth:`propose`, like the next ones.
-        forward_groups, backward_groups: groups of layers between which halos are exchanged (on one device: between
-            which whole feature maps are kept): ``one``, ``every``, a profile like ``0-4 | 4-16``, or ``auto``.
-        recompute: whether the backward pass computes feature maps again, over several processes; on one device it
-            always does.
-        replicas: shares of the batch, each of which has tiles of its own.
-        weight_update: where weights of tiled layers are updated.
-        rest: which process computes the layers after them and updates their weights.
-        processes: number of processes.
-        cluster: file with the measurements of ``snugfit cluster doctor``; typical devices and links otherwise.
-        tile_sizes: whether tiles are equal or in proportion to the speeds of the cluster's devices.
-        scratch: whether whole feature maps and their gradients are stored in memory-mapped files, on one device.
-        scratch_bytes: bytes of these files per image; filled in by :meth:`propose`.
-        shares, network: shares of rows and columns, and the overhead of the network; filled in by :meth:`propose`.
-    """
-
-    name: ClassVar[str] = "tiled"
-    exact: ClassVar[bool] = True
-
-    tiles: str = "auto"
-    forward_groups: str = "auto"
-    backward_groups: str = "auto"
-    recompute: Choice = "auto"
-    replicas: int = 1
-    weight_update: WeightUpdate = "all-reduce"
-    rest: Rest = "gateway"
-    processes: int = field(default_factory=world_size)
-    cluster: str | None = None
-    tile_sizes: TileSizes = "equal"
-    scratch: Choice = "auto"
-    scratch_bytes: int = 0
-    shares: str = ""
-    network: str = ""
-
-    def __post_init__(self) -> None:
-        parse_grid(self.tiles)
-        if self.replicas < 1 or (self.processes == 1 and self.replicas > 1):
-            raise UsageError(f"--replicas must be at least 1, and 1 on a single process, not {self.replicas}.")
-        if self.tile_sizes not in get_args(TileSizes):
-            raise UnknownNameError("--tile-sizes", self.tile_sizes, get_args(TileSizes))
-        if self.rest not in get_args(Rest):
-            raise UnknownNameError("--rest", self.rest, get_args(Rest))
-        if self.tile_sizes == "speed" and self.cluster is None:
-            raise UsageError("--tile-sizes speed needs the devices' speeds: add --cluster with a file of them.")
-        if self.scratch not in get_args(Choice):
-            raise UnknownNameError("--scratch", self.scratch, get_args(Choice))
-        if self.scratch == "on" and self.processes > 1:
-            raise UsageError(
-                "--scratch on requires one process, on one device: several processes keep no whole feature maps."
-            )
+class Tiled(TiledSettings):
+    """Backpropagation whose leading layers run in tiles; the result is exact."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot train this model."""
