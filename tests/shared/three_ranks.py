@@ -9,19 +9,19 @@ import time
 from pathlib import Path
 
 LOOP = """
-import os, sys, time
+import dataclasses, os, sys, time
 import torch, torch.distributed as dist
 from snugfit.errors import SnugfitError
 from snugfit._training.launch import Commands, Heartbeat, join, naming_lost, world
 
 limit, what = float(sys.argv[1]), sys.argv[2]
-here = world()
+here = dataclasses.replace(world(), timeout_seconds=limit)
 try:
     with (
-        join(here, limit) as group,
-        Heartbeat(here, limit) as heartbeat,
-        naming_lost(heartbeat, "runs/x"),
-        Commands(heartbeat, "runs/x") as commands,
+        join(here) as group,
+        Heartbeat(here) as heartbeat,
+        naming_lost(heartbeat),
+        Commands(heartbeat) as commands,
     ):
         print("joined", flush=True)
         for step in range(10**9):

@@ -22,9 +22,8 @@ from snugfit._core.amounts import parse_seconds
 from snugfit._core.hardware import cores
 from snugfit._training.launch.control import Control
 from snugfit._training.launch.rendezvous import BACKEND, Reach, Rendezvous
-from snugfit._training.launch.seal import SECRET_VARIABLE
 from snugfit._training.launch.store import listen
-from snugfit._training.launch.world import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE
+from snugfit._training.launch.world import DEFAULT_TIMEOUT, SECRET_VARIABLE, TIMEOUT_VARIABLE
 from snugfit.errors import InterruptedRunError, WorkerLostError
 
 _GRACE_SECONDS = 2

@@ -8,8 +8,7 @@ import threading
 from datetime import timedelta
 from types import TracebackType
 
-from snugfit._training.launch.heartbeat import Heartbeat
-from snugfit._training.launch.naming import lost_error
+from snugfit._training.launch.heartbeat import Heartbeat, lost_error
 from snugfit._training.launch.store import connect, sealed_get, sealed_set
 from snugfit._training.launch.world import GATEWAY
 from snugfit.errors import WorkerLostError
@@ -25,14 +24,10 @@ class Commands:
 
     A collective fails after its timeout, but a gateway that plans, reads data or writes a checkpoint may take minutes
     until the next command. Here the others wait for as long as the gateway's heart beats. A context manager.
-
-    Args:
-        heartbeat: a running one.
-        resume: run folder, for error messages.
     """
 
-    def __init__(self, heartbeat: Heartbeat, resume: str | None = None) -> None:
-        self.heartbeat, self.resume, self._sent, self._received = heartbeat, resume, 0, 0
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat, self._sent, self._received = heartbeat, 0, 0
         self._inbox: queue.Queue[str | RuntimeError | WorkerLostError] = queue.Queue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="snugfit-commands", daemon=True)
@@ -75,12 +70,12 @@ class Commands:
                 came = self._inbox.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 if self.heartbeat.lost():
-                    raise lost_error(self.heartbeat, self.resume) from None
+                    raise lost_error(self.heartbeat) from None
                 continue
             if isinstance(came, WorkerLostError):
                 raise came
             if isinstance(came, RuntimeError):
-                raise lost_error(self.heartbeat, self.resume, str(came)) from came
+                raise lost_error(self.heartbeat, str(came)) from came
             return came
 
     def _listen(self) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from snugfit._core.hardware import Cluster, Link, Rank, cores
-from snugfit._training.launch.network import own_host, unique_names
+from snugfit._training.launch.group import own_host, unique_names
 from snugfit._training.launch.world import GATEWAY, World
 from snugfit._version import __version__
 
@@ -28,7 +28,7 @@ _MACS = _IMAGES * _CHANNELS * _CHANNELS * 9 * _SIDE * _SIDE
 
 
 def examine(here: World) -> Cluster | None:
-    """Measure this cluster; every process calls it inside :func:`join`, and the gateway gets the result.
+    """Measure this cluster; every member of a joined group calls it, and the gateway gets the result.
 
     Processes compute at the same time and send one pair at a time, messages of growing size.
     """
@@ -48,7 +48,7 @@ def examine(here: World) -> Cluster | None:
         "host": own_host(here.addr),
         "links": list(map(asdict, links)),
     }
-    reports = gather_json(here, mine)
+    reports = _gather_json(here, mine)
     if not here.is_gateway:
         return None
     named = unique_names([(str(name), str(address)) for name, address in (each["host"] for each in reports)])
@@ -59,13 +59,8 @@ def examine(here: World) -> Cluster | None:
     return Cluster(ranks, tuple(ordered))
 
 
-def gather_json(here: World, said: Any) -> list[Any]:
-    """Collect JSON from every process, on the gateway; nothing on the others. It travels in tensors, without pickle.
-
-    Args:
-        here: this process.
-        said: any JSON value.
-    """
+def _gather_json(here: World, said: Any) -> list[Any]:
+    """Collect JSON from every process, on the gateway; nothing on the others. It travels in tensors, without pickle."""
     text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(here.size)]
     dist.all_gather(lengths, torch.tensor([text.numel()]))
@@ -80,14 +75,14 @@ def _examine_rank(here: World) -> dict[str, Any]:
     return {
         "rank": here.rank,
         "threads": torch.get_num_threads(),
-        "macs_per_second": macs_per_second(),
+        "macs_per_second": _macs_per_second(),
         "free_bytes": psutil.virtual_memory().available,
         "cores": cores(),
         "versions": {"snugfit": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
 
 
-def macs_per_second(seconds: float = 0.5) -> float:
+def _macs_per_second(seconds: float = 0.5) -> float:
     """Multiply-accumulates per second of a 3x3 convolution of 64 channels on 56x56 pixels, warmed up."""
     layer = torch.nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, bias=False)
     images = torch.randn(_IMAGES, _CHANNELS, _SIDE, _SIDE)

@@ -1,52 +1,44 @@
-"""Joining and leaving the group of processes."""
+"""Joining and leaving the group of processes, and this host's names in it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed import Store
 
-from snugfit._training.launch.network import own_name, use_interface
-from snugfit._training.launch.store import Store, connect, host_store, sealed_set, within
+from snugfit._training.launch.store import connect, host_store, sealed_set, within
 from snugfit._training.launch.world import World
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 
 _GRACE_SECONDS = 2.0
+_ANY_PORT = 9
 
 
 @contextlib.contextmanager
-def join(
-    here: World,
-    timeout_seconds: float | None = None,
-    interface: str | None = None,
-    *,
-    device: str = "cpu",
-    join_seconds: float | None = None,
-) -> Iterator[dist.ProcessGroup]:
+def join(here: World, timeout_seconds: float | None = None, *, device: str = "cpu") -> Iterator[dist.ProcessGroup]:
     """Join all processes in a group, which ends with the context, also after errors.
 
     Args:
         here: this process.
         timeout_seconds: timeout of a collective; that of the launch by default.
-        interface: the only network interface to listen on; by default the one that leads to the gateway.
         device: with ``"cuda"``, tensors there go over NCCL and those on the CPU over gloo.
-        join_seconds: how long processes wait for each other at the start, because imports and slow disks take time;
-            ``--join-timeout`` of the launch by default.
 
     Raises:
         WorkerLostError: some processes did not join.
         UsageError: this build of torch lacks the requested transport.
     """
     limit = here.timeout_seconds if timeout_seconds is None else timeout_seconds
-    patience = here.join_seconds if join_seconds is None else join_seconds
-    use_interface(interface, here.addr)
+    _use_interface(here.addr)
     hosted = host_store(here)
-    store = connect(here, patience)
-    _wait_for_all(here, store, patience)
+    store = connect(here, here.join_seconds)
+    _wait_for_all(here, store)
     if device.startswith("cuda"):
         torch.cuda.set_device(here.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
@@ -77,11 +69,12 @@ def _unconnected(here: World, error: RuntimeError) -> SnugfitError:
     )
 
 
-def _wait_for_all(here: World, store: Store, seconds: float) -> None:
+def _wait_for_all(here: World, store: Store) -> None:
     """Announce this process and wait for all others."""
+    seconds = here.join_seconds
 
     def meet() -> None:
-        sealed_set(here, store, f"joined/{here.rank}", own_name(here.addr))
+        sealed_set(here, store, f"joined/{here.rank}", _own_name(here.addr))
         store.wait([f"joined/{rank}" for rank in range(here.size)], timedelta(seconds=seconds))
 
     try:
@@ -104,3 +97,51 @@ def _absent(here: World, store: Store) -> str:
     except (RuntimeError, TimeoutError):
         return "rank 0"
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def interface_towards(address: str) -> str | None:
+    """Name of the interface through which this host reaches an address; None if it is unknown. Nothing is sent."""
+    own = own_address(address)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == own for each in addresses):
+            return name
+    return None
+
+
+def own_address(towards: str) -> str | None:
+    """This host's own address on the route to another one; None without a route."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(towards, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except (OSError, UnicodeError):
+        return None
+
+
+def _use_interface(gateway: str) -> None:
+    """Let gloo and NCCL listen on ``GLOO_SOCKET_IFNAME`` only, or the interface that leads to the gateway."""
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(gateway)
+    if chosen:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = chosen
+
+
+def _own_name(gateway: str) -> str:
+    """This process as text, like ``process 4711 on nano-2, 10.0.0.3``."""
+    name, address = own_host(gateway)
+    return f"process {os.getpid()} on {name}" + (f", {address}" if address else "")
+
+
+def own_host(gateway: str) -> tuple[str, str]:
+    """Name and address of this host; the address is empty if all processes are on the gateway's host."""
+    address = own_address(gateway)
+    local = address is None or address.startswith("127.") or address == "::1"
+    return socket.gethostname(), "" if address is None or local else address
+
+
+def unique_names(hosts: Sequence[tuple[str, str]]) -> list[str]:
+    """A unique name for each host: its own, with its address if another host has the same name."""
+    return [
+        f"{name} ({address})" if address and any(n == name and a != address for n, a in hosts) else name
+        for name, address in hosts
+    ]

@@ -1,20 +1,31 @@
-"""Heartbeats of all processes, so that a process that died, was stopped or disconnected can be named."""
+"""Heartbeats of all processes, which name a process that died, was stopped or disconnected."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from snugfit._training.launch.store import Store, connect, names
+import torch.distributed as dist
+from torch.distributed import Store
+
+from snugfit._training.launch.store import connect, names
 from snugfit._training.launch.world import GATEWAY, World
 from snugfit.errors import WorkerLostError
 
+_INTERVAL_SECONDS = 1.0
 _OVERDUE = 2.5
 """Number of intervals without a heartbeat after which a process is suspect."""
 _FAILED = -(10**12)
 _POLL_SECONDS = 0.02
+_OF_PEERS = re.compile(
+    r"gloo|nccl|connection (was )?(closed|reset|refused)|timed ?out|broken pipe|socket|recvvalue|store", re.IGNORECASE
+)
+_TIMED_OUT = re.compile(r"timed ?out", re.IGNORECASE)
 
 
 @dataclass
@@ -33,13 +44,11 @@ class Heartbeat:
 
     Args:
         here: this process.
-        limit_seconds: silence after which a process is lost; the timeout of the launch by default.
-        interval_seconds: between two beats.
     """
 
-    def __init__(self, here: World, limit_seconds: float | None = None, interval_seconds: float = 1.0) -> None:
-        self.here, self.limit = here, here.timeout_seconds if limit_seconds is None else limit_seconds
-        self.interval = min(interval_seconds, self.limit / 4)
+    def __init__(self, here: World) -> None:
+        self.here, self.limit = here, here.timeout_seconds
+        self.interval = min(_INTERVAL_SECONDS, self.limit / 4)
         self._store: Store | None = None
         self._names: dict[int, str] = {}
         self._stop = threading.Event()
@@ -68,17 +77,14 @@ class Heartbeat:
 
         Without errors the gateway waits until all have left, because the store ends with it.
         """
-        self._peace, self._fault = error is None, not isinstance(error, (WorkerLostError, type(None)))
+        self._failed, self._fault = error is not None, not isinstance(error, (WorkerLostError, type(None)))
         self._stop.set()
-        self._thread.join(2 * self.interval + (self.limit if self._peace else 2 * _OVERDUE * self.interval))
+        self._thread.join(2 * self.interval + (2 * _OVERDUE * self.interval if self._failed else self.limit))
 
     def lost(self, limit: float | None = None) -> list[int]:
-        """Ranks that have been silent for longer than the limit, or left because of an error.
+        """Ranks that have been silent for ``limit`` seconds (the heartbeat's own by default), or left by an error.
 
         If the store itself falls silent, the processes that were silent before are lost, or else the gateway.
-
-        Args:
-            limit: seconds of silence; the heartbeat's own by default.
         """
         limit = self.limit if limit is None else limit
         with self._lock:
@@ -122,9 +128,46 @@ class Heartbeat:
     def _leave(self, store: Store) -> None:
         if self._fault:
             store.add(f"beat/{self.here.rank}", _FAILED)
-        if self.here.is_gateway and not self._peace:
+        if self.here.is_gateway and self._failed:
             time.sleep(_OVERDUE * self.interval)  # so that others see who was lost before the store is gone
-        left, deadline = store.add("left", int(self._peace)), time.monotonic() + self.limit
-        while self._peace and self.here.is_gateway and left < self.here.size and time.monotonic() < deadline:
+        left, deadline = store.add("left", int(not self._failed)), time.monotonic() + self.limit
+        while not self._failed and self.here.is_gateway and left < self.here.size and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             left = store.add("left", 0)
+
+
+@contextlib.contextmanager
+def naming_lost(heartbeat: Heartbeat) -> Iterator[None]:
+    """Convert errors of collectives, at most the heartbeat's limit later, to one that names the lost process.
+
+    Raises:
+        WorkerLostError: a process died, was stopped, or cannot be reached.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or _OF_PEERS.search(str(error))):
+            raise
+        raise lost_error(heartbeat, str(error)) from error
+
+
+def lost_error(heartbeat: Heartbeat, reason: str = "") -> WorkerLostError:
+    """Wait until the heartbeat knows who is silent, and build the error; torch's ``reason`` is shown if nobody is.
+
+    A failed collective is evidence too, so half the limit of silence is enough. A collective that already waited for
+    the limit is not followed by another such wait.
+    """
+    patience = 2 * heartbeat.interval + (0.0 if _TIMED_OUT.search(reason) else heartbeat.limit)
+    deadline = time.monotonic() + patience
+    while not (ranks := heartbeat.lost(heartbeat.limit / 2)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    if ranks:
+        what = f"lost {' and '.join(heartbeat.describe(rank) for rank in ranks)}: it died, was stopped or was cut off."
+    else:
+        first = (reason.strip() or "no reason was given").splitlines()[0][:200]
+        what = f"the processes lost contact though each of them is alive: {first}"
+    here, advice = heartbeat.here, "`snugfit train --resume RUN` goes on from the last checkpoint."
+    if here.restarts < here.max_restarts:
+        again = f"restart {here.restarts + 1} of {here.max_restarts}"
+        advice = f"All processes are started again, and go on from the last checkpoint ({again})."
+    return WorkerLostError(f"{what}\n{advice}")

@@ -1,7 +1,12 @@
-"""The store in which processes meet, hosted by the gateway on its own address only."""
+"""The store in which processes meet, on the gateway's address only; messages in it are authenticated.
+
+torch's store has no passwords, so a message carries a code that only members of the launch can make.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import socket
 import threading
@@ -11,13 +16,35 @@ from typing import TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from snugfit._training.launch.seal import seal, unseal
 from snugfit._training.launch.world import World
 from snugfit.errors import SnugfitError, WorkerLostError
 
-__all__ = ["Store", "connect", "host_store", "listen", "names", "sealed_get", "sealed_set", "within"]
-
 T = TypeVar("T")
+
+
+def seal(secret: str, key: str, text: str) -> str:
+    """A text with a code that authenticates its writer and its key: HMAC-SHA256 in hexadecimal, then the text."""
+    return f"{_code(secret, key, text)}{text}"
+
+
+def unseal(secret: str, key: str, sealed: str) -> str:
+    """Check a sealed text and return the text.
+
+    Raises:
+        WorkerLostError: it was written without the secret, or for another key.
+    """
+    length = 2 * hashlib.sha256().digest_size
+    code, text = sealed[:length], sealed[length:]
+    if not hmac.compare_digest(code.encode(), _code(secret, key, text).encode()):
+        raise WorkerLostError(
+            f"'{key}' in the store was not written by this launch and is ignored.\n"
+            "Check who can reach the network of the hosts, and resume the run on a network that you trust."
+        )
+    return text
+
+
+def _code(secret: str, key: str, text: str) -> str:
+    return hmac.new(secret.encode(), f"{len(key)}:{key}{text}".encode(), hashlib.sha256).hexdigest()
 
 
 def host_store(here: World) -> TCPStore | None:

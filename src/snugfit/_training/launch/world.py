@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 from snugfit._core.amounts import parse_seconds
 from snugfit._core.hardware import cores
-from snugfit._training.launch.seal import SECRET_VARIABLE
 from snugfit.errors import UsageError
 
 GATEWAY = 0
 """Rank of the process that reads data, writes the run folder and sends commands to the others."""
-
 TIMEOUT_VARIABLE = "SNUGFIT_TIMEOUT"
 DEFAULT_TIMEOUT = "10s"
 JOIN_VARIABLE = "SNUGFIT_JOIN_TIMEOUT"
 DEFAULT_JOIN = "60s"
+SECRET_VARIABLE = "SNUGFIT_SECRET"
+"""Set by the agent, which receives the secret from the launcher over ssh; no command line shows it."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -61,19 +61,12 @@ class World:
         return self.rank == GATEWAY
 
 
-def world(environment: Mapping[str, str] | None = None) -> World | None:
-    """The identity of this process, from the variables that torchrun sets.
-
-    Args:
-        environment: the process's by default.
-
-    Returns:
-        None if torchrun did not start this process.
+def world(given: Mapping[str, str] = os.environ) -> World | None:
+    """The identity of this process, from the variables that torchrun sets; None if it has none.
 
     Raises:
         UsageError: variables are missing, are not numbers, or contradict each other.
     """
-    given = os.environ if environment is None else environment
     if "RANK" not in given and "WORLD_SIZE" not in given:
         return None
     missing = [name for name in _NEEDED if not given.get(name)]
@@ -133,15 +126,7 @@ def _threads(given: Mapping[str, str]) -> int | None:
 
 
 def share_of_threads(here: World | None, asked: int | None = None) -> int | None:
-    """Compute threads of this process: the user's number, or its share of the host's cores.
-
-    Args:
-        here: this process; None if it is alone.
-        asked: ``--threads``, which overrides ``OMP_NUM_THREADS``.
-
-    Returns:
-        None if neither is given.
-    """
+    """Compute threads of this process: ``--threads``, else its share of the host's cores; None if it is alone."""
     if asked is not None or here is None:
         return asked
     return here.threads or max(1, cores() // here.local_size)

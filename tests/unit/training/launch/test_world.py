@@ -8,7 +8,7 @@ import pytest
 
 from snugfit._core.hardware import cores
 from snugfit._training.launch import World, join, share_of_threads, world
-from snugfit._training.launch.network import interface_towards, own_address, unique_names
+from snugfit._training.launch.group import interface_towards, own_address, unique_names
 from snugfit._training.launch.store import listen, within
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 
@@ -109,9 +109,9 @@ def test_a_process_that_never_comes_is_named(monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    here = World(0, 3, 0, 3, 0, "127.0.0.1", port)
+    here = World(0, 3, 0, 3, 0, "127.0.0.1", port, join_seconds=1)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    with pytest.raises(WorkerLostError, match="ranks 1, 2 did not join within 1 s"), join(here, join_seconds=1):
+    with pytest.raises(WorkerLostError, match="ranks 1, 2 did not join within 1 s"), join(here):
         pass
 
 

@@ -13,8 +13,7 @@ from torch.distributed import TCPStore
 import snugfit
 from snugfit._training.launch import Commands, World
 from snugfit._training.launch.group import _wait_for_all
-from snugfit._training.launch.seal import seal, unseal
-from snugfit._training.launch.store import connect, names, sealed_get, sealed_set
+from snugfit._training.launch.store import connect, names, seal, sealed_get, sealed_set, unseal
 from snugfit.errors import WorkerLostError
 
 
@@ -45,7 +44,9 @@ def test_what_others_write_is_refused(secret, key, text):
 def two():
     """Ranks 0 and 1 of a launch with a secret, and the store that outsiders reach too."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    first = World(0, 2, 0, 2, 0, "127.0.0.1", server.port, run_id="x", timeout_seconds=2.0, secret="hush")
+    first = World(
+        0, 2, 0, 2, 0, "127.0.0.1", server.port, run_id="x", timeout_seconds=2.0, join_seconds=2.0, secret="hush"
+    )
     return server, first, replace(first, rank=1)
 
 
@@ -91,7 +92,7 @@ def test_a_command_of_an_earlier_round_or_for_another_rank_is_not_obeyed(two):
 
 def test_names_are_the_launchs_own(two):
     _, first, second = two
-    meeting = [threading.Thread(target=_wait_for_all, args=(each, connect(each, 2), 2.0)) for each in (first, second)]
+    meeting = [threading.Thread(target=_wait_for_all, args=(each, connect(each, 2))) for each in (first, second)]
     for each in meeting:
         each.start()
     for each in meeting:
