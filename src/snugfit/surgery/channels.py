@@ -5,6 +5,7 @@ Shapes: B batch, C channels, H and W height and width, T tokens, F features.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,10 +13,41 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn import functional as F
 
 from snugfit._chain.propagation import Shapes, node_shapes
 from snugfit.errors import ModelError
-from snugfit.surgery import operators
+
+_CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+"""Axes of each class; exactly these classes, because a subclass may use its weight in any way."""
+BATCHNORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
+_LAYERS = (
+    "Identity Dropout Dropout1d Dropout2d Dropout3d ReLU ReLU6 LeakyReLU ELU CELU SELU GELU SiLU Mish Hardswish Tanh "
+    "Softsign"
+)
+_FUNCTIONS = (
+    "dropout dropout1d dropout2d dropout3d relu relu_ relu6 leaky_relu elu celu selu gelu silu mish hardswish tanh "
+    "softsign"
+)
+ELEMENTWISE: set[Any] = {
+    *(getattr(nn, name) for name in _LAYERS.split()),
+    *(getattr(F, name) for name in _FUNCTIONS.split()),
+    *(torch.relu, torch.relu_, torch.tanh, torch.clone),
+    *("relu", "relu_", "tanh", "clone", "contiguous"),
+}
+"""Elementwise layers, functions and methods that map zero to zero, so that zero channels stay zero."""
+_POOLS: dict[Any, int] = {
+    getattr(module, f"{name}{axes}d"): axes
+    for axes in (1, 2, 3)
+    for module, names in (
+        (nn, ("MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool")),
+        (F, ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")),
+    )
+    for name in names
+}
+"""Layers and functions that pool, and over how many axes."""
+_ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
+_MEANS = (torch.mean, "mean")
 
 
 @dataclass(frozen=True)
@@ -150,6 +182,15 @@ class _Walk:
         self.flows: dict[fx.Node, _Flow | None] = {}
         self.made: list[_Channels] = []
         self.shared = _shared_parameters(module)
+        self.rules: dict[Any, Callable[[fx.Node], _Flow | None]] = {
+            **dict.fromkeys(_CONVOLUTIONS, self._convolution),
+            nn.Linear: self._linear,
+            **dict.fromkeys(BATCHNORMS, self._batchnorm),
+            **dict.fromkeys(ELEMENTWISE, self._same),
+            **dict.fromkeys(_POOLS, self._pool),
+            **dict.fromkeys(_ADDITIONS, self._add),
+            **dict.fromkeys(_MEANS, self._mean),
+        }
 
     def groups(self) -> list[ChannelGroup]:
         return [
@@ -161,105 +202,62 @@ class _Walk:
     def visit(self, node: fx.Node) -> None:
         rule = self._rule(node)
         self.flows[node] = flow = rule(node) if rule and self.shapes.get(node) else None
-        if flow is None and not operators.asks_batch_size(node):
-            self._fix(node.all_input_nodes)
-
-    def _fix(self, nodes: Iterable[fx.Node]) -> None:
-        for flow in map(self.flows.get, nodes):
-            if flow is not None:
-                flow.channels.root().fixed = True
+        if flow is None and not _asks_batch_size(node):
+            for read in map(self.flows.get, node.all_input_nodes):
+                if read is not None:
+                    read.channels.root().fixed = True
 
     def _rule(self, node: fx.Node) -> Callable[[fx.Node], _Flow | None] | None:
         if node.op == "call_module":
-            return self._layer_rule(self.module.get_submodule(str(node.target)))
-        return self._function_rule(node) if node.op in ("call_function", "call_method") else None
+            layer = self._layer(node)
+            if any(id(parameter) in self.shared for parameter in layer.parameters()):
+                return None
+            if isinstance(layer, nn.Flatten):
+                return self._flatten if (layer.start_dim, layer.end_dim) == (1, -1) else None
+            return self.rules.get(type(layer))
+        if node.op in ("call_function", "call_method"):
+            return self._flatten if _flattens(node) else self.rules.get(node.target)
+        return None
 
-    def _function_rule(self, node: fx.Node) -> Callable[[fx.Node], _Flow | None] | None:
-        if node.target in operators.ADDITIONS:
-            return self._add
-        if node.target in operators.MEANS:
-            return self._mean
-        if operators.flattens(node):
-            return self._flatten
-        return self._same if operators.keeps_channels(node.target) else self._pool_rule(node.target)
-
-    def _layer_rule(self, layer: nn.Module) -> Callable[[fx.Node], _Flow | None] | None:
-        kind = type(layer)
-        if any(id(parameter) in self.shared for parameter in layer.parameters()):
-            return None
-        if kind in operators.CONVOLUTIONS:
-            return self._depthwise if operators.is_depthwise(layer) else self._convolution
-        if kind is nn.Linear:
-            return self._linear
-        if kind in operators.BATCHNORMS:
-            return self._batchnorm
-        if isinstance(layer, nn.Flatten):
-            return self._flatten if (layer.start_dim, layer.end_dim) == (1, -1) else None
-        return self._same if operators.keeps_channels(kind) else self._pool_rule(kind)
-
-    def _pool_rule(self, target: Any) -> Callable[[fx.Node], _Flow | None] | None:
-        dims = operators.POOLS.get(target)
-        return None if dims is None else lambda node: self._same(node) if self._is_map(node, dims) else None
+    def _layer(self, node: fx.Node) -> nn.Module:
+        return self.module.get_submodule(str(node.target))
 
     def _source(self, node: fx.Node) -> tuple[_Flow | None, tuple[int, ...]]:
         """Flow and shape of a node's single input."""
         source = node.all_input_nodes[0]
         return self.flows[source], self.shapes[source] or ()
 
-    def _is_map(self, node: fx.Node, dims: int) -> bool:
-        """Whether a node's input is (B, C, and as many axes as ``dims``) with its channels along C."""
-        flow, shape = self._source(node)
-        return flow is not None and flow.axis == 1 and len(shape) == dims + 2
-
     def _start(self, node: fx.Node, axis: int) -> _Flow:
-        """Flow of the channels that a convolution or linear layer makes."""
-        channels = _Channels(str(node.target), len(self.made), self._slots(node, ("weight", "bias")))
-        self.made.append(channels)
-        return _Flow(channels, axis)
+        """Read the channels of a convolution's or linear layer's input along an axis; the flow of those it makes."""
+        flow, _ = self._source(node)
+        if flow is not None and flow.axis == axis:
+            flow.channels.root().readers.append(Slot(f"{node.target}.weight", 1, flow.block))
+        elif flow is not None:
+            flow.channels.root().fixed = True
+        self.made.append(_Channels(str(node.target), len(self.made), self._slots(node, ("weight", "bias"))))
+        return _Flow(self.made[-1], axis)
 
     def _slots(self, node: fx.Node, names: Iterable[str], block: int = 1) -> list[Slot]:
-        layer = self.module.get_submodule(str(node.target))
+        layer = self._layer(node)
         return [Slot(f"{node.target}.{name}", 0, block) for name in names if getattr(layer, name) is not None]
 
-    def _read(self, node: fx.Node, axis: int) -> None:
-        """Record that a layer's weight reads the channels of its input, if it sums over their axis."""
-        flow, _ = self._source(node)
-        if flow is None:
-            return
-        channels = flow.channels.root()
-        if flow.axis == axis:
-            channels.readers.append(Slot(f"{node.target}.weight", 1, flow.block))
-        else:
-            channels.fixed = True
-
     def _convolution(self, node: fx.Node) -> _Flow | None:
-        layer = self.module.get_submodule(str(node.target))
-        rank = operators.CONVOLUTIONS[type(layer)] + 2
-        if layer.groups != 1 or "weight" not in layer._parameters or len(self._source(node)[1]) != rank:
-            return None
-        self._read(node, 1)
-        return self._start(node, 1)
-
-    def _linear(self, node: fx.Node) -> _Flow | None:
-        layer = self.module.get_submodule(str(node.target))
+        layer, (flow, shape) = self._layer(node), self._source(node)
         if "weight" not in layer._parameters:
             return None
-        last = len(self._source(node)[1]) - 1
-        self._read(node, last)
-        return self._start(node, last)
+        if is_depthwise(layer):
+            if flow is None or flow.axis != 1 or flow.block != 1:
+                return None
+            flow.channels.root().producers += self._slots(node, ("weight", "bias"))
+            return flow
+        return self._start(node, 1) if layer.groups == 1 and len(shape) == _CONVOLUTIONS[type(layer)] + 2 else None
 
-    def _depthwise(self, node: fx.Node) -> _Flow | None:
-        flow, _ = self._source(node)
-        layer = self.module.get_submodule(str(node.target))
-        if flow is None or flow.axis != 1 or flow.block != 1 or "weight" not in layer._parameters:
-            return None
-        flow.channels.root().producers += self._slots(node, ("weight", "bias"))
-        return flow
+    def _linear(self, node: fx.Node) -> _Flow | None:
+        return self._start(node, len(self._source(node)[1]) - 1) if "weight" in self._layer(node)._parameters else None
 
     def _batchnorm(self, node: fx.Node) -> _Flow | None:
         flow, _ = self._source(node)
-        layer = self.module.get_submodule(str(node.target))
-        if flow is None or flow.axis != 1 or not layer.affine:
+        if flow is None or flow.axis != 1 or not self._layer(node).affine:
             return None
         channels = flow.channels.root()
         channels.producers += self._slots(node, ("weight", "bias"), flow.block)
@@ -270,6 +268,12 @@ class _Walk:
         """The flow is unchanged."""
         inputs = node.all_input_nodes
         return self.flows[inputs[0]] if len(inputs) == 1 else None
+
+    def _pool(self, node: fx.Node) -> _Flow | None:
+        """The flow is unchanged if the input is (B, C, and as many axes as are pooled) with its channels along C."""
+        (flow, shape), kind = self._source(node), type(self._layer(node)) if node.op == "call_module" else node.target
+        is_map = flow is not None and flow.axis == 1 and len(shape) == _POOLS[kind] + 2
+        return self._same(node) if is_map else None
 
     def _add(self, node: fx.Node) -> _Flow | None:
         inputs = node.all_input_nodes
@@ -292,7 +296,7 @@ class _Walk:
     def _mean(self, node: fx.Node) -> _Flow | None:
         """An average over axes behind the channels, such as (B, C, H, W) to (B, C)."""
         flow, shape = self._source(node)
-        axes = operators.averaged_axes(node, len(shape))
+        axes = _averaged_axes(node, len(shape))
         return flow if flow is not None and flow.axis == 1 and axes and min(axes) > 1 else None
 
 
@@ -306,3 +310,37 @@ def _shared_parameters(module: fx.GraphModule) -> set[int]:
             owner, _, name = str(node.target).rpartition(".")
             uses[id(getattr(module.get_submodule(owner), name))] += 1
     return {parameter for parameter, count in uses.items() if count > 1}
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """Whether a convolution filters every channel separately, into one channel."""
+    return bool(layer.groups == layer.in_channels == layer.out_channels != 1)
+
+
+def _asks_batch_size(node: fx.Node) -> bool:
+    """Whether a node is ``x.size(0)``, which does not depend on channels."""
+    return node.op == "call_method" and node.target == "size" and bool(node.args[1:] == (0,))
+
+
+def _flattens(node: fx.Node) -> bool:
+    """Whether a function or method maps (B, ...) to (B, features) for any number of channels.
+
+    A view with an explicit number of features does not: it fails once channels are removed.
+    """
+    if node.target in (torch.flatten, "flatten"):
+        values = dict(zip(("input", "start_dim", "end_dim"), node.args, strict=False)) | node.kwargs
+        return (values.get("start_dim", 0), values.get("end_dim", -1)) == (1, -1)
+    if node.target not in (torch.reshape, "view", "reshape"):
+        return False
+    sizes = node.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = tuple(sizes[0])
+    return len(sizes) == 2 and isinstance(sizes[0], fx.Node) and _asks_batch_size(sizes[0]) and bool(sizes[1] == -1)
+
+
+def _averaged_axes(node: fx.Node, rank: int) -> set[int]:
+    """Axes, from 0, that a mean runs over; empty if it names none."""
+    dims: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", ())
+    if not isinstance(dims, (int, tuple, list)):
+        return set()
+    return {dim % rank for dim in ((dims,) if isinstance(dims, int) else dims) if isinstance(dim, int)}

@@ -11,8 +11,7 @@ from torch import Tensor, fx, nn
 
 from snugfit._chain.subgraph import computed_nodes, input_node, subgraph_module
 from snugfit.errors import ModelError, UsageError
-from snugfit.surgery import operators
-from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, width
+from snugfit.surgery.channels import BATCHNORMS, ELEMENTWISE, ChannelGroup, Slot, channel_norms, width
 
 Measure = Literal["activation", "filter"]
 
@@ -162,9 +161,9 @@ def _end(module: fx.GraphModule, node: fx.Node) -> fx.Node:
 
 def _is_activation(module: fx.GraphModule, node: fx.Node) -> bool:
     if node.op != "call_module":
-        return operators.keeps_channels(node.target)
+        return node.target in ELEMENTWISE
     kinds = type(module.get_submodule(str(node.target))).__mro__  # lean layers are torch's own, too
-    return any(kind in operators.BATCHNORMS or operators.keeps_channels(kind) for kind in kinds)
+    return any(kind in BATCHNORMS or kind in ELEMENTWISE for kind in kinds)
 
 
 class _Squares(fx.Interpreter):

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from snugfit._chain.propagation import run_on_meta
 from snugfit.errors import CheckpointError
-from snugfit.surgery.operators import is_depthwise
+from snugfit.surgery.channels import is_depthwise
 
 
 def set_tensor(layer: nn.Module, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
