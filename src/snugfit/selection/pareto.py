@@ -77,7 +77,7 @@ def solve_within(importance: Any, t_dw: Any, t_dy: Any, model: ByteModel, limits
         importance: of training each tensor, (N,); tensors at or below 0 are never selected.
         t_dw: seconds to compute and apply each tensor's update, (N,).
         t_dy: seconds to carry the error gradient past each tensor, (N,).
-        model: bytes of each tensor, from :func:`byte_model`.
+        model: bytes of each tensor, from ``byte_model``.
         limits: the two budgets.
 
     Returns:

@@ -17,8 +17,8 @@
 
 from snugfit.surgery.channels import ChannelGroup, Slot, find_groups, width
 from snugfit.surgery.distil import BlockDistillation, Recipe, TeacherStudent, distil
-from snugfit.surgery.fitting import best_widths, widths_for
-from snugfit.surgery.hidden import blocks_of, hidden_groups
+from snugfit.surgery.fitting import best_widths, kept_width, widest_widths, widths_for
+from snugfit.surgery.hidden import blocks_of, copy_for_pruning, hidden_groups, narrowed_meta_copy
 from snugfit.surgery.importance import channel_importance, most_important, removed_share
 from snugfit.surgery.joint import JointDistillation, later_biases
 from snugfit.surgery.lasso import (
@@ -29,12 +29,11 @@ from snugfit.surgery.lasso import (
     penalty,
     penalty_scale,
 )
-from snugfit.surgery.meta_copy import copy_for_pruning, narrowed_meta_copy
-from snugfit.surgery.optimum import Choices, Chosen, choose_widths, smallest_peak
 from snugfit.surgery.reconstruction import channels_by_reconstruction
 from snugfit.surgery.reshape import (
     DEFAULT_THRESHOLD,
     Cut,
+    adopt_widths,
     apply_cut,
     dead_channels,
     prune,
@@ -42,16 +41,12 @@ from snugfit.surgery.reshape import (
     remove_channels,
 )
 from snugfit.surgery.sidenet import attach_side_network, side_positions
-from snugfit.surgery.sizes import adopt_widths
-from snugfit.surgery.widths import kept_width, pruning_ratios, sensitive_blocks, widest_widths
 
 __all__ = [
     "DEFAULT_RATIO",
     "DEFAULT_THRESHOLD",
     "BlockDistillation",
     "ChannelGroup",
-    "Choices",
-    "Chosen",
     "Cut",
     "JointDistillation",
     "Recipe",
@@ -66,7 +61,6 @@ __all__ = [
     "blocks_of",
     "channel_importance",
     "channels_by_reconstruction",
-    "choose_widths",
     "copy_for_pruning",
     "dead_channels",
     "distil",
@@ -81,12 +75,9 @@ __all__ = [
     "penalty_scale",
     "prune",
     "prune_optimizer",
-    "pruning_ratios",
     "remove_channels",
     "removed_share",
-    "sensitive_blocks",
     "side_positions",
-    "smallest_peak",
     "widest_widths",
     "width",
     "widths_for",

@@ -23,7 +23,7 @@ from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import DivergedError, ModelError, UsageError
 from snugfit.lean import use_lean
 from snugfit.surgery.importance import evaluating
-from snugfit.surgery.regression import Regression
+from snugfit.surgery.reconstruction import Regression
 from snugfit.surgery.reshape import Cut
 
 Batches = Callable[[int], Iterable[Tensor]]
@@ -56,7 +56,7 @@ class Recipe:
         learning_rate: Adam's initial one; it falls to zero by a cosine.
         closed_form: whether layers that lost inputs start from ridge regression.
         ridge: how strongly that keeps the current weights, in units of the inputs' mean square.
-        micro_batch: images run at once; a step's gradients are summed over them.
+        micro_batch: images run at once.
     """
 
     epochs: int = 2
@@ -113,7 +113,7 @@ class TeacherStudent:
         teacher: the network before channels were removed. It may share the weights of unpruned blocks with the student
             (``copy_for_pruning``) and is not changed.
         student: the network after removal.
-        cuts: what ``remove_channels`` returned.
+        cuts: from ``remove_channels``.
         input_shape: channels, height, width of one image.
 
     Raises:
@@ -142,6 +142,11 @@ class TeacherStudent:
         self.weights = {name for name, _ in student.named_parameters()}
 
     @torch.no_grad()
+    def target(self, theirs: Tensor, block: int) -> Tensor:
+        """The target (B, C, H, W) of the student's block: the teacher's output without removed channels."""
+        return self.surviving(self.parts[0][block](theirs), self.blocks[1][block].nodes[-1])
+
+    @torch.no_grad()
     def inputs(self, images: Tensor, block: int) -> tuple[Tensor, Tensor]:
         """Inputs (B, C, H, W) of a block of the teacher and of the student."""
         theirs = images
@@ -151,12 +156,6 @@ class TeacherStudent:
         for at in range(self.first, block):
             theirs, own = self.parts[0][at](theirs), self.parts[1][at](own)
         return theirs, own
-
-    @torch.no_grad()
-    def target(self, theirs: Tensor, block: int) -> Tensor:
-        """The target (B, C, H, W) of the student's block: the teacher's output without removed channels."""
-        part, nodes = self.parts[0][block], self.blocks[1][block].nodes
-        return self.surviving(part(theirs), nodes[-1])
 
     def layer_ends(self, block: int, node: fx.Node) -> tuple[fx.GraphModule, fx.GraphModule | None]:
         """The part that computes a layer's output in the teacher's block, and its input in the student's.
@@ -175,15 +174,12 @@ class TeacherStudent:
         while len(node.all_input_nodes) == 1:  # from a pool or activation back to what makes or scales the channels
             cut = self.cuts.get(f"{node.target}.weight")
             if cut is not None:
-                kept = cut.kept.get(0)
-                return values if kept is None else values.index_select(self._axis(node), kept.to(values.device))
+                axis = -1 if isinstance(self.student.get_submodule(str(node.target)), nn.Linear) else 1
+                return values.index_select(axis, cut.kept[0].to(values.device)) if 0 in cut.kept else values
             if f"{node.target}.weight" in self.weights:
                 return values
             node = node.all_input_nodes[0]
         return values
-
-    def _axis(self, node: fx.Node) -> int:
-        return -1 if isinstance(self.student.get_submodule(str(node.target)), nn.Linear) else 1
 
 
 def _retrain(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe) -> BlockDistillation:
@@ -219,9 +215,13 @@ def _error(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe) -
 
 
 def _train(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe, steps: int) -> None:
-    """Adam on the mean squared error of a block's output, one step per batch."""
+    """Adam on the mean squared error of a block's output, one step per batch.
+
+    BatchNorm's scale does not train, because a convolution's weight already contains it.
+    """
     part = pair.parts[1][block]
-    weights = _trainable(part)
+    scales = {layer.weight for layer in part.modules() if isinstance(layer, _BatchNorm)}
+    weights = [parameter for parameter in part.parameters() if parameter not in scales]
     with training(part, weights):
         optimizer = torch.optim.Adam(weights, recipe.learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * steps)
@@ -235,12 +235,6 @@ def _train(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe, s
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
-
-
-def _trainable(part: nn.Module) -> list[nn.Parameter]:
-    """A block's weights without BatchNorm's scale, which a convolution's weight already contains."""
-    scales = {layer.weight for layer in part.modules() if isinstance(layer, _BatchNorm)}
-    return [parameter for parameter in part.parameters() if parameter not in scales]
 
 
 @contextlib.contextmanager

@@ -1,13 +1,16 @@
-"""Channels that are made and read within one block: they can be removed while the block's input and output stay."""
+"""Channels within single blocks, and copies of a network to remove them from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 
-from torch import fx
+import torch
+from torch import fx, nn
 
 from snugfit._chain.blocks import ModuleBlock, find_blocks
 from snugfit.surgery.channels import ChannelGroup, find_groups
+from snugfit.surgery.reshape import remove_channels
 
 
 def hidden_groups(module: fx.GraphModule, input_shape: tuple[int, ...]) -> dict[int, tuple[ChannelGroup, ...]]:
@@ -23,8 +26,8 @@ def hidden_groups(module: fx.GraphModule, input_shape: tuple[int, ...]) -> dict[
         input_shape: channels, height, width of one image.
 
     Returns:
-        Groups in order of execution, by index into ``find_blocks``; a block without any is left out, and each group
-            appears in one block only.
+        Groups in order of execution, by index into ``find_blocks``, without blocks that have none. Each group appears
+            in one block only.
 
     Raises:
         ModelError: the network does not run on such an input.
@@ -58,3 +61,41 @@ def _block_indices(blocks: tuple[ModuleBlock, ...]) -> dict[str, int]:
 def _span(group: ChannelGroup, homes: dict[str, int]) -> tuple[int, int]:
     found = [homes[slot.tensor.rpartition(".")[0]] for slot in group.slots]
     return min(found), max(found)
+
+
+def narrowed_meta_copy(
+    module: fx.GraphModule, groups: Iterable[ChannelGroup], widths: Mapping[str, int]
+) -> fx.GraphModule:
+    """A copy of a network on the meta device with other widths, to predict its memory without its weights.
+
+    Raises:
+        ModelError: a width is below 1.
+        UsageError: an unknown group, or a width above the number of channels.
+    """
+    on_meta = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in module.buffers()}
+    for parameter in module.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        on_meta[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    narrowed: fx.GraphModule = copy.deepcopy(module, on_meta)
+    remove_channels(narrowed, groups, {name: range(channels) for name, channels in widths.items()})
+    return narrowed
+
+
+def copy_for_pruning(
+    module: fx.GraphModule, input_shape: tuple[int, ...], groups: Iterable[ChannelGroup]
+) -> fx.GraphModule:
+    """A copy of a network to prune and to ``distil`` from the unchanged original.
+
+    Weights of blocks without channels of the groups are shared: a change in one network changes both.
+    """
+    spans = blocks_of(module, input_shape, groups).values()
+    own = {block for first, last in spans for block in range(first, last + 1)}
+    blocks = [block for index, block in enumerate(find_blocks(module, input_shape)) if index in own]
+    copied = {id(tensor) for block in blocks for layer in block.layers(module) for tensor in _tensors(layer)}
+    shared = {id(tensor): tensor for tensor in _tensors(module) if id(tensor) not in copied}
+    copied_network: fx.GraphModule = copy.deepcopy(module, dict(shared))
+    return copied_network
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]

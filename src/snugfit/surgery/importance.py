@@ -47,8 +47,7 @@ def channel_importance(
     """
     groups = list(groups)
     if by == "filter":
-        tensors = module.state_dict()
-        makers = _makers(module, groups)
+        tensors, makers = module.state_dict(), _makers(module, groups)
         squares = {layer: channel_norms(tensors[slot.tensor], slot).double().cpu() ** 2 for layer, slot in makers}
     elif by == "activation":
         squares = _activation_squares(module, groups, batches, micro_batch)

@@ -1,10 +1,9 @@
 """Joint retraining of all pruned blocks, after ``distil`` has brought each of them close on its own.
 
-The remaining channels of one block can compensate for another's errors, and a feature map matters for what the rest of
-the network makes of it. So the pruned network learns the outputs of the unpruned one, block by block and at the end.
-Frozen layers keep only signs for the backward pass (``snugfit.lean``), so it needs little more than the feature maps of
-the pruned blocks. Biases behind the pruned blocks train too: they need no feature maps, and correct the shift that all
-channels share.
+The remaining channels of one block can compensate for another's errors. So the pruned network learns the outputs of the
+unpruned one, block by block and at the end. Frozen layers keep only signs for the backward pass (``snugfit.lean``), so
+it needs little more than the feature maps of the pruned blocks. Biases behind the pruned blocks train too: they need no
+feature maps, and correct the shift that all channels share.
 """
 
 from __future__ import annotations

@@ -11,19 +11,23 @@ Shapes: C channels, F features of one channel that an output reads (its kernel's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from snugfit._chain.subgraph import computed_nodes, input_node, subgraph_module
 from snugfit.errors import UsageError
 from snugfit.surgery.channels import ChannelGroup, width
 from snugfit.surgery.importance import channel_importance, evaluating, most_important
-from snugfit.surgery.regression import Regression
 
 RIDGE = 1e-4
 """Added to the inputs' second moments, in units of their mean, so that constant channels cause no division by zero."""
+LARGEST = 2048
+"""Largest number of inputs per output (channels times kernel) that is solved for: its normal equations are 32 MiB."""
+
+_POSITIONS = 512
+"""Pixels sampled from each image, because neighbours are similar."""
 
 
 def channels_by_reconstruction(
@@ -127,11 +131,14 @@ def _moments(
 ) -> list[tuple[Tensor, Tensor]]:
     """Centred second moments (C*F, C*F) of layers' inputs, and their weights (C*F, O), in float64 on the CPU."""
     nodes = computed_nodes(module.graph)
-    entry = input_node(module.graph)
-    part = subgraph_module(module, nodes[: max(nodes.index(node) for node in readers) + 1], entry)
+    last = max(nodes.index(node) for node in readers)
+    part = subgraph_module(module, nodes[: last + 1], input_node(module.graph))
     layers = [module.get_submodule(str(node.target)) for node in readers]
     found = [Regression(layer) for layer in layers if isinstance(layer, (nn.Conv2d, nn.Linear))]
-    hooks = [layer.register_forward_hook(_adds_to(each)) for layer, each in zip(layers, found, strict=True)]
+    hooks = [
+        each.layer.register_forward_hook(lambda _, inputs, output, each=each: each.add(inputs[0], output))
+        for each in found
+    ]
     try:
         for batch in batches:
             for micro in torch.split(batch, micro_batch):
@@ -144,8 +151,70 @@ def _moments(
     return [(each.moments.cpu(), each.layer.weight.detach().flatten(1).T.double().cpu()) for each in found]
 
 
-def _adds_to(regression: Regression) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-    def add(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        regression.add(inputs[0], output)
+class Regression:
+    """Least squares for one convolution or linear layer, added up image by image in float64."""
 
-    return add
+    def __init__(self, layer: nn.Conv2d | nn.Linear) -> None:
+        self.layer = layer
+        outputs, features = layer.weight.shape[0], layer.weight[0].numel()
+        sizes = ((features, features), (features, outputs), (features,), (outputs,))
+        zeros = [torch.zeros(size, dtype=torch.float64, device=layer.weight.device) for size in sizes]
+        self.products, self.targets, self.input_sum, self.target_sum = zeros
+        self.count = 0
+        self._generator = torch.Generator().manual_seed(0)
+
+    @staticmethod
+    def serves(layer: nn.Module) -> bool:
+        """Whether a layer's kind and size are supported."""
+        if isinstance(layer, nn.Conv2d):
+            plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+            return plain and layer.weight[0].numel() <= LARGEST
+        return isinstance(layer, nn.Linear) and layer.in_features <= LARGEST
+
+    def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Add the layer's inputs and target outputs, both (B, ...) as in its forward pass."""
+        for image, target in zip(inputs, targets, strict=True):
+            x, y = (rows.double() for rows in self._rows(image, target))
+            self.products.addmm_(x.T, x)
+            self.targets.addmm_(x.T, y)
+            self.input_sum += x.sum(0)
+            self.target_sum += y.sum(0)
+            self.count += len(x)
+
+    @property
+    def moments(self) -> Tensor:
+        """Summed products of the centred inputs, (features, features)."""
+        return self.products - torch.outer(self.input_sum, self.input_sum) / self.count
+
+    def solve(self, ridge: float, intercept: bool) -> tuple[Tensor, Tensor]:
+        """Compute the weight, in the layer's shape, and what to add to its outputs, (outputs,): zero without intercept.
+
+        Args:
+            ridge: weight of the squared distance from the current weight, in units of the inputs' mean square.
+            intercept: whether outputs may be shifted.
+        """
+        before = self.layer.weight.detach().flatten(1).T.double()
+        scale = 1.0 / self.count if intercept else 0.0
+        products = self.moments if intercept else self.products
+        targets = self.targets - scale * torch.outer(self.input_sum, self.target_sum)
+        penalty = ridge * products.diagonal().mean().clamp_min(1e-30)
+        penalised = products + penalty * torch.eye(len(products), dtype=products.dtype, device=products.device)
+        weight = before + torch.linalg.solve(penalised, targets - products @ before)
+        shift = scale * (self.target_sum - self.input_sum @ weight)
+        return weight.T.reshape(self.layer.weight.shape).to(self.layer.weight), shift.to(self.layer.weight)
+
+    def _rows(self, image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs of single outputs, (N, features), and those outputs, (N, outputs)."""
+        if isinstance(self.layer, nn.Linear):
+            return image.reshape(-1, image.shape[-1]), target.reshape(-1, target.shape[-1])
+        height, width = target.shape[1:]
+        at = torch.randperm(height * width, generator=self._generator)[:_POSITIONS].to(image.device)
+        rows, columns = at // width, at % width
+        (stride, dilation, kernel) = (self.layer.stride, self.layer.dilation, self.layer.kernel_size)
+        top, left = (int(padding) for padding in self.layer.padding)
+        padded = F.pad(image, (left, left, top, top))
+        taps = [torch.arange(k, device=image.device) * d for k, d in zip(kernel, dilation, strict=True)]
+        down = (rows * stride[0])[:, None, None] + taps[0][:, None]
+        right = (columns * stride[1])[:, None, None] + taps[1]
+        patches = padded[:, down, right]  # (C, N, k, k)
+        return patches.transpose(0, 1).flatten(1), target[:, rows, columns].T

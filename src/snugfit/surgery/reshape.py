@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from snugfit.errors import ModelError, UnknownNameError, UsageError
-from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, width
-from snugfit.surgery.sizes import set_sizes, set_tensor
+from snugfit._chain.propagation import run_on_meta
+from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageError
+from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, is_depthwise, width
 
 DEFAULT_THRESHOLD = 1e-4
 """All weights of a dead channel are below it in absolute value (PruneTrain section 4)."""
@@ -51,7 +54,7 @@ def prune(module: nn.Module, groups: Iterable[ChannelGroup], threshold: float = 
 
     Args:
         module: the network that the groups were found in, or one with its state-dict names.
-        groups: from :func:`find_groups`; they stay valid and can be used again.
+        groups: from ``find_groups``; they stay valid and can be used again.
         threshold: all weights of a dead channel are below it in absolute value.
 
     Returns:
@@ -59,7 +62,7 @@ def prune(module: nn.Module, groups: Iterable[ChannelGroup], threshold: float = 
     """
     groups, tensors = list(groups), dict(module.state_dict(keep_vars=True))
     kept = {group.name: _survivors(tensors, group, dead_channels(module, group, threshold)) for group in groups}
-    return remove_channels(module, groups, {name: left for name, left in kept.items() if left is not None})
+    return remove_channels(module, groups, kept)
 
 
 def remove_channels(
@@ -74,7 +77,7 @@ def remove_channels(
 
     Args:
         module: the network that the groups were found in, or one with its state-dict names; may be on meta.
-        groups: from :func:`find_groups` or ``hidden_groups``; they stay valid and can be used again.
+        groups: from ``find_groups`` or ``hidden_groups``; they stay valid and can be used again.
         kept: indices, (n,), of the channels to keep, in any order, by the group's name; other groups keep all.
 
     Returns:
@@ -89,7 +92,7 @@ def remove_channels(
     for group, left in _checked(module, groups, kept):
         for slot in group.slots:
             cut = cuts.setdefault(slot.tensor, Cut(tensors[slot.tensor].shape, {}))
-            cut.kept[slot.dim] = _indices(left, slot.block)
+            cut.kept[slot.dim] = (left[:, None] * slot.block + torch.arange(slot.block)).flatten()
     for name, cut in cuts.items():
         owner, _, key = name.rpartition(".")
         set_tensor(module.get_submodule(owner), key, partial(apply_cut, cut=cut))
@@ -142,18 +145,105 @@ def _below(tensors: dict[str, torch.Tensor], slots: Iterable[Slot], threshold: f
     return torch.stack([channel_norms(tensors[slot.tensor], slot, math.inf) < threshold for slot in slots]).all(0)
 
 
-def _survivors(tensors: dict[str, torch.Tensor], group: ChannelGroup, dead: torch.Tensor) -> torch.Tensor | None:
-    """Indices, (n,), of the channels that stay; None if all do. If all are dead the strongest stays."""
-    if not dead.any():
-        return None
+def _survivors(tensors: dict[str, torch.Tensor], group: ChannelGroup, dead: torch.Tensor) -> torch.Tensor:
+    """Indices, (n,), of the channels that stay. If all are dead the strongest stays."""
     if dead.all():
         strength = torch.stack([channel_norms(tensors[slot.tensor], slot) for slot in group.producers]).sum(0)
         dead[strength.argmax()] = False
-        if dead.numel() == 1:
-            return None
     return (~dead).nonzero().flatten()
 
 
-def _indices(kept: torch.Tensor, block: int) -> torch.Tensor:
-    """Indices, (n,), of the features of channels that have ``block`` consecutive ones each."""
-    return (kept[:, None] * block + torch.arange(block, device=kept.device)).flatten()
+def set_tensor(layer: nn.Module, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace the data and gradient of a parameter, or a buffer, of any shape, by ``change(tensor)``, in place."""
+    parameter = layer._parameters.get(name)
+    if parameter is None:
+        setattr(layer, name, change(getattr(layer, name)))
+        return
+    gradient, parameter.grad = parameter.grad, None  # a gradient of another shape than its parameter is refused
+    changed = change(parameter.data)
+    # Autograd remembers the old shape while a loss of an earlier step lives; a change of type makes it forget.
+    other = torch.float64 if changed.dtype != torch.float64 else torch.float32
+    parameter.data = torch.empty(0, dtype=other, device=changed.device)
+    parameter.data = changed
+    if gradient is not None:
+        parameter.grad = change(gradient)
+
+
+def set_sizes(layer: nn.Module) -> None:
+    """Set a layer's attributes for channels or features from its tensors."""
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    if isinstance(layer, _ConvNd):
+        if is_depthwise(layer):
+            layer.groups = weight.shape[0]
+        layer.out_channels, layer.in_channels = weight.shape[0], weight.shape[1] * layer.groups
+    elif isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = weight.shape
+    elif isinstance(layer, _BatchNorm):
+        layer.num_features = weight.shape[0]
+    elif isinstance(layer, nn.LayerNorm):
+        layer.normalized_shape = tuple(weight.shape)
+
+
+def adopt_widths(
+    module: nn.Module, state: Mapping[str, torch.Tensor], input_shape: tuple[int, ...] | None = None
+) -> None:
+    """Resize the layers of a newly built network to the shapes of saved weights, which then load into it.
+
+    Convolutions, linear layers, BatchNorm and LayerNorm whose tensors have other shapes in the state get empty tensors
+    of those shapes; everything else is left for ``load_state_dict`` to check.
+
+    Args:
+        module: the network before channels were removed; on any device, including meta.
+        state: weights of the network after removal.
+        input_shape: shape of one sample; if given, the layers must also fit each other.
+
+    Raises:
+        CheckpointError: a layer's tensors contradict each other or differ in more than channels, or the layers do not
+            fit each other.
+    """
+    changed = False
+    for name, layer in module.named_modules():
+        own = {key: tensor for key, tensor in _tensors(layer).items() if f"{name}.{key}".lstrip(".") in state}
+        sizes = {key: state[f"{name}.{key}".lstrip(".")].shape for key in own}
+        if all(own[key].shape == size for key, size in sizes.items()):
+            continue
+        if not _agree(layer, sizes):
+            shapes = ", ".join(f"{key} {tuple(size)}" for key, size in sizes.items())
+            raise CheckpointError(
+                f"the weights of layer {name} belong to another model: {shapes} do not make a {layer}."
+            )
+        for key, size in sizes.items():
+            set_tensor(layer, key, methodcaller("new_empty", size))
+        set_sizes(layer)
+        changed = True
+    if changed and input_shape is not None:
+        try:
+            run_on_meta(module, input_shape, training=False)
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(
+                f"the weights belong to another model: layers do not fit each other ({reason})."
+            ) from error
+
+
+def _tensors(layer: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers (n, ...) of a layer that may be resized, by name; empty for other layers."""
+    if not isinstance(layer, (_ConvNd, nn.Linear, _BatchNorm, nn.LayerNorm)) or isinstance(layer, _ConvTransposeNd):
+        return {}
+    tensors = {**layer._parameters, **layer._buffers}
+    return {key: tensor for key, tensor in tensors.items() if tensor is not None and tensor.dim()}
+
+
+def _agree(layer: nn.Module, sizes: Mapping[str, torch.Size]) -> bool:
+    """Whether tensors of these sizes form a layer of this kind."""
+    weight, size = layer._parameters["weight"], sizes.get("weight")
+    if weight is None or size is None or len(size) != weight.dim() or 0 in size:
+        return False
+    others = {tuple(other) for key, other in sizes.items() if key != "weight"}
+    if others - {tuple(size if isinstance(layer, nn.LayerNorm) else size[:1])}:
+        return False
+    if not isinstance(layer, _ConvNd):
+        return True
+    alone = layer.groups == 1 or size[1] == weight.shape[1]  # only the inputs per group tell the number of groups
+    return alone and size[2:] == weight.shape[2:] and (is_depthwise(layer) or size[0] % layer.groups == 0)

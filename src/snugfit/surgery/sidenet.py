@@ -116,11 +116,6 @@ class _Plan:
         """Height and width of the feature map that is convolved."""
         return tuple(size // (IMAGE_POOL * _POOL if self.first else _POOL) for size in self.input_shape[1:])
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether pooling leaves nothing."""
-        return min(self.pooled) == 0
-
 
 def _checked_plans(
     module: fx.GraphModule, blocks: tuple[ModuleBlock, ...], image: tuple[int, ...]
@@ -132,7 +127,12 @@ def _checked_plans(
             "an output of at most a quarter of the image's side. Use another backbone."
         )
     if _is_too_small(module, plans, image):
-        raise ModelError(_too_small(module, image))
+        height, width = image[1:]
+        smallest = _smallest_size(module, image[0], max(height, width))
+        advice = f"use {smallest}x{smallest} or larger" if smallest else "and this backbone takes no larger ones"
+        raise ModelError(
+            f"images of {height}x{width} are too small for a side network, whose pools would leave no pixels: {advice}."
+        )
     return plans
 
 
@@ -155,7 +155,7 @@ def _is_spatial(module: fx.GraphModule, block: ModuleBlock) -> bool:
 
 def _is_too_small(module: fx.GraphModule, plans: tuple[_Plan, ...], image: tuple[int, ...]) -> bool:
     """Whether a pool leaves nothing, or blocks without a side module read single pixels."""
-    return not plans or any(plan.is_empty for plan in plans) or _convolves_pixels(module, image)
+    return not plans or any(min(plan.pooled) == 0 for plan in plans) or _convolves_pixels(module, image)
 
 
 def _convolves_pixels(module: fx.GraphModule, image: tuple[int, ...]) -> bool:
@@ -247,13 +247,6 @@ def _assembled(backbone: fx.GraphModule, graph: fx.Graph, attributes: dict[str, 
     attached.training = backbone.training
     disable_inplace(attached)  # a side module may read what the backbone overwrites
     return attached
-
-
-def _too_small(module: fx.GraphModule, input_shape: tuple[int, ...]) -> str:
-    height, width = input_shape[1:]
-    smallest = _smallest_size(module, input_shape[0], max(height, width))
-    advice = "and this backbone takes no larger ones" if smallest is None else f"use {smallest}x{smallest} or larger"
-    return f"images of {height}x{width} are too small for a side network, whose pools would leave no pixels: {advice}."
 
 
 def _smallest_size(module: fx.GraphModule, channels: int, too_small: int) -> int | None:

@@ -2,8 +2,11 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from memory_rule import profile_by
 
 from snugfit import _models as models
@@ -13,11 +16,13 @@ from snugfit.surgery import (
     best_widths,
     blocks_of,
     hidden_groups,
+    kept_width,
     narrowed_meta_copy,
-    sensitive_blocks,
+    widest_widths,
     width,
     widths_for,
 )
+from snugfit.surgery.fitting import WidthOptions, choose_widths, smallest_peak
 
 
 def on_meta(name, size):
@@ -40,7 +45,7 @@ def test_mobilenets_first_blocks_come_to_the_papers_target():
     module, profile = on_meta("mobilenet_v2", 224), profile_by(shape)
     target = 1_900_000
     assert temporary(profile, module)[2] == 5_619_712
-    assert {1, 2, 3, 4} <= set(sensitive_blocks(temporary(profile, module), target))
+    assert min(temporary(profile, module)[1:5]) > target
     found = widths_for(module, shape, profile, target)
     assert max(temporary(profile, narrowed_meta_copy(module, all_groups(module, shape), found))) <= target
     assert list(found.values()) == [21, 21, 127, 127]
@@ -138,3 +143,148 @@ def test_no_choice_at_all_is_refused():
     module = Chain.from_module(Small(), (3, 16, 16)).to_module()
     with pytest.raises(UsageError, match="one choice of width at least"):
         best_widths(module, (3, 16, 16), profile_by((3, 16, 16)), 10, lambda name, channels: 0.0, steps=0)
+
+
+@st.composite
+def networks(draw):
+    """Blocks whose temporary memory grows with the widths of one or two groups; a group may lie in two blocks."""
+    count = draw(st.integers(1, 4))
+    before = {f"g{i}": draw(st.integers(1, 7)) for i in range(count)}
+    crosses = [draw(st.booleans()) for _ in range(count)]
+    carriers = {b: [f"g{b}"] + ([f"g{b - 1}"] if b and crosses[b - 1] else []) for b in range(count)}
+    base = [draw(st.integers(0, 20)) for _ in range(count)]
+    per = {(b, name): draw(st.integers(1, 9)) for b, names in carriers.items() for name in names}
+
+    def temporary(widths):
+        return [base[b] + sum(per[b, name] * widths[name] for name in carriers[b]) for b in range(count)]
+
+    return before, carriers, temporary, draw(st.integers(10, 90))
+
+
+@settings(max_examples=150)
+@given(networks())
+def test_no_group_could_be_wider(network):
+    before, carriers, temporary, target = network
+    try:
+        found = widest_widths(before, carriers, temporary, target)
+    except ModelError:
+        assert max(temporary(dict.fromkeys(before, 1))) > target
+        return
+    widths = before | found
+    assert all(1 <= widths[name] < before[name] for name in found)
+    assert max(temporary(widths)) <= target
+    for name in found:
+        needed = temporary(widths | {name: widths[name] + 1})
+        assert any(needed[block] > target for block, names in carriers.items() if name in names)
+
+
+@settings(max_examples=100)
+@given(networks())
+def test_where_blocks_share_no_group_the_widths_are_the_largest(network):
+    before, carriers, temporary, target = network
+    if any(len(names) > 1 for names in carriers.values()):
+        return
+    fitting = [
+        dict(zip(before, choice, strict=True))
+        for choice in product(*(range(1, size + 1) for size in before.values()))
+        if max(temporary(dict(zip(before, choice, strict=True)))) <= target
+    ]
+    if not fitting:
+        with pytest.raises(ModelError):
+            widest_widths(before, carriers, temporary, target)
+        return
+    largest = {name: max(widths[name] for widths in fitting) for name in before}
+    assert before | widest_widths(before, carriers, temporary, target) == largest
+
+
+def test_groups_of_one_block_shrink_alike():
+    """Two inner widths of a bottleneck: one ratio, then the first grows by what is left."""
+
+    def temporary(widths):
+        return [3 * widths["a"] + 3 * widths["b"]]
+
+    assert widest_widths({"a": 10, "b": 20}, {0: ["a", "b"]}, temporary, 46) == {"a": 5, "b": 10}
+    assert widest_widths({"a": 10, "b": 20}, {0: ["a", "b"]}, temporary, 51) == {"a": 6, "b": 11}
+
+
+def test_blocks_at_the_target_keep_their_width():
+    assert widest_widths({"a": 96}, {0: ["a"]}, lambda widths: [widths["a"]], 21) == {"a": 21}
+    assert widest_widths({"a": 96}, {0: ["a"]}, lambda widths: [widths["a"]], 96) == {}
+    with pytest.raises(ModelError, match="block 0 needs at least 8 bytes with any pruning, more than the target of 7"):
+        widest_widths({"a": 12}, {0: ["a"]}, lambda widths: [8 * widths["a"]], 7)
+
+
+def test_a_sensitive_block_without_channels_to_remove_is_an_error():
+    with pytest.raises(ModelError, match="block 1 needs at least 30 bytes"):
+        widest_widths({"a": 4}, {0: ["a"]}, lambda widths: [widths["a"], 30], 20)
+
+
+@pytest.mark.parametrize(("channels", "ratio", "left"), [(32, 0.3, 22), (96, 0.78, 21), (144, 0.46, 78), (5, 0.0, 5)])
+def test_the_papers_ratios_leave_widths(channels, ratio, left):
+    assert kept_width(channels, ratio, "layer") == left
+
+
+@pytest.mark.parametrize(
+    ("ratio", "says"), [(0.99, "would empty layer a, which has 8"), (1.0, "below 1"), (-0.1, "at least 0")]
+)
+def test_a_ratio_that_empties_a_layer_is_an_error(ratio, says):
+    with pytest.raises(ModelError, match=says):
+        kept_width(8, ratio, "a")
+
+
+@st.composite
+def chains(draw):
+    """Up to five blocks of up to four choices, of which some depend on the choice before."""
+    blocks, before = [], 1
+    for _ in range(draw(st.integers(1, 5))):
+        own = draw(st.integers(1, 4))
+        rows = before if draw(st.booleans()) else 1
+        loss = draw(st.lists(st.integers(0, 6), min_size=own, max_size=own))
+        peak, saved = (
+            [draw(st.lists(st.integers(0, 30), min_size=own, max_size=own)) for _ in range(rows)] for _ in range(2)
+        )
+        blocks.append(WidthOptions(np.array(loss, float), np.array(peak), np.array(saved)))
+        before = own
+    return blocks
+
+
+def cost(blocks, choices):
+    """Equations (1) to (3), as they are written."""
+    saved, peaks, loss, before = 0, [], 0.0, 0
+    for block, own in zip(blocks, choices, strict=True):
+        row = before if len(block.peak) > 1 else 0
+        peaks.append(saved + block.peak[row, own])
+        saved, loss, before = saved + block.saved[row, own], loss + block.loss[own], own
+    return loss, max(peaks)
+
+
+@settings(max_examples=200, deadline=None)
+@given(chains(), st.integers(0, 90))
+def test_it_is_the_best_of_all(blocks, bound):
+    every = [(*cost(blocks, c), c) for c in product(*(range(len(block.loss)) for block in blocks))]
+    fitting = [found for found in every if found[1] <= bound]
+    assert smallest_peak(blocks) == min(peak for _, peak, _ in every)
+    if not fitting:
+        with pytest.raises(ModelError, match=f"the smallest peak is {smallest_peak(blocks)} bytes"):
+            choose_widths(blocks, bound)
+        return
+    found = choose_widths(blocks, bound)
+    assert found.loss == min(loss for loss, *_ in fitting)
+    assert cost(blocks, found.choices) == (found.loss, found.peak)
+    assert found.peak <= bound
+
+
+def test_pruning_early_can_spare_later_blocks():
+    """A greedy choice prunes the block that is too large; cheaper is to save less before it."""
+    full = WidthOptions(np.array([0.0, 1.0]), np.array([[9, 5]]), np.array([[8, 2]]))
+    small = WidthOptions(np.array([0.0, 5.0]), np.array([[10, 4]]), np.array([[0, 0]]))
+    assert choose_widths([full, small], 12).choices == (1, 0)
+
+
+def test_a_long_chain_of_many_choices_is_no_matter():
+    rng = np.random.default_rng(0)
+    loss, sizes = np.sort(rng.random((18, 8)))[:, ::-1], np.sort(rng.integers(1, 10**6, (18, 8)))
+    blocks = [WidthOptions(loss[i], sizes[i : i + 1] * 3, sizes[i : i + 1]) for i in range(18)]
+    least = smallest_peak(blocks)
+    found = [choose_widths(blocks, int(least * factor)).loss for factor in (1.0, 1.5, 3.0)]
+    assert found == sorted(found, reverse=True)
