@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from snugfit._cli import app, hosts, launch_commands, launcher
+from snugfit._cli import app, hosts, launch, launcher
 from snugfit._core.hardware import Cluster
 
 HOSTS = """
@@ -46,7 +46,7 @@ def test_processes_of_this_machine_listen_on_loopback(snug):
         "launch", "--processes", "3", "--timeout", "4s", "--dry-run", "--", "train", "--json", "--epochs", "2"
     )
     words = shlex.split(out)
-    assert code == 0 and words[:2] == [f"GLOO_SOCKET_IFNAME={launch_commands.LOOPBACK}", "SNUGFIT_TIMEOUT=4s"]
+    assert code == 0 and words[:2] == [f"GLOO_SOCKET_IFNAME={launch.LOOPBACK}", "SNUGFIT_TIMEOUT=4s"]
     assert words[2:6] == ["SNUGFIT_JOIN_TIMEOUT=60s", sys.executable, "-m", "snugfit._cli.agent"]
     assert words[words.index("--nproc-per-node") + 1] == "3" and words[words.index("--serve") + 1] == "127.0.0.1:0"
     assert words[words.index("--max-restarts") + 1] == "3"

@@ -14,7 +14,7 @@ import tiny_boxes
 import torch
 
 import snugfit
-from snugfit._cli.evaluate import summary
+from snugfit._cli.finished_runs import summary
 from snugfit._storage.manifest import Manifest
 from snugfit.detection import detections
 

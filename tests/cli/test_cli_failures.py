@@ -13,7 +13,7 @@ import pytest
 
 from snugfit import errors
 from snugfit._cli.child_process import death_error
-from snugfit._cli.failures import FailedError, explain
+from snugfit._cli.output import FailedError, explain
 
 NAMED = [
     (errors.SnugfitError, 1),

@@ -5,8 +5,8 @@ from importlib import import_module
 
 import pytest
 
-from snugfit._cli.failures import FailedError
 from snugfit._cli.options import SHOW_ALL
+from snugfit._cli.output import FailedError
 from snugfit._cli.retries import plan_again
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware

@@ -257,7 +257,8 @@ def test_a_lost_manifest_is_said_by_every_command(
     made: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(made)
-    monkeypatch.setattr(f"snugfit._cli.{name}.run_job", in_this_process, raising=False)
+    module = "train" if name == "train" else "finished_runs"
+    monkeypatch.setattr(f"snugfit._cli.{module}.run_job", in_this_process, raising=False)
     before = files(made / USES[name])
     words = {"predict": ["predict", "finished", "photo.png"], "train": ["train", "--resume", "interrupted"]}
     with damaged(made / USES[name] / "manifest.json", delete):

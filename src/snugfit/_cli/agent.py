@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from snugfit._cli.failures import show_error
+from snugfit._cli.output import show_error
 from snugfit._cli.startup import prepare_streams
 from snugfit.errors import SnugfitError
 

@@ -12,19 +12,15 @@ from cyclopts import App, CoercionError, CycloptsError, Group
 
 from snugfit._cli.config import apply_config, read_value, read_values
 from snugfit._cli.doctor import doctor
-from snugfit._cli.evaluate import evaluate
-from snugfit._cli.export import export
-from snugfit._cli.failures import show_error
+from snugfit._cli.finished_runs import evaluate, export, predict, report, verify
 from snugfit._cli.launch import launch
 from snugfit._cli.options import OutputOptions
+from snugfit._cli.output import show_error
 from snugfit._cli.plan import plan
-from snugfit._cli.predict import predict
 from snugfit._cli.profile import profile
-from snugfit._cli.report import report
 from snugfit._cli.startup import ReaderGoneError, die_with_agent, ignore_signals, raise_at_signals
 from snugfit._cli.tiles import plan_cluster
 from snugfit._cli.train import train
-from snugfit._cli.verify import verify
 from snugfit._version import __version__
 from snugfit.errors import SnugfitError, UsageError
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from snugfit._cli.failures import FailedError, unreported
 from snugfit._cli.options import OutputOptions
+from snugfit._cli.output import FailedError, unreported
 from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, UnusableInputError, WorkerLostError
 
 WORKER_MODULE = "snugfit._cli.worker"
@@ -28,11 +28,8 @@ def make_job(command: str, output: OutputOptions, threads: int | None, **argumen
 def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = None) -> dict[str, Any]:
     """Run a job in a fresh child process and return its result.
 
-    The child writes lines of JSON into a pipe: ``run_dir`` and ``row`` while it works, then ``result`` or ``error``.
-
-    Args:
-        job: from :func:`make_job`.
-        on_row: called with every ``row`` as it comes.
+    The child writes lines of JSON into a pipe: ``run_dir`` and ``row`` (for ``on_row``) while it works, then ``result``
+    or ``error``.
 
     Raises:
         FailedError: the child's own error.
@@ -55,11 +52,13 @@ def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = No
         code = child.wait()
     if "error" not in said and "result" in said:
         return dict(said["result"])
-    failed = (
-        FailedError.from_json(said["error"])
-        if "error" in said
-        else death_error(code, job, said["run_dir"], of_memory=_grown(kills, memory_kills()))
-    )
+    failed: SnugfitError
+    if "error" in said:
+        failed = FailedError.from_json(said["error"])
+    else:
+        now = memory_kills()
+        of_memory = None if kills is None or now is None else now > kills
+        failed = death_error(code, job, said["run_dir"], of_memory)
     if failed.exit_code == InterruptedRunError.exit_code and is_finished(said["run_dir"]):
         raise unreported(said["run_dir"])
     raise failed
@@ -121,10 +120,6 @@ def _hand_over(child: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
         pipe.write(json.dumps(job).encode())
 
 
-def _grown(before: int | None, after: int | None) -> bool | None:
-    return None if before is None or after is None else after > before
-
-
 def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: bool | None = None) -> SnugfitError:
     """Explain a child that ended without a result.
 
@@ -169,9 +164,6 @@ def memory_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup
     """Out-of-memory kills by the kernel so far: in this process's control group, or else on this machine.
 
     The group of a killed process also counts kills because the whole machine ran out of memory.
-
-    Args:
-        proc, groups: mount points of the kernel's files on processes and control groups.
 
     Returns:
         A count that only grows; None if the kernel has none.

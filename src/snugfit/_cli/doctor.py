@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from snugfit._cli.examine import MARK
-from snugfit._cli.failures import FailedError
-from snugfit._cli.launch import HERE
-from snugfit._cli.launch_commands import ClusterOptions, Launching, starts
+from snugfit._cli.hosts import read_hosts
+from snugfit._cli.launch import HERE, ClusterOptions, starts
 from snugfit._cli.launcher import run_all
 from snugfit._cli.options import SHOW_ALL, OutputOptions
-from snugfit._cli.output import SCHEMA, note, print_json
+from snugfit._cli.output import FailedError, note, print_json
 from snugfit._core.hardware import Cluster, Link, Rank
+from snugfit._core.record import SCHEMA
 from snugfit._quantities import format_bytes
 from snugfit._storage.outputs import require_file, whole_file
 from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError
@@ -45,22 +45,25 @@ def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: Outp
         UsageError: options contradict each other, or an address is public.
         WorkerLostError: a process was lost, or did not join.
     """
-    launching = Launching(where, 0, where.least())
-    commands = starts(launching, (MODULE,))
+    terms = where.terms(max_restarts=0, min_hosts=len(read_hosts(where.hosts)) if where.hosts else 1)
+    commands = starts(where, terms, (MODULE,))
     if where.dry_run:
         print("\n".join(map(str, commands)))
         return 0
     if out is not None:
         require_file(out)
     found: list[str] = []
-    code = run_all(commands, launching.terms(), found.append)
+    code = run_all(commands, terms, found.append)
     lines = [line.removeprefix(MARK) for line in found if line.startswith(MARK)]
     if code or not lines:
         raise _failed(code)
     cluster = Cluster.from_json(json.loads(lines[-1]))
     if not output.quiet:
         print_cluster(cluster)
-    _write(cluster, out)
+    if out is not None:
+        with whole_file(out) as file:
+            file.write(json.dumps(cluster.to_json(), indent=1) + "\n")
+        note(f"written: {out}")
     if output.json:
         print_json({"schema": SCHEMA, **cluster.to_json()})
     return 0
@@ -72,14 +75,6 @@ def _failed(code: int) -> SnugfitError:
     if code in (0, WorkerLostError.exit_code):
         return WorkerLostError("a process was lost or did not join; nothing was measured.\nThe lines above say which.")
     return FailedError("ClusterError", "a process failed; nothing was measured.\nThe lines above say why.", code)
-
-
-def _write(cluster: Cluster, out: str | None) -> None:
-    if out is None:
-        return
-    with whole_file(out) as file:
-        file.write(json.dumps(cluster.to_json(), indent=1) + "\n")
-    note(f"written: {out}")
 
 
 def print_cluster(cluster: Cluster) -> None:

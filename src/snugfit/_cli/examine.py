@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from snugfit._cli.failures import show_error
+from snugfit._cli.output import show_error
 from snugfit._cli.startup import die_with_agent, prepare_streams
 from snugfit.errors import SnugfitError, UsageError
 
@@ -19,15 +19,13 @@ def main() -> int:
     prepare_streams()
     die_with_agent()
     try:
-        line = _measured()
+        _measure()
     except SnugfitError as error:
         return show_error(error, as_json=False, debug=False)
-    if line is not None:
-        print(MARK + line, flush=True)
     return 0
 
 
-def _measured() -> str | None:
+def _measure() -> None:
     import torch
 
     from snugfit._training.launch import Heartbeat, join, naming_lost, share_of_threads, world
@@ -39,7 +37,8 @@ def _measured() -> str | None:
     torch.set_num_threads(share_of_threads(here) or 1)
     with join(here, _PATIENCE_SECONDS), Heartbeat(here) as heartbeat, naming_lost(heartbeat):
         cluster = examine(here)
-    return None if cluster is None else json.dumps(cluster.to_json())
+    if cluster is not None:
+        print(MARK + json.dumps(cluster.to_json()), flush=True)
 
 
 if __name__ == "__main__":

@@ -73,10 +73,6 @@ def _host(entry: Any, path: str) -> Host:
 def refuse_public(addresses: list[str], public: bool) -> None:
     """Refuse to listen on a public address: traffic is neither encrypted nor authenticated.
 
-    Args:
-        addresses: names or IP addresses.
-        public: whether the user allows it.
-
     Raises:
         UsageError: one is public, or cannot be resolved.
     """
@@ -108,10 +104,8 @@ def addresses_of(interface: str) -> list[str]:
     known = psutil.net_if_addrs()
     if interface not in known:
         raise UnknownNameError("network interface", interface, known)
-    families = (socket.AF_INET, socket.AF_INET6)
-    found = [
-        each.address.partition("%")[0] for family in families for each in known[interface] if each.family == family
-    ]
+    found = [each for each in known[interface] if each.family in (socket.AF_INET, socket.AF_INET6)]
     if not found:
         raise UsageError(f"the network interface {interface} has no IP address; choose another --interface.")
-    return found
+    found.sort(key=lambda each: each.family == socket.AF_INET6)
+    return [each.address.partition("%")[0] for each in found]

@@ -33,14 +33,7 @@ _LAST_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Terms:
-    """How a launch waits and starts again.
-
-    Attributes:
-        timeout_seconds: silence after which a host is lost.
-        join_seconds: how long hosts are waited for at the start.
-        max_restarts: rounds after the first.
-        min_hosts: hosts with which to begin, and to go on.
-    """
+    """How a launch waits for silent hosts and at the start, how many rounds follow the first, and with which hosts."""
 
     timeout_seconds: float = 10.0
     join_seconds: float = 60.0
@@ -49,15 +42,10 @@ class Terms:
 
 
 def run_all(starts: Sequence[Start], terms: Terms, on_line: Callable[[str], None] | None = None) -> int:
-    """Run the processes of all hosts until those of the first host have ended; signals reach every process.
+    """Run the processes of all hosts, the gateway's first, until the first host's have ended; pass signals on.
 
-    Args:
-        starts: of all hosts, the gateway's first.
-        terms: how to wait and start again.
-        on_line: called with every line that the processes print on stdout; they go to stdout otherwise.
-
-    Returns:
-        Exit code: 0 if the first host's is 0, else that of the failed rank.
+    Lines that the processes print on stdout go to ``on_line``, or else to stdout. The exit code is 0 if the first
+    host's is 0, else that of the failed rank.
     """
     launch = Launch(starts, terms, on_line or _print)
     with _signals_to(launch):
@@ -77,12 +65,12 @@ def _print(line: str) -> None:
 def _signals_to(launch: Launch) -> Iterator[None]:
     """Record signals for the launch; a hang-up that nohup ignores stays ignored."""
 
-    def tell(number: int, frame: object) -> None:
+    def record(number: int, frame: object) -> None:
         launch.signals.append("SIGINT" if number == signal.SIGINT else "SIGTERM")
 
     hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
     numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
-    previous = {number: signal.signal(number, tell) for number in numbers}
+    previous = {number: signal.signal(number, record) for number in numbers}
     try:
         yield
     finally:
@@ -91,13 +79,7 @@ def _signals_to(launch: Launch) -> Iterator[None]:
 
 
 class Launch:
-    """One launch: its members and its rounds.
-
-    Args:
-        starts: of all hosts, the gateway's first.
-        terms: how to wait and start again.
-        on_line: called with every line that the processes print.
-    """
+    """One launch: its members, the gateway's host first, and its rounds."""
 
     def __init__(self, starts: Sequence[Start], terms: Terms, on_line: Callable[[str], None]) -> None:
         self.terms, self.signals = terms, list[str]()
@@ -169,7 +151,7 @@ class Launch:
                 member.probe(number, first)
 
     def _answered(self, number: int) -> bool:
-        """Whether no host is left to wait for; a host that was hard to reach before is awaited only at the start."""
+        """Whether no host is left to wait for; one that was hard to reach before is awaited only at the start."""
         return all(
             member.code is not None or member.reached[0] == number or (number and member.age() > _SLUGGISH_SECONDS)
             for member in self.members
@@ -226,8 +208,7 @@ class Launch:
         """End the agents of all hosts, and wait a little while they clean up."""
         for member in self.members:
             member.send("end")
-        deadline = time.monotonic() + _END_SECONDS
-        limit = self.terms.timeout_seconds
+        deadline, limit = time.monotonic() + _END_SECONDS, self.terms.timeout_seconds
         while any(each.code is None and not each.silent(limit) for each in self.members):
             if time.monotonic() > deadline:
                 break
@@ -245,18 +226,16 @@ class Launch:
             self._beaten = time.monotonic()
             for member in self.members:
                 member.send("beat")
+        timeout = _TICK_SECONDS
         with contextlib.suppress(queue.Empty):
-            member, generation, report = self._reports.get(timeout=_TICK_SECONDS)
-            member.hear(generation, report)
             while True:
-                member, generation, report = self._reports.get_nowait()
+                member, generation, report = self._reports.get(timeout=timeout)
                 member.hear(generation, report)
+                timeout = 0
 
 
 def exit_code(codes: Sequence[int]) -> int:
     """One exit code for several failed ranks: a rank's own fault first, then lost ranks, then interruption."""
-    lost = WorkerLostError.exit_code
-    interrupted = InterruptedRunError.exit_code
+    lost, interrupted = WorkerLostError.exit_code, InterruptedRunError.exit_code
     found = [code if 0 < code < lost or code == interrupted else lost for code in codes if code]
-    lesser = (lost, interrupted)
-    return next((code for code in found if code not in lesser), min(found, default=lost))
+    return next((code for code in found if code not in (lost, interrupted)), min(found, default=lost))

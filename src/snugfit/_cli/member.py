@@ -24,15 +24,7 @@ SSH_FAILED = 255
 
 @dataclass(frozen=True)
 class Start:
-    """One command that starts the processes of a host.
-
-    Attributes:
-        host: its address.
-        command: arguments, the program first.
-        environment: variables in addition to those of this process.
-        processes: how many it starts.
-        remote: whether the last argument is a command for the shell of another host.
-    """
+    """One command that starts the processes of a host; if ``remote``, its last argument is for the shell there."""
 
     host: str
     command: tuple[str, ...]
@@ -57,22 +49,14 @@ Reports = queue.Queue[tuple["Member", int, "dict[str, Any] | None"]]
 
 
 class Member:
-    """One host of a launch.
+    """One host of a launch; ``on_line`` is called with every line that its workers print.
 
     Attributes:
-        start: how it is started.
         code: exit code of its agent; None while it runs.
-        ready: whether its agent is ready.
         store: address at which it serves the store, if it does.
         reached: last round for which it reported whether it reaches the store, and whether it does.
         codes: exit codes of its workers after one has failed.
         done: whether its workers have ended well.
-
-    Args:
-        start: how to start it.
-        reports: queue of its reports.
-        secret: of the launch.
-        on_line: called with every line that its workers print.
     """
 
     def __init__(self, start: Start, reports: Reports, secret: str, on_line: Callable[[str], None]) -> None:
@@ -113,25 +97,21 @@ class Member:
                 start_new_session=True,
             )
         except OSError as error:
-            raise UsageError(
-                f"cannot run {command[0]}: {error.strerror or error}. Install it; see --dry-run."
-            ) from error
+            reason = error.strerror or error
+            raise UsageError(f"cannot run {command[0]}: {reason}. Install it; see --dry-run.") from error
         self.send("begin", secret=self._secret)
-        stream = self._process.stdout
-        threading.Thread(target=self._listen, args=(stream, self._generation), daemon=True).start()
+        listening = (self._process.stdout, self._generation)
+        threading.Thread(target=self._listen, args=listening, daemon=True).start()
 
     def _listen(self, stream: IO[str], generation: int) -> None:
         for line in stream:
-            self._reports.put((self, generation, self._parsed(line)))
+            report = None
+            with contextlib.suppress(ValueError):
+                report = json.loads(line)
+            if not isinstance(report, dict) or not isinstance(report.get("said"), str):
+                report = {"said": "?", "line": line}  # for people, like the greeting of a shell
+            self._reports.put((self, generation, report))
         self._reports.put((self, generation, None))
-
-    def _parsed(self, line: str) -> dict[str, Any]:
-        """A report; other output is for people, like the greeting of a shell."""
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        return found if isinstance(found, dict) and isinstance(found.get("said"), str) else {"said": "?", "line": line}
 
     def send(self, order: str, **more: Any) -> None:
         """Send an order; a broken connection shows in the end of its reports."""
@@ -172,11 +152,7 @@ class Member:
             sys.stderr.write(f"{self.start.host}: {report.get('line', '')}")
 
     def lost(self, limit: float) -> str | None:
-        """Why this host cannot take part now; None if it can.
-
-        Args:
-            limit: seconds of silence after which it is lost.
-        """
+        """Why this host cannot take part now; None if it can. ``limit``: seconds of silence after which it is lost."""
         if self.code is not None:
             broken = self.code in (SSH_FAILED, -signal.SIGKILL)
             return "ssh failed, or the connection broke" if broken else f"its agent ended with code {self.code}"

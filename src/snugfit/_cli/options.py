@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from snugfit._cli.output import print_json
 from snugfit._core import known
 from snugfit._core.option_groups import (
     BudgetOptions,
@@ -18,7 +19,7 @@ from snugfit._core.option_groups import (
     TrainingOptions,
 )
 from snugfit._core.options import Count
-from snugfit._core.record import TRIAL_STEPS
+from snugfit._core.record import SCHEMA, TRIAL_STEPS
 from snugfit._core.request import Request, StrategyOptions
 from snugfit.errors import UsageError
 
@@ -76,6 +77,13 @@ class OutputOptions:
     quiet: Annotated[bool, Parameter(negative="")] = False
     debug: Annotated[bool, Parameter(negative="")] = False
     config: str | None = None
+
+    def show(self, found: dict[str, Any], text: str) -> None:
+        """Print a result on stdout: as JSON with ``--json``, or else as text."""
+        if self.json:
+            print_json({"schema": SCHEMA, **found})
+        else:
+            print(text)
 
 
 PAPERS = Group("Figures of the papers", sort_key=8)

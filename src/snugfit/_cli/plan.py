@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from snugfit._cli.child_process import make_job, run_job
-from snugfit._cli.failures import FailedError, show_error
 from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
-from snugfit._cli.output import note, print_json
+from snugfit._cli.output import FailedError, note, print_json, show_error
 from snugfit._cli.plan_cache import Answer
 from snugfit._cli.retries import plan_again
 from snugfit._core.plan import Plan

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from snugfit._cli.failures import FailedError
+from snugfit._cli.output import FailedError
 from snugfit._core.documents import read_as
 from snugfit._core.hardware import cores, processor
 from snugfit._core.options import data_sets_in

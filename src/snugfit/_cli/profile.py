@@ -44,7 +44,7 @@ def profile(
             require_file(more.chart, CHART)
     request = flags.request()
     tables = {name: getattr(more, name) for name in ("learning_signal", "tensors", "activation_memory", "trained")}
-    job = make_job("profile", output, request.machine.threads, request=request.to_json(), **tables)
+    job = make_job("profile", output, request.machine.threads, request=request.to_json(), tables=tables)
     data = run_job(job)
     print_units(data)
     if "learning_signal" in data:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from snugfit._cli.failures import explain
-from snugfit._cli.output import note
+from snugfit._cli.output import explain, note
 from snugfit._cli.plan_cache import Answer
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.explanation import explanation_of

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from snugfit._cli.child_process import is_finished, make_job, run_job
-from snugfit._cli.failures import FailedError
+from snugfit._cli.finished_runs import draw_after_training
 from snugfit._cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
-from snugfit._cli.output import note, print_json
+from snugfit._cli.output import FailedError, note, print_json
 from snugfit._cli.plan import planned
-from snugfit._cli.report import draw
 from snugfit._cli.retries import plan_again
 from snugfit._core.documents import read_data
 from snugfit._core.request import Request
@@ -46,7 +45,7 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
     record = _resumed(resume, flags, output) if resume else _started(_new_request(flags), output)
     if "run_dir" not in record:  # a process that has served another one's run
         return
-    page = draw(record["run_dir"])
+    page = draw_after_training(record["run_dir"])
     if page:
         note(f"report: {page}")
     if output.json:

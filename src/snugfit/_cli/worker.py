@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from snugfit._cli.child_process import FORWARDED
-from snugfit._cli.failures import FailedError, explain
+from snugfit._cli.output import FailedError, explain
 from snugfit._cli.startup import die_with_parent, ignore_signals, prepare_streams, redeliver_swallowed_interrupts
 from snugfit._core.request import Request
 from snugfit._report.console import ConsoleProgress
@@ -147,39 +147,31 @@ def _unsent(**message: Any) -> None:
 
 
 def _profile(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
-    request = Request.from_json(job["request"])
-    asked = {name: job[name] for name in ("learning_signal", "tensors", "activation_memory", "trained")}
-    return api.profile_request(request, subscribers=subscribers, **asked)
-
-
-def _evaluate(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
-    return api.evaluate(job["run"], data=job["data"], data_dir=job["data_dir"], split=job["split"])
+    return api.profile_request(Request.from_json(job["request"]), subscribers=subscribers, **job["tables"])
 
 
 def _predict(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     count = 0
-    for path, name, *numbers in api.predict(job["run"], job["images"], top=job["top"]):
+    for path, name, *numbers in api.predict(**job["arguments"]):
         send(row=[str(path), str(name), *map(float, numbers)])
         count += 1
     return {"rows": count}
 
 
-def _export(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
-    return api.export(job["run"], job["out"], format=job["format"], check=job["check"])
-
-
-def _report(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
-    return api.draw_report(job["run"], pictures=True, data=job["data"], data_dir=job["data_dir"])
+def _call(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    """Call the public function of a command."""
+    function = getattr(api, {"report": "draw_report"}.get(job["command"], job["command"]))
+    return function(**job["arguments"])
 
 
 COMMANDS: dict[str, Callable[[Any, dict[str, Any], Subscribers, Send], Any]] = {
     "plan": _plan,
     "train": _train,
     "profile": _profile,
-    "evaluate": _evaluate,
+    "evaluate": _call,
     "predict": _predict,
-    "export": _export,
-    "report": _report,
+    "export": _call,
+    "report": _call,
 }
 
 

@@ -102,12 +102,12 @@ def activations(trained):
     }  # fmt: skip
 
 
-def evaluate(run_dir, data=None, data_dir=None, split="test"):
+def evaluate(run, data=None, data_dir=None, split="test"):
     classes = {"cat": 1.0, "dog": float("nan")}
     return {"accuracy": 0.75, "top5": 1.0, "count": 8, "per_class": classes, "asked": [data, data_dir, split]}
 
 
-def predict(run_dir, images, top=1):
+def predict(run, images, top=1):
     if images == "empty":
         raise errors.DataError("there are no images in empty.")
     for index in range(100_000 if images == "many" else 2):
@@ -116,14 +116,14 @@ def predict(run_dir, images, top=1):
             raise errors.DataError("1.png cannot be decoded; remove it.")
 
 
-def export(run_dir, out=None, format="safetensors", check=True):
-    return {"files": [f"{out or run_dir}/model.{format}"], "onnx_max_difference": 1e-6 if check else None}
+def export(run, out=None, format="safetensors", check=True):
+    return {"files": [f"{out or run}/model.{format}"], "onnx_max_difference": 1e-6 if check else None}
 
 
-def draw_report(run_dir, pictures, data, data_dir):
+def draw_report(run, pictures, data, data_dir):
     assert pictures
     missing = ["No t-SNE of M: none."] if (data, data_dir) == (None, None) else []
-    return {"report": f"{run_dir}/report.html", "missing": missing}
+    return {"report": f"{run}/report.html", "missing": missing}
 
 
 def record(run_dir, settings):
