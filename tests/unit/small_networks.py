@@ -157,3 +157,8 @@ def profile_of(model, batch=8, lean=True, optimizer=None, shape=SHAPE):
     found = probes_of(model, batch, lean, optimizer, shape).tensors(batch).measure_operators(NO_LIMIT)
     assert found is not None
     return found
+
+
+def nodes_of(blocks):
+    """Blocks as ``run_per_sample`` takes them: nodes by name."""
+    return {block.name: block.nodes for block in blocks}

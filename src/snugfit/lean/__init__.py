@@ -17,17 +17,20 @@
 from snugfit._upstream import mend_group_norm
 from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
 from snugfit.lean.batchnorm import LeanBatchNorm1d, LeanBatchNorm2d, LeanBatchNorm3d
-from snugfit.lean.convolution import LeanConv2d
-from snugfit.lean.fused_frozen_conv import disable_inplace, enable_inplace
-from snugfit.lean.fused_norm_act import FusedNormAct
-from snugfit.lean.fused_pool_norm_act import FusedPoolNormAct
+from snugfit.lean.convolution import LeanConv2d, StandardisedConv2d
+from snugfit.lean.fused_norm_act import FusedNormAct, FusedPoolNormAct
 from snugfit.lean.int8_weights import FloatState, restore_float, store_int8
-from snugfit.lean.maxpool import LeanMaxPool2d
 from snugfit.lean.per_sample import run_per_sample
-from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, average_pool
-from snugfit.lean.release_input import release_images, retain_images
-from snugfit.lean.standardised_conv import StandardisedConv2d
-from snugfit.lean.swap import use_lean, use_lean_convolutions, use_stock
+from snugfit.lean.pooling import LeanAdaptiveAvgPool2d, LeanAvgPool2d, LeanMaxPool2d, average_pool
+from snugfit.lean.switches import (
+    disable_inplace,
+    enable_inplace,
+    release_images,
+    retain_images,
+    use_lean,
+    use_lean_convolutions,
+    use_stock,
+)
 
 mend_group_norm()
 

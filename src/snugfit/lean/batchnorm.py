@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from snugfit.lean.inplace_permissions import InplacePermissions, described, permissions_of
-from snugfit.lean.saved_tensors import memory_order, needs_gradient
+from snugfit.lean.saved_tensors import InplacePermissions, Overwriting, memory_order, needs_gradient, permissions_of
 
 
 class _FrozenBatchNorm(torch.autograd.Function):
@@ -58,19 +57,9 @@ def _normalise(
 ) -> Tensor:
     """Overwrite a feature map (B, C, ...) with its BatchNorm on running statistics (C,), by torch's own kernel."""
     if not inputs.is_meta:
-        statistics = [torch.empty(0, dtype=mean.dtype, device=mean.device) for _ in range(2)]  # none on this way
+        mean_, inverse = (torch.empty(0, dtype=mean.dtype, device=mean.device) for _ in range(2))  # not computed
         torch.ops.aten.native_batch_norm.out(
-            inputs,
-            weight,
-            bias,
-            mean,
-            variance,
-            False,
-            0.0,
-            eps,
-            out=inputs,
-            save_mean=statistics[0],
-            save_invstd=statistics[1],
+            inputs, weight, bias, mean, variance, False, 0.0, eps, out=inputs, save_mean=mean_, save_invstd=inverse
         )
     return inputs
 
@@ -89,11 +78,7 @@ def _scaled(gradient: Tensor, scale: Tensor, overwrite: bool) -> Tensor:
     return found
 
 
-class _Lean(nn.modules.batchnorm._BatchNorm):
-    def extra_repr(self) -> str:
-        """Torch's description, and what may be overwritten."""
-        return described(self, super().extra_repr())
-
+class _Lean(Overwriting, nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Feature map (B, C, ...) to (B, C, ...); torch's own in training mode and where gamma is trained."""
         if (
@@ -115,10 +100,7 @@ class _Lean(nn.modules.batchnorm._BatchNorm):
 
 
 def _can_overwrite(inputs: Tensor, mean: Tensor) -> bool:
-    """Whether a feature map (B, C, H, W) can be overwritten.
-
-    On a processor, in the norm's precision, and not a view.
-    """
+    """Whether a feature map (B, C, H, W) is on a processor, in the norm's precision, and not a view."""
     if inputs.device.type not in ("cpu", "meta") or inputs.dtype != mean.dtype:
         return False
     if inputs.dim() != 4 or inputs.numel() == 0 or inputs._is_view():

@@ -1,13 +1,13 @@
-"""Convolution that keeps its input only for a trained weight, and its weight only for an input with a gradient.
+"""Convolutions that keep only what the requested gradients need.
 
-Torch's own keeps both whatever is frozen, so freezing saves no memory. Where everything is trained there is nothing to
-save, and it equals torch's own except for the weight gradient on small feature maps
-(:mod:`snugfit.lean.conv_weight_grad`).
+Torch's own keeps input and weight whatever is frozen, so freezing saves no memory. Where everything is trained there is
+nothing to save, and :class:`LeanConv2d` equals torch's own except for the weight gradient on small feature maps.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +15,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from snugfit.lean.conv_weight_grad import SMALL_MAP, Pair, conv_weight_gradient
-from snugfit.lean.padding import Frame, pad
 from snugfit.lean.saved_tensors import Layout, needs_gradient
+
+SMALL_MAP = 16
+"""Up to this many output pixels the weight gradient is computed by kernel position; above, oneDNN is as good."""
+EPS = 1e-5
+"""Added to the standard deviation of a filter."""
+Pair = tuple[int, ...]
+"""Rows and columns, as torch types them."""
+Frame = tuple[int, ...]
+"""Pixels added left, right, above and below."""
 
 
 class Geometry(NamedTuple):
@@ -48,12 +55,8 @@ class _LeanConvolution(torch.autograd.Function):
     ) -> Tensor:
         to_inputs, to_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(inputs if to_weight else None, weight if to_inputs else None)
-        ctx.layouts, ctx.geometry, ctx.by_position, ctx.dtype = (
-            (Layout.of(inputs), Layout.of(weight)),
-            geometry,
-            by_position,
-            dtype,
-        )
+        ctx.layouts, ctx.geometry = (Layout.of(inputs), Layout.of(weight)), geometry
+        ctx.by_position, ctx.dtype = by_position, dtype
         if dtype is None:
             return F.conv2d(inputs, weight, bias, *geometry)
         with no_autocast(inputs, dtype):
@@ -104,26 +107,19 @@ def with_placeholders(
     if dtype is not None:
         of_weight = of_weight._replace(dtype=dtype)
         weight = None if weight is None else weight.to(dtype)
-    pair = (
-        of_inputs.placeholder() if inputs is None else inputs,
-        of_weight.placeholder() if weight is None else weight,
-    )
+
+    def filled(fill: Callable[[Layout], Tensor]) -> tuple[Tensor, Tensor]:
+        return fill(of_inputs) if inputs is None else inputs, fill(of_weight) if weight is None else weight
+
+    pair = filled(Layout.placeholder)
     if pair[0].is_meta:
         return pair
-    backend = _backend(*pair, geometry)
-    if _needs_memory(*pair, geometry, backend):
-        return (of_inputs.empty() if inputs is None else inputs, of_weight.empty() if weight is None else weight)
-    order = torch._C._conv_determine_backend_memory_format(*pair, backend)
-    return (
-        of_inputs.ordered(order).placeholder() if inputs is None else inputs,
-        of_weight.ordered(order).placeholder() if weight is None else weight,
-    )
-
-
-def _backend(inputs: Tensor, weight: Tensor, geometry: Geometry) -> Any:
-    """The kernel that torch selects for an input (B, C, H, W) and a weight (K, C, kh, kw)."""
     stride, padding, dilation, groups = (list(each) if isinstance(each, tuple) else each for each in geometry)
-    return torch._C._select_conv_backend(inputs, weight, None, stride, padding, dilation, False, [0, 0], groups, None)
+    backend = torch._C._select_conv_backend(*pair, None, stride, padding, dilation, False, [0, 0], groups, None)
+    if _needs_memory(*pair, geometry, backend):
+        return filled(Layout.empty)
+    order = torch._C._conv_determine_backend_memory_format(*pair, backend)
+    return filled(lambda layout: layout.ordered(order).placeholder())
 
 
 def _needs_memory(inputs: Tensor, weight: Tensor, geometry: Geometry, backend: Any) -> bool:
@@ -143,6 +139,79 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.stride() in ((sample, plane, width, 1), (sample, 1, width * channels, channels))
 
 
+def conv_weight_gradient(
+    gradient: Tensor, inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
+) -> Tensor:
+    """The gradient of a weight, (K, C, kh, kw) in channels_last, one matrix product per kernel position.
+
+    For a convolution of (B, C, H, W) to (B, K, H', W') with zero padding and one group. On feature maps of a few pixels
+    oneDNN takes a multiple of the time, and a workspace of four to eight times the weights. Here nothing is computed
+    for padding (more than half of the work on 2x2 pixels), and no patches are unfolded.
+    """
+    channels, filters = inputs.shape[1], gradient.shape[1]
+    outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
+    total = gradient.new_zeros(filters, *kernel, channels)
+    copied = outputs[0].numel() + pixels[0].numel()
+    images = max(1, total.numel() // copied)  # a tap copies the pixels it touches: never more than the weights take
+    taps = [
+        [_touched(tap, *sizes) for tap in range(taps)]
+        for taps, sizes in zip(
+            kernel, zip(inputs.shape[2:], gradient.shape[2:], stride, padding, dilation, strict=True), strict=True
+        )
+    ]
+    for start in range(0, len(inputs), images):
+        rows, columns = outputs[start : start + images], pixels[start : start + images]
+        for i, (out_y, in_y) in enumerate(taps[0]):
+            for j, (out_x, in_x) in enumerate(taps[1]):
+                left = rows[:, out_y, out_x].reshape(-1, filters)
+                total[:, i, j].addmm_(left.t(), columns[:, in_y, in_x].reshape(-1, channels))
+    return total.permute(0, 3, 1, 2)
+
+
+def _touched(tap: int, size: int, outputs: int, stride: int, padding: int, dilation: int) -> tuple[slice, slice]:
+    """Along one axis, the outputs for which a tap lies inside the image, and the inputs that it then reads."""
+    offset = tap * dilation - padding
+    first = max(0, -(offset // stride))
+    last = min(outputs, (size - 1 - offset) // stride + 1)
+    if last <= first:
+        return slice(0, 0), slice(0, 0)
+    return slice(first, last), slice(first * stride + offset, (last - 1) * stride + offset + 1, stride)
+
+
+class _Padded(torch.autograd.Function):
+    """Padding that keeps no feature map (B, C, H, W), of which the gradient needs the shape alone."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, frame: Frame, mode: str) -> Tensor:
+        ctx.size, ctx.frame, ctx.mode = inputs.shape, frame, mode
+        return F.pad(inputs, frame, mode)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        left, right, above, below = ctx.frame
+        gradient = _folded(gradient, 2, ctx.size[2], above, below, ctx.mode)
+        return _folded(gradient, 3, ctx.size[3], left, right, ctx.mode), None, None
+
+
+def _folded(gradient: Tensor, dimension: int, size: int, before: int, after: int, mode: str) -> Tensor:
+    """Add the gradient of the padding along a dimension of (B, C, H, W) to the pixels that it was copied from."""
+    sources = F.pad(torch.arange(size, dtype=torch.float64).view(1, 1, size), (before, after), mode).view(-1)
+    sources = sources.to(gradient.device, torch.int64)
+    folded = gradient.narrow(dimension, before, size).clone()
+    for start, length in ((0, before), (before + size, after)):
+        folded.index_add_(dimension, sources[start : start + length], gradient.narrow(dimension, start, length))
+    return folded
+
+
+def pad(inputs: Tensor, frame: Frame, mode: str) -> Tensor:
+    """``F.pad`` of (B, C, H, W) to (B, C, H + above + below, W + left + right), in a mode of convolutions."""
+    if mode == "constant":  # torch's own keeps nothing either
+        return F.pad(inputs, frame)
+    padded: Tensor = _Padded.apply(inputs, frame, mode)
+    return padded
+
+
 class LeanConv2d(nn.Conv2d):
     """``nn.Conv2d`` that keeps only what the requested gradients need; the state dict is the same."""
 
@@ -152,15 +221,18 @@ class LeanConv2d(nn.Conv2d):
         if not needs_gradient(input, weight, bias) or not (by_position or _is_lean(input, weight, dtype)):
             stock: Tensor = super()._conv_forward(input, weight, bias)
             return stock
-        images = input if dtype is None else input.to(dtype)
-        if input.dim() == 3:
-            images = images.unsqueeze(0)
-        frame, mode, padding = self._frame()
-        if any(frame):
-            images = pad(images, frame, mode)
-        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
+        images, geometry = self._prepared(input, dtype)
         output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, by_position, dtype)
         return output.squeeze(0) if input.dim() == 3 else output
+
+    def _prepared(self, input: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Geometry]:
+        """The input as (B, C, H, W), padded and in the precision of autocast, and the geometry that remains."""
+        images = input if dtype is None else input.to(dtype)
+        images = images.unsqueeze(0) if input.dim() == 3 else images
+        frame, mode, padding = self._frame()
+        with no_autocast(images, dtype):  # on a CPU it would pad in single precision
+            images = pad(images, frame, mode) if any(frame) else images
+        return images, Geometry(self.stride, padding, self.dilation, self.groups)
 
     def _frame(self) -> tuple[Frame, str, Pair]:
         """Pixels to pad before the convolution, the mode, and the zero padding of the convolution itself."""
@@ -186,6 +258,58 @@ class LeanConv2d(nn.Conv2d):
         for size, padding, dilation, kernel, stride in sizes:
             pixels *= (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
         return pixels <= SMALL_MAP
+
+
+def standardise(weight: Tensor) -> Tensor:
+    """Filters (K, C, kh, kw) minus their mean, divided by their unbiased standard deviation plus :data:`EPS`."""
+    dims = (1, 2, 3)
+    centred, spread = weight - weight.mean(dims, keepdim=True), weight.std(dims, keepdim=True) + EPS
+    return centred / spread if centred.requires_grad else centred.div_(spread)
+
+
+class _StandardisedConvolution(torch.autograd.Function):
+    """Feature map (B, C, H, W) to (B, K, H', W'); ``dtype`` is the precision of autocast."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, geometry: Geometry, dtype: torch.dtype | None) -> Tensor:
+        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
+        ctx.layout, ctx.geometry, ctx.dtype = Layout.of(inputs), geometry, dtype
+        with no_autocast(inputs, dtype):
+            return F.conv2d(inputs, standardise(weight).to(dtype or weight.dtype), None, *geometry)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        mask = [*ctx.needs_input_grad[:2], False]
+        with torch.enable_grad():
+            leaf = weight.detach().requires_grad_()
+            made = standardise(leaf).to(ctx.dtype or weight.dtype)
+        layouts = (ctx.layout, Layout.of(made))
+        given = with_placeholders(inputs, made.detach(), layouts, ctx.geometry, None)
+        to_inputs, to_made, _ = convolution_gradients(gradient, *given, ctx.geometry, mask)
+        to_weight = None if to_made is None else torch.autograd.grad(made, leaf, to_made)[0]
+        return to_inputs, to_weight, None, None
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """``nn.Conv2d`` whose filters are standardised whenever it runs; with numeric zero padding and without bias.
+
+    Every filter is scaled to mean 0 and standard deviation 1 (Qiao et al., "Weight standardization", equation 5; the
+    side modules of Rep-Net). Stock autograd keeps three to four copies of every weight for that; here the standardised
+    weight is recomputed in the backward pass. The state dict holds the trained weight. A filter needs two values.
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not needs_gradient(input, weight):
+            stock: Tensor = super()._conv_forward(input, standardise(weight), bias)
+            return stock
+        dtype = autocast_dtype(input)
+        assert not isinstance(self.padding, str)
+        geometry = Geometry(self.stride, self.padding, self.dilation, self.groups)
+        images = input if dtype is None else input.to(dtype)
+        found: Tensor = _StandardisedConvolution.apply(images, weight, geometry, dtype)
+        return found
 
 
 def no_autocast(inputs: Tensor, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:

@@ -24,7 +24,6 @@ from snugfit.lean.convolution import (
     no_autocast,
     with_placeholders,
 )
-from snugfit.lean.padding import pad
 from snugfit.lean.saved_tensors import Layout, needs_gradient
 
 _LARGEST = 127
@@ -155,8 +154,11 @@ def _weight(codes: Tensor, scale: Tensor, dtype: torch.dtype | None) -> Tensor:
     return dequantise(codes, scale).to(dtype or scale.dtype)
 
 
-class _Int8Convolution(torch.autograd.Function):
-    """Feature map (B, C, H, W) to (B, K, H', W'); ``dtype`` is the precision of autocast."""
+class _Int8(torch.autograd.Function):
+    """A convolution of (B, C, H, W), or without a geometry a linear layer on (..., C), with a weight in 8 bits.
+
+    ``dtype`` is the precision of autocast.
+    """
 
     @staticmethod
     def forward(
@@ -165,14 +167,15 @@ class _Int8Convolution(torch.autograd.Function):
         codes: Tensor,
         scale: Tensor,
         bias: Tensor | None,
-        geometry: Geometry,
+        geometry: Geometry | None,
         dtype: torch.dtype | None,
     ) -> Tensor:
         ctx.save_for_backward(*((codes, scale) if ctx.needs_input_grad[0] else ()))
         ctx.layout, ctx.geometry, ctx.dtype = Layout.of(inputs), geometry, dtype
         with no_autocast(inputs, dtype):
             weight = _weight(codes, scale, dtype)
-            return F.conv2d(inputs, weight, None if bias is None else bias.to(weight.dtype), *geometry)
+            shift = None if bias is None else bias.to(weight.dtype)
+            return F.linear(inputs, weight, shift) if geometry is None else F.conv2d(inputs, weight, shift, *geometry)
 
     @staticmethod
     @once_differentiable
@@ -181,10 +184,16 @@ class _Int8Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             codes, scale = ctx.saved_tensors
             weight = _weight(codes, scale, ctx.dtype)
-            given = with_placeholders(None, weight, (ctx.layout, Layout.of(weight)), ctx.geometry, None)
-            to_inputs = convolution_gradients(gradient, *given, ctx.geometry, [True, False, False])[0]
+            if ctx.geometry is None:
+                to_inputs = gradient @ weight
+            else:
+                given = with_placeholders(None, weight, (ctx.layout, Layout.of(weight)), ctx.geometry, None)
+                to_inputs = convolution_gradients(gradient, *given, ctx.geometry, [True, False, False])[0]
         if ctx.needs_input_grad[3]:
-            to_bias = gradient.sum((0, 2, 3))
+            if ctx.geometry is not None:
+                to_bias = gradient.sum((0, 2, 3))
+            else:
+                to_bias = gradient.flatten(0, -2).sum(0) if gradient.dim() > 1 else gradient
         return to_inputs, None, None, to_bias, None, None
 
 
@@ -197,39 +206,9 @@ class Int8Conv2d(_Stored, LeanConv2d):  # type: ignore[override]
             stock: Tensor = nn.Conv2d._conv_forward(self, input, self.weight, self.bias)
             return stock
         dtype = autocast_dtype(input)
-        images = input if dtype is None else input.to(dtype)
-        images = images.unsqueeze(0) if input.dim() == 3 else images
-        frame, mode, padding = self._frame()
-        if any(frame):
-            images = pad(images, frame, mode)
-        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
-        output: Tensor = _Int8Convolution.apply(images, self.weight_int8, self.weight_scale, self.bias, geometry, dtype)
+        images, geometry = self._prepared(input, dtype)
+        output: Tensor = _Int8.apply(images, self.weight_int8, self.weight_scale, self.bias, geometry, dtype)
         return output.squeeze(0) if input.dim() == 3 else output
-
-
-class _Int8Linear(torch.autograd.Function):
-    """Inputs (..., C) to (..., K)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype | None
-    ) -> Tensor:
-        ctx.save_for_backward(*((codes, scale) if ctx.needs_input_grad[0] else ()))
-        ctx.dtype = dtype
-        with no_autocast(inputs, dtype):
-            weight = _weight(codes, scale, dtype)
-            return F.linear(inputs, weight, None if bias is None else bias.to(weight.dtype))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        to_inputs = to_bias = None
-        if ctx.needs_input_grad[0]:
-            codes, scale = ctx.saved_tensors
-            to_inputs = gradient @ _weight(codes, scale, ctx.dtype)
-        if ctx.needs_input_grad[3]:
-            to_bias = gradient.flatten(0, -2).sum(0) if gradient.dim() > 1 else gradient
-        return to_inputs, None, None, to_bias, None
 
 
 class Int8Linear(_Stored, nn.Linear):  # type: ignore[override]
@@ -240,14 +219,9 @@ class Int8Linear(_Stored, nn.Linear):  # type: ignore[override]
         if not needs_gradient(input, self.bias):
             return F.linear(input, self.weight, self.bias)
         dtype = autocast_dtype(input)
-        found: Tensor = _Int8Linear.apply(
-            input if dtype is None else input.to(dtype), self.weight_int8, self.weight_scale, self.bias, dtype
-        )
+        given = input if dtype is None else input.to(dtype)
+        found: Tensor = _Int8.apply(given, self.weight_int8, self.weight_scale, self.bias, None, dtype)
         return found
 
 
-_STORED: dict[type[nn.Module], type[_Stored]] = {
-    nn.Conv2d: Int8Conv2d,
-    LeanConv2d: Int8Conv2d,
-    nn.Linear: Int8Linear,
-}
+_STORED: dict[type[nn.Module], type[_Stored]] = {nn.Conv2d: Int8Conv2d, LeanConv2d: Int8Conv2d, nn.Linear: Int8Linear}

@@ -1,17 +1,10 @@
-"""Blocks that run one sample at a time, so that their temporary memory is that of one sample.
-
-In a mostly frozen network, the feature maps inside its first blocks decide the peak, and none of their gradients is
-ever kept, the exact alternative to pruning. In a frozen block in evaluation mode samples are independent, so outputs
-and gradients equal those of the whole batch.
-
-Shapes: B batch, C channels, H and W height and width.
-"""
+"""Frozen blocks of a network that run one sample at a time, so that their temporary memory is that of one sample."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,9 +16,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from snugfit.errors import ModelError, UsageError
 
-if TYPE_CHECKING:
-    from snugfit._chain.blocks import ModuleBlock
-
 _RUNNERS = "blocks_by_sample"
 """Path of the modules that run blocks sample by sample; they are not in the state dict."""
 _WHOLE = "graph_of_whole_batches"
@@ -33,19 +23,21 @@ _WHOLE = "graph_of_whole_batches"
 _READ_ONLY = (_ConvNd, nn.Linear, _NormBase, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
 
 
-def run_per_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> None:
+def run_per_sample(module: fx.GraphModule, blocks: Mapping[str, Sequence[fx.Node]]) -> None:
     """Make these blocks of a network run one sample at a time, and all others whole batches again, in place.
 
-    Outputs and gradients do not change. Without a gradient, a block's peak is its input, its output, and the temporary
-    memory of one sample. If a gradient passes through to the block's input, saved tensors are kept per sample (few with
-    :func:`snugfit.lean.use_lean`), and the backward pass runs sample by sample.
+    In a frozen block in evaluation mode samples are independent, so outputs and gradients do not change. Without a
+    gradient, a block's peak is its input, its output, and the temporary memory of one sample. If a gradient passes
+    through to the block's input, saved tensors are kept per sample (few with :func:`snugfit.lean.use_lean`), and the
+    backward pass runs sample by sample.
 
-    State dict, layers and hooks stay; :func:`use_lean` and ``train()`` reach the layers as before. Undo it with
-    ``run_per_sample(module, ())`` before the network is traced or cut, or its graph is changed.
+    State dict, layers and hooks stay; ``use_lean`` and ``train()`` reach the layers as before. Undo it with
+    ``run_per_sample(module, {})`` before the network is traced or cut, or its graph is changed.
 
     Args:
         module: a traced network; side modules are allowed.
-        blocks: blocks of it, or of the backbone that side modules were attached to; an empty tuple for none.
+        blocks: for each, a name for messages, and its nodes in order, of the module's graph or of that of the backbone
+            that side modules were attached to; none if empty.
 
     Raises:
         ModelError: a block is not part of the network, is entered or left by more than one tensor, has trained
@@ -56,7 +48,8 @@ def run_per_sample(module: fx.GraphModule, blocks: Iterable[ModuleBlock]) -> Non
     graph.output(graph.graph_copy(whole, copies))
     own = {node.name: node for node in whole.nodes}
     runners: dict[str, nn.Module] = {}
-    for title, nodes, entry in _joined([(block.name, *_checked(module, block, own)) for block in blocks], whole):
+    checked = [(name, *_checked(module, name, nodes, own)) for name, nodes in blocks.items()]
+    for title, nodes, entry in _joined(checked, whole):
         name = f"{_RUNNERS}.{title.replace('.', '_').replace(' ', '_')}"
         runners[name] = PerSample(title, _body(module, nodes, entry), _reads_only(module, nodes, entry))
         copies[nodes[-1]] = _replace(graph, [copies[node] for node in nodes], copies[entry], name)
@@ -79,16 +72,13 @@ def graph_of(module: fx.GraphModule) -> fx.Graph:
 class PerSample(nn.Module):
     """A module that runs a block sample by sample.
 
-    Args:
-        name: the block's, for messages.
-        body: the block; its layers belong to the network and are not sub-modules of this module.
-        reads_only: whether the block never overwrites its input; otherwise it gets a copy of each sample.
+    It gets a copy of each sample unless it ``reads_only``.
     """
 
     def __init__(self, name: str, body: fx.GraphModule, reads_only: bool) -> None:
         super().__init__()
         self.name, self.reads_only = name, reads_only
-        self.__dict__["body"] = body
+        self.__dict__["body"] = body  # its layers belong to the network and are not sub-modules of this module
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Feature map (B, C, H, W) to the block's output.
@@ -200,37 +190,34 @@ def _is_channels_last(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def _checked(module: fx.GraphModule, block: ModuleBlock, own: dict[str, fx.Node]) -> tuple[list[fx.Node], fx.Node]:
+def _checked(
+    module: fx.GraphModule, name: str, block: Sequence[fx.Node], own: dict[str, fx.Node]
+) -> tuple[list[fx.Node], fx.Node]:
     """The nodes of a block in a network's graph, and the node whose value enters."""
-    if any(node.name not in own for node in block.nodes):
-        raise ModelError(f"block {block.name} is not part of the network; take blocks from its backbone's find_blocks.")
-    nodes = [own[node.name] for node in block.nodes]
+    if any(node.name not in own for node in block):
+        raise ModelError(f"block {name} is not part of the network; take blocks from its backbone's find_blocks.")
+    nodes = [own[node.name] for node in block]
     inside = set(nodes)
     entries = {source for node in nodes for source in node.all_input_nodes} - inside
     if any(source.op == "get_attr" for source in entries):
-        raise ModelError(f"block {block.name} reads tensors of no layer and cannot run sample by sample; leave it out.")
+        raise ModelError(f"block {name} reads tensors of no layer and cannot run sample by sample; leave it out.")
     if len(entries) != 1 or any(user not in inside for node in nodes[:-1] for user in node.users):
         raise ModelError(
-            f"block {block.name} is entered or left by more than one tensor and cannot run sample by sample; "
+            f"block {name} is entered or left by more than one tensor and cannot run sample by sample; "
             "take blocks from the backbone, as it was before side modules were attached."
         )
     layers = [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
     if any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
-        raise ModelError(_trains(block.name))
+        raise ModelError(_trains(name))
     if any(isinstance(part, _NormBase) and part.running_mean is None for layer in layers for part in layer.modules()):
-        raise ModelError(
-            f"block {block.name} has a norm without running statistics, which mixes samples; leave it out."
-        )
+        raise ModelError(f"block {name} has a norm without running statistics, which mixes samples; leave it out.")
     return nodes, entries.pop()
 
 
 def _joined(
     blocks: list[tuple[str, list[fx.Node], fx.Node]], graph: fx.Graph
 ) -> list[tuple[str, list[fx.Node], fx.Node]]:
-    """Blocks in order, with name, nodes and entry.
-
-    Two are merged if nothing else reads the feature map between them.
-    """
+    """Name, nodes and entry of blocks in order; two are merged if nothing else reads the feature map between them."""
     place = {node: index for index, node in enumerate(graph.nodes)}
     joined: list[tuple[str, list[fx.Node], fx.Node]] = []
     for name, nodes, entry in sorted(blocks, key=lambda block: place[block[1][0]]):

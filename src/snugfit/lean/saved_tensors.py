@@ -1,18 +1,22 @@
-"""Whether an operator has to save anything, and placeholders for tensors of which a gradient needs the shape alone."""
+"""What an operator must save for its backward pass, and what it may overwrite."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+_NAME = "may_overwrite"
+"""Name of the layer's attribute; it is copied with the layer, but not part of the state dict."""
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
     """Whether a backward pass through these tensors, of any shapes, is possible; otherwise torch's operators are used.
 
-    Under torch.compile torch's operators are used too: the compiler decides itself what to keep, and cannot look into
-    ours.
+    They are also used under torch.compile, which decides itself what to keep.
     """
     wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and not torch.compiler.is_compiling()
@@ -66,11 +70,60 @@ def _apart(tensor: Tensor) -> bool:
 
 
 def memory_order(tensor: Tensor) -> Tensor | None:
-    """A view (N,) of the elements of a tensor of any shape in memory order.
-
-    None if they are not one block of memory.
-    """
+    """A view (N,) of a tensor of any shape in memory order; None if its elements are not one block of memory."""
     by_stride = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
     if not tensor.permute(by_stride).is_contiguous():
         return None
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+class InplacePermissions(NamedTuple):
+    """What a layer may overwrite: a feature map that it alone reads, and an unshared gradient.
+
+    Attributes:
+        input: the feature map that it reads.
+        gradient: the incoming gradient.
+        hooks: of the layer and its neighbours, by kind; while there is any, nothing is overwritten, because hooks may
+            keep their arguments. (Not the layers themselves, because then a copy of one layer would copy all of them.)
+    """
+
+    input: bool = False
+    gradient: bool = False
+    hooks: tuple[dict[int, Any], ...] = ()
+
+
+_NONE = InplacePermissions()
+
+
+class Overwriting(nn.Module):
+    """A layer whose description has its permissions, which distinguish it from layers that compute the same."""
+
+    def extra_repr(self) -> str:
+        """Torch's description, and what may be overwritten."""
+        permissions: InplacePermissions = self.__dict__.get(_NAME, _NONE)
+        permitted = (("input", permissions.input), ("gradient", permissions.gradient))
+        marks = [f"overwrites={name}" for name, on in permitted if on]
+        return ", ".join(filter(None, (super().extra_repr(), *marks)))
+
+
+def permissions_of(layer: nn.Module) -> InplacePermissions:
+    """What a layer may overwrite in this call; nothing under torch.compile, which decides itself."""
+    permissions: InplacePermissions = layer.__dict__.get(_NAME, _NONE)
+    if torch.compiler.is_compiling() or any(permissions.hooks) or _has_any_global_hook():
+        return _NONE
+    return permissions
+
+
+def allow_inplace(layer: nn.Module, *, gradient: bool, neighbours: Iterable[nn.Module]) -> None:
+    """Let a layer overwrite its input (and its gradient) while neither it nor its neighbours have hooks."""
+    hooks = tuple(
+        kind
+        for each in (layer, *neighbours)
+        for kind in (each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks)
+    )
+    layer.__dict__[_NAME] = InplacePermissions(True, gradient, hooks)
+
+
+def forbid_inplace(layer: nn.Module) -> None:
+    """Remove a layer's permissions; its own ``inplace`` still applies."""
+    layer.__dict__.pop(_NAME, None)

@@ -21,8 +21,7 @@ from snugfit._chain.propagation import node_shapes
 from snugfit._chain.subgraph import input_node
 from snugfit._chain.tracing import assemble, attributes_of, is_torch_class
 from snugfit.errors import ModelError
-from snugfit.lean.fused_frozen_conv import disable_inplace
-from snugfit.lean.standardised_conv import StandardisedConv2d
+from snugfit.lean import StandardisedConv2d, disable_inplace
 
 IMAGE_POOL = 4
 """Window of the average pool through which the first side module reads the image."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from snugfit.lean import bits, use_lean
+from snugfit.lean import activation, use_lean
 from snugfit.memory.tensors import saved_bytes
 
 ACTIVATIONS = [
@@ -20,7 +20,7 @@ FORMATS = {"contiguous": lambda x: x, "channels_last": lambda x: x.to(memory_for
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setitem(bits.CHUNK, "cpu", 64)
+    monkeypatch.setitem(activation.CHUNK, "cpu", 64)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
@@ -81,15 +81,15 @@ def test_a_negative_slope_is_torchs(assert_as_stock):
 
 def test_numpy_and_torch_pack_the_same_bits(monkeypatch):
     values = torch.randn(333).relu_()
-    packed, out, again = bits.pack(values, bits.RELU6), torch.empty(333), torch.empty(333)
-    bits.masked(values, packed, 0.5, out)
-    monkeypatch.setattr(bits, "_library", lambda _: torch)
-    assert torch.equal(bits.pack(values, bits.RELU6), packed)
-    bits.masked(values, packed, 0.5, again)
+    packed, out, again = activation.pack(values, activation.RELU6), torch.empty(333), torch.empty(333)
+    activation.masked(values, packed, 0.5, out)
+    monkeypatch.setattr(activation, "_library", lambda _: torch)
+    assert torch.equal(activation.pack(values, activation.RELU6), packed)
+    activation.masked(values, packed, 0.5, again)
     assert torch.equal(out, again)
 
 
 def test_by_hand():
     """Nine elements take two bytes, so that a plane has two: planes 0 and 1 end in a bit, plane 4 starts with one."""
     values = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 7.0])
-    assert bits.pack(values, bits.RELU).tolist() == [0b10000, 0b00011]
+    assert activation.pack(values, activation.RELU).tolist() == [0b10000, 0b00011]

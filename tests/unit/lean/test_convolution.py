@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from snugfit.lean import LeanConv2d, use_lean_convolutions
-from snugfit.lean.conv_weight_grad import SMALL_MAP, conv_weight_gradient
+from snugfit.lean.convolution import SMALL_MAP, conv_weight_gradient
 
 
 @st.composite

@@ -153,7 +153,11 @@ def test_a_frozen_convolutions_backward_pass_makes_one_map(groups):
 
 
 @pytest.mark.parametrize("train", list(itertools.product((False, True), repeat=2)), ids=str)
-@pytest.mark.parametrize("options", [{}, {"padding": "same", "dilation": 2}, {"groups": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"padding": "same", "dilation": 2}, {"groups": 4}, {"padding": 1, "padding_mode": "reflect"}],
+    ids=str,
+)
 def test_autocast(assert_as_stock, train, options):
     conv = nn.Conv2d(4, 8, 2, **options)
     train_input, conv.weight.requires_grad = train

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_networks import nodes_of
 from torch import fx, nn
 from torch.nn import functional as F
 
@@ -21,7 +22,7 @@ from snugfit.lean import (
     use_lean,
     use_stock,
 )
-from snugfit.lean.inplace_permissions import permissions_of
+from snugfit.lean.saved_tensors import permissions_of
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.surgery import attach_side_network
 
@@ -389,14 +390,17 @@ def test_by_sample_and_in_8_bits(first, int8):
     use_lean(changed)
     inputs = images(4, side=32)
     want = step(stock, inputs)[:2]
-    calls = {"overwrite": lambda: enable_inplace(changed), "sample": lambda: run_per_sample(changed, blocks[:1])}
+    calls = {
+        "overwrite": lambda: enable_inplace(changed),
+        "sample": lambda: run_per_sample(changed, nodes_of(blocks[:1])),
+    }
     for name in (first, *(set(calls) - {first})):
         calls[name]()
     assert all(permissions_of(changed.get_submodule(f"blocks.{block}.layers.1")).gradient for block in (0, 1))
     assert_same(step(changed, inputs)[:2], want)
     with torch.no_grad():
         assert_same([changed(inputs)], want[:1])
-    run_per_sample(changed, ())
+    run_per_sample(changed, {})
     restore_float(changed)
     assert_same(step(changed, inputs)[:2], want)
 

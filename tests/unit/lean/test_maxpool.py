@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from snugfit.lean import maxpool, use_lean
+from snugfit.lean import pooling, use_lean
 from snugfit.memory.tensors import saved_bytes
 
 sizes = st.one_of(st.integers(1, 4), st.tuples(st.integers(1, 4), st.integers(1, 4)))
@@ -34,7 +34,7 @@ def test_equals_torchs_bit_for_bit(assert_as_stock, pool, batch, channels, heigh
 
 @pytest.mark.parametrize("chunk", [1, 300, 1 << 20])
 def test_however_many_images_are_taken_at_once(assert_as_stock, monkeypatch, chunk):
-    monkeypatch.setitem(maxpool.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(pooling.CHUNK, "cpu", chunk)
     for memory_format in (torch.contiguous_format, torch.channels_last):
         images = torch.randn(7, 3, 9, 9, dtype=torch.float64).to(memory_format=memory_format)
         assert_as_stock(nn.MaxPool2d(3, 2, 1), images)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from small_networks import nodes_of
 from torch import nn
 
 from snugfit import _models as models
@@ -94,7 +95,7 @@ def test_outputs_and_gradients_are_the_whole_batchs(dtype, tolerance, lean, last
         use_lean(module)
     inputs = images(dtype, last)
     whole = step(module, inputs)
-    run_per_sample(module, middle(blocks))
+    run_per_sample(module, nodes_of(middle(blocks)))
     assert len(middle(blocks)) == 4
     for mine, theirs in zip(step(module, inputs), whole, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
@@ -107,7 +108,7 @@ def test_outputs_and_gradients_are_the_whole_batchs(dtype, tolerance, lean, last
 def test_maps_keep_their_memory_format(gradient, last):
     """Outputs, and the gradient of the input."""
     module, blocks = network(last=last)
-    run_per_sample(module, middle(blocks))
+    run_per_sample(module, nodes_of(middle(blocks)))
     runner = next(node for node in module.graph.nodes if str(node.target).startswith("blocks_by_sample"))
     block = module.get_submodule(str(runner.target))
     maps = torch.randn(3, 6, 16, 16, dtype=torch.float64)
@@ -121,7 +122,7 @@ def test_maps_keep_their_memory_format(gradient, last):
 @pytest.mark.parametrize("gradient", [False, True])
 def test_the_input_stays_as_it_is_where_a_block_overwrites_what_it_is_given(gradient):
     module, blocks = network()
-    run_per_sample(module, [block for block in blocks if block.name == "blocks.1"])
+    run_per_sample(module, nodes_of([block for block in blocks if block.name == "blocks.1"]))
     block = module.get_submodule("blocks_by_sample.blocks_1")
     maps = torch.randn(3, 6, 16, 16, dtype=torch.float64, requires_grad=gradient)
     before = maps.detach().clone()
@@ -134,7 +135,7 @@ def test_batches_of_one_and_none(batch):
     module, blocks = network()
     inputs = images(batch=batch)
     whole = step(module, inputs)
-    run_per_sample(module, middle(blocks))
+    run_per_sample(module, nodes_of(middle(blocks)))
     for mine, theirs in zip(step(module, inputs), whole, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
@@ -142,12 +143,12 @@ def test_batches_of_one_and_none(batch):
 def test_on_and_off_again_and_everything_else_stays():
     module, blocks = network()
     state, code = {name: each.clone() for name, each in module.state_dict().items()}, module.code
-    run_per_sample(module, middle(blocks))
+    run_per_sample(module, nodes_of(middle(blocks)))
     changed = module.code
     assert changed != code and list(module.state_dict()) == list(state)
-    run_per_sample(module, middle(blocks)[:1])
+    run_per_sample(module, nodes_of(middle(blocks)[:1]))
     assert module.code not in (code, changed)
-    run_per_sample(module, middle(blocks))
+    run_per_sample(module, nodes_of(middle(blocks)))
     assert module.code == changed
     clone = copy.deepcopy(module)
     assert list(clone.state_dict()) == list(state)
@@ -157,16 +158,16 @@ def test_on_and_off_again_and_everything_else_stays():
     use_lean(module)
     module.load_state_dict({name: each / 2 for name, each in state.items()})
     found = module(images())
-    run_per_sample(module, ())
+    run_per_sample(module, {})
     assert module.code == code and list(module.state_dict()) == list(state)
     torch.testing.assert_close(module(images()), found, rtol=1e-12, atol=1e-12)
-    run_per_sample(clone, ())
+    run_per_sample(clone, {})
     assert clone.code == code and set(dict(clone.named_modules())) == set(dict(module.named_modules()))
 
 
 def test_statistics_are_not_updated_and_training_mode_is_refused():
     module, blocks = network()
-    run_per_sample(module, middle(blocks)[:1])
+    run_per_sample(module, nodes_of(middle(blocks)[:1]))
     before = {name: each.clone() for name, each in module.named_buffers()}
     step(module, images())
     assert all(torch.equal(each, before[name]) for name, each in module.named_buffers())
@@ -184,8 +185,8 @@ def test_parameters_that_train_are_refused():
     for name in ("stem", "fc"):
         block = next(block for block in blocks if name in block.name)
         with pytest.raises(ModelError, match=f"block {name} has trained parameters"):
-            run_per_sample(module, [block])
-    run_per_sample(module, middle(blocks))
+            run_per_sample(module, nodes_of([block]))
+    run_per_sample(module, nodes_of(middle(blocks)))
     module.get_submodule("blocks.0.layers.4").bias.requires_grad_(True)
     with pytest.raises(ModelError, match=r"block blocks.0 to blocks.3 has trained parameters"):
         module(images())
@@ -197,14 +198,14 @@ def test_blocks_of_another_network_and_blocks_that_cannot_be():
     module, blocks = network()
     other = Chain.from_module(models.build("resnet18", 10, 32), (3, 32, 32)).to_module()
     with pytest.raises(ModelError, match="not part of the network"):
-        run_per_sample(module, find_blocks(other, (3, 32, 32))[2:3])
+        run_per_sample(module, nodes_of(find_blocks(other, (3, 32, 32))[2:3]))
     module.get_submodule("blocks.0.layers.1").running_mean = None
     with pytest.raises(ModelError, match="norm without running statistics"):
-        run_per_sample(module, middle(blocks))
+        run_per_sample(module, nodes_of(middle(blocks)))
     attached = attach_side_network(other.requires_grad_(False), (3, 32, 32)).requires_grad_(False)
     position = 5
     with pytest.raises(ModelError, match="more than one tensor"):
-        run_per_sample(attached, find_blocks(attached, (3, 32, 32))[position : position + 1])
+        run_per_sample(attached, nodes_of(find_blocks(attached, (3, 32, 32))[position : position + 1]))
 
 
 def test_a_block_that_reads_tensors_of_no_layer():
@@ -220,12 +221,12 @@ def test_a_block_that_reads_tensors_of_no_layer():
     module = Chain.from_module(Shifted(), SHAPE).to_module().requires_grad_(False)
     block = next(block for block in find_blocks(module, SHAPE) if block.name == "b")
     with pytest.raises(ModelError, match="reads tensors of no layer"):
-        run_per_sample(module, [block])
+        run_per_sample(module, nodes_of([block]))
 
 
 def test_a_second_backward_pass_is_refused():
     module, blocks = network()
-    run_per_sample(module, middle(blocks))
+    run_per_sample(module, nodes_of(middle(blocks)))
     loss = module(images().requires_grad_()).sum()
     loss.backward(retain_graph=True)
     with pytest.raises(UsageError, match="second backward pass"):
@@ -245,7 +246,7 @@ def mobilenet():
 
 
 def runner_of(module, block):
-    run_per_sample(module, [block])
+    run_per_sample(module, nodes_of([block]))
     return module.get_submodule(f"blocks_by_sample.{block.name.replace('.', '_')}")
 
 
@@ -275,7 +276,7 @@ def test_without_a_gradient_the_peak_is_input_and_output_and_one_samples_need():
 
 def test_a_map_between_two_blocks_that_nothing_else_reads_is_never_there_for_the_whole_batch():
     module, blocks = mobilenet()
-    run_per_sample(module, blocks[:3])
+    run_per_sample(module, nodes_of(blocks[:3]))
     runner = module.get_submodule("blocks_by_sample.features_0_0_to_features_2")
     images_ = torch.empty(BATCH, 3, SIDE, SIDE, device="meta")
     alone = peak_of(runner.__dict__["body"], images_[:1].clone())
@@ -287,7 +288,7 @@ def test_a_map_between_two_blocks_that_nothing_else_reads_is_never_there_for_the
 def test_blocks_stay_apart_where_a_side_module_reads_the_map_between_them():
     module, blocks = mobilenet()
     attached = attach_side_network(module, (3, SIDE, SIDE))
-    run_per_sample(attached, blocks[:8])
+    run_per_sample(attached, nodes_of(blocks[:8]))
     names = [name for name, _ in attached.get_submodule("blocks_by_sample").named_children()]
     assert names == [
         "features_0_0_to_features_2", "features_3", "features_4", "features_5_to_features_6", "features_7"
@@ -328,7 +329,7 @@ def test_together_with_8_bit_weights_and_side_modules():
     use_lean(module)
     inputs, found = torch.randn(3, 3, 64, 64, dtype=torch.float64), []
     for chosen in ((), blocks[1:5]):
-        run_per_sample(module, chosen)
+        run_per_sample(module, nodes_of(chosen))
         module.zero_grad()
         output = module(inputs)
         output.square().sum().backward()

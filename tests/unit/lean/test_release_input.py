@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from small_networks import nodes_of
 from torch import fx, nn
 from torch.nn import functional as F
 
@@ -110,7 +111,7 @@ def test_behind_the_last_reader():
 def test_beside_the_other_options_in_either_copy_and_undone():
     module = network()
     plain = copy.deepcopy(module)
-    run_per_sample(module, find_blocks(module, SHAPE)[:1])
+    run_per_sample(module, nodes_of(find_blocks(module, SHAPE)[:1]))
     use_lean(module)
     enable_inplace(module)
     assert release_images(module) and release_images(module)
@@ -120,7 +121,7 @@ def test_beside_the_other_options_in_either_copy_and_undone():
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
         assert given.numel() == 0
     retain_images(module)
-    run_per_sample(module, ())
+    run_per_sample(module, {})
     given = images()
     gradients(module, given)
     assert given.shape == (4, *SHAPE)

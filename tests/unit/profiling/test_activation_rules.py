@@ -15,9 +15,7 @@ from snugfit import _models as models
 from snugfit._chain import Chain, find_blocks
 from snugfit._core.workload import OptimizerSettings
 from snugfit._training.optimizers import ParameterOptimizers
-from snugfit.lean import use_lean
-from snugfit.lean.int8_weights import store_int8
-from snugfit.lean.per_sample import run_per_sample
+from snugfit.lean import run_per_sample, store_int8, use_lean
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory, resident_bytes
 from snugfit.profiling.liveness import StepOptions
@@ -201,7 +199,7 @@ def test_memory_options_take_what_the_true_rule_says(sampled, int8):
     def with_options(real):
         if int8:
             store_int8(real)
-        run_per_sample(real, [blocks[number] for number in sampled])
+        run_per_sample(real, {blocks[number].name: blocks[number].nodes for number in sampled})
 
     peak = step_peak(module, 64, 4, prepare=with_options)
     assert found.total_bytes == pytest.approx(peak, rel=1e-3)

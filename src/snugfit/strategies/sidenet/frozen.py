@@ -217,8 +217,8 @@ def _layers(nodes: Iterable[fx.Node]) -> set[str]:
 def _runs_by_sample(module: fx.GraphModule, block: ModuleBlock) -> bool:
     """Whether a block of a frozen network can run image by image."""
     try:
-        run_per_sample(module, [block])
+        run_per_sample(module, {block.name: block.nodes})
     except ModelError:
         return False
-    run_per_sample(module, ())
+    run_per_sample(module, {})
     return True

@@ -71,7 +71,7 @@ def make_trainer(
         lr = side_lr or SIDE_LR * workload.optimizer.lr
         trainer = FrozenTrainer(network, workload, trained, micro_batches, lr)
         if large:
-            run_per_sample(network, large)
+            run_per_sample(network, {block.name: block.nodes for block in large})
         if configuration.int8:
             store_int8(network)
         enable_inplace(network)
@@ -94,6 +94,6 @@ def with_side_network(module: fx.GraphModule, input_shape: tuple[int, ...], widt
 def restore_layers(network: nn.Module) -> nn.Module:
     """Restore torch's layers in place, which run whole batches; int8 weights stay int8."""
     retain_images(cast(fx.GraphModule, network))
-    run_per_sample(cast(fx.GraphModule, network), ())
+    run_per_sample(cast(fx.GraphModule, network), {})
     disable_inplace(network)
     return network
