@@ -5,16 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from snugfit._core.known import FOLDER, check_data_set
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
-from snugfit._data import cifar, cub, digits, dogs, flowers, folder, idx, imagenet, pets, vww
+from snugfit._data import fine_grained, folder, imagenet, vww
 from snugfit._data.download import ARCHIVES, can_download, download
 from snugfit._data.files import opening
 from snugfit._data.sets import IMAGENET, Bordered, ImageSet, Parts, Splits, Statistics
+from snugfit._data.small_images import (
+    CIFAR10,
+    CIFAR100,
+    CLOTHES,
+    DIGITS,
+    cifar_super_classes,
+    read_cifar,
+    read_digits,
+    read_mnist,
+)
 from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError
 
@@ -41,32 +52,25 @@ class Source:
     markers: tuple[str, ...] = ()
 
 
-def _idx(names: tuple[str, ...]) -> Reader:
-    return lambda path, size, workers: idx.read(path, names, size)
-
-
-def _cifar(layout: cifar.Layout) -> Reader:
-    return lambda path, size, workers: cifar.read(path, layout, size)
-
-
 _IDX_FILES = ("t10k-labels-idx1-ubyte", "t10k-labels-idx1-ubyte.gz")  # the last of the four to be fetched
 _CIFAR10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 _CIFAR100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+_DOG = "n02085620-Chihuahua"
 _TINY = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
 
 SOURCES: dict[str, Source] = {
-    "digits": Source(lambda _, size, workers: digits.read(size), 32, ((0.3057,), (0.3235,)), False),
-    "mnist": Source(_idx(idx.DIGITS), 32, ((0.1307,), (0.3081,)), False, _IDX_FILES),
-    "fashion-mnist": Source(_idx(idx.CLOTHES), 32, ((0.2860,), (0.3530,)), True, _IDX_FILES),
-    "cifar10": Source(_cifar(cifar.CIFAR10), 32, _CIFAR10, True, ("data_batch_1.bin", "test_batch.bin")),
-    "cifar100": Source(_cifar(cifar.CIFAR100), 32, _CIFAR100, True, ("train.bin", "test.bin")),
+    "digits": Source(read_digits, 32, ((0.3057,), (0.3235,)), False),
+    "mnist": Source(partial(read_mnist, DIGITS), 32, ((0.1307,), (0.3081,)), False, _IDX_FILES),
+    "fashion-mnist": Source(partial(read_mnist, CLOTHES), 32, ((0.2860,), (0.3530,)), True, _IDX_FILES),
+    "cifar10": Source(partial(read_cifar, CIFAR10), 32, _CIFAR10, True, ("data_batch_1.bin", "test_batch.bin")),
+    "cifar100": Source(partial(read_cifar, CIFAR100), 32, _CIFAR100, True, ("train.bin", "test.bin")),
     "tiny-imagenet": Source(imagenet.read_tiny_imagenet, 64, _TINY, True, ("wnids.txt",)),
     "imagenette": Source(imagenet.read_imagenette, 160, markers=("train",)),
     "vww": Source(vww.read, 128, markers=vww.MARKERS),
-    "cub200": Source(cub.read, 224, markers=cub.MARKERS),
-    "pets": Source(pets.read, 224, markers=pets.MARKERS),
-    "dogs": Source(dogs.read, 224, markers=dogs.MARKERS),
-    "flowers102": Source(flowers.read, 224, markers=flowers.MARKERS),
+    "cub200": Source(fine_grained.read_cub, 224, markers=fine_grained.CUB_LISTS),
+    "pets": Source(fine_grained.read_pets, 224, markers=fine_grained.PET_LISTS),
+    "dogs": Source(fine_grained.read_dogs, 224, markers=(*fine_grained.DOG_LISTS, f"Images/{_DOG}", f"train/{_DOG}")),
+    "flowers102": Source(fine_grained.read_flowers, 224, markers=("setid.mat",)),  # the last file to be fetched
 }
 _FOLDER = Source(folder.read, 224)
 
@@ -180,7 +184,7 @@ def super_classes(name: str, data_dir: str | Path | None = None) -> tuple[str, .
     if name.lower() != "cifar100":
         return None
     with opening(name):
-        return cifar.super_classes(ensure("cifar100", data_dir))
+        return cifar_super_classes(ensure("cifar100", data_dir))
 
 
 def ensure(name: str, data_dir: str | Path | None = None) -> Path:

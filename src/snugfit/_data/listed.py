@@ -45,13 +45,7 @@ def number(text: str, low: int, high: int, place: str) -> int:
 
 
 class Listing:
-    """Image files in the order in which lists name them, with their labels; only file names are in memory.
-
-    Args:
-        folder: base of the names.
-        highest: the highest label in the lists; the lowest is 1.
-        parts: of the division; ``"val"`` if there are validation images.
-    """
+    """Image files below a folder in the order in which lists name them, with labels from 1 to ``highest``."""
 
     def __init__(self, folder: Path, highest: int, parts: tuple[str, ...] = ("train", "test")) -> None:
         self._folder, self._highest = folder, highest
@@ -59,14 +53,7 @@ class Listing:
         self._seen, self._classes = set[str](), dict[int, str]()
 
     def add(self, part: str, name: str, label: str, class_name: str, place: str) -> None:
-        """Add an image to a part.
-
-        Args:
-            part: name of the part.
-            name: the file below the folder.
-            label: as the list has it, from 1.
-            class_name: the class's name as the list has it.
-            place: where the image is listed.
+        """Add an image to a part, with label and class name as the list has them at ``place``.
 
         Raises:
             DataError: it was listed before, the file is missing, or the label is out of range or of another class.

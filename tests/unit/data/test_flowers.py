@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from snugfit._data import ensure, load
-from snugfit._data.flowers import KINDS
+from snugfit._data.fine_grained import FLOWERS
 from snugfit._data.matlab import read_vectors
 from snugfit.errors import DataError
 
@@ -50,8 +50,8 @@ def fails(base, match):
 
 
 def test_there_are_102_kinds():
-    assert len(set(KINDS)) == 102 and all(kind == " ".join(kind.split()) != "" for kind in KINDS)
-    assert (KINDS[0], KINDS[11], KINDS[76], KINDS[101]) == (
+    assert len(set(FLOWERS)) == 102 and all(kind == " ".join(kind.split()) != "" for kind in FLOWERS)
+    assert (FLOWERS[0], FLOWERS[11], FLOWERS[76], FLOWERS[101]) == (
         "pink primrose", "colt's foot", "passion flower", "blackberry lily",
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_there_are_102_kinds():
 def test_parts_are_those_of_the_lists(flowers, compressed):
     scipy_io.savemat(flowers / "setid.mat", sets(), do_compression=compressed)
     splits = load("flowers102", data_dir=flowers.parent)
-    assert splits.class_names == KINDS and splits.image_shape == (3, 224, 224) and splits.flip
+    assert splits.class_names == FLOWERS and splits.image_shape == (3, 224, 224) and splits.flip
     for part, name in ((splits.train, "trnid"), (splits.val, "valid"), (splits.test, "tstid")):
         labels = LABELS[0, np.array(SETS[name][0]) - 1]
         assert (part.labels == labels.astype(np.int64) - 1).all() and part.labels.dtype == np.int64

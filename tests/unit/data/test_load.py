@@ -10,7 +10,7 @@ import pytest
 import snugfit._data.catalog as catalog
 from snugfit._data import ensure, load, names
 from snugfit._data.catalog import SOURCES
-from snugfit._data.cifar import RecordImages
+from snugfit._data.small_images import CIFAR10, cifar_images
 from snugfit.errors import DataError, UnknownNameError, UsageError
 
 
@@ -200,7 +200,7 @@ def test_reading_a_batch_of_a_large_file_costs_little_memory(tmp_path):
             file.write(bytes([i % 10]) + bytes([i % 251]) * 3072)
     assert path.stat().st_size > 50_000_000
     before = anonymous_bytes()
-    images = RecordImages([path], 1, 10, 32)
+    images = cifar_images(path.parent, (path.name,), CIFAR10, 32)
     batch = images.images(np.arange(0, count, 200))
     assert (batch[:, 0, 0, 0].numpy() == np.arange(0, count, 200) % 251).all()
     assert anonymous_bytes() - before < 4_000_000

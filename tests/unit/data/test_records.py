@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from snugfit._data import cifar, idx
 from snugfit._data.records import Records
+from snugfit._data.small_images import CIFAR10, DIGITS, read_cifar, read_mnist
 from snugfit.errors import DataError
 
 
@@ -40,13 +40,13 @@ def write_mnist(folder: Path, packed: bool) -> None:
 
 
 def write_cifar(folder: Path) -> None:
-    for name in (*cifar.CIFAR10.train, cifar.CIFAR10.test):
+    for name in (*CIFAR10.train, CIFAR10.test):
         (folder / name).write_bytes(b"".join(bytes([label]) + bytes([label]) * 3072 for label in range(10)))
 
 
 def test_an_idx_file_that_is_cut_short_while_it_is_in_use_is_named(tmp_path):
     write_mnist(tmp_path, packed=False)
-    images = idx.read(tmp_path, idx.DIGITS, 32).train
+    images = read_mnist(DIGITS, tmp_path, 32).train
     assert images.images(np.arange(40)).shape == (40, 1, 32, 32)
     path = tmp_path / "train-images-idx3-ubyte"
     os.truncate(path, 16 + 784 * 30 + 100)
@@ -59,9 +59,9 @@ CUT = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from snugfit._data import cifar
+from snugfit._data.small_images import CIFAR10, read_cifar
 from snugfit.errors import DataError
-images = cifar.read(Path(sys.argv[1]), cifar.CIFAR10, 32).train
+images = read_cifar(CIFAR10, Path(sys.argv[1]), 32).train
 os.truncate(Path(sys.argv[1], "data_batch_3.bin"), 5000)
 try:
     images.images(np.arange(50))
@@ -83,7 +83,7 @@ def test_a_cifar_file_that_is_cut_short_does_not_end_the_process(tmp_path):
 def test_no_file_of_the_users_is_mapped(tmp_path, packed):
     write_mnist(tmp_path, packed)
     write_cifar(tmp_path)
-    kept = [idx.read(tmp_path, idx.DIGITS, 32), cifar.read(tmp_path, cifar.CIFAR10, 32)]
+    kept = [read_mnist(DIGITS, tmp_path, 32), read_cifar(CIFAR10, tmp_path, 32)]
     for parts in kept:
         parts.train.images(np.arange(20))
     mapped = Path("/proc/self/maps")
