@@ -1,8 +1,7 @@
 """Reading of JSON and other text files of unknown origin, with checks and limits.
 
-All small files are read here: of run folders, cached measurements, clusters, and lists next to data.
-:mod:`snugfit._core.yaml_text` does the same for YAML. Functions that take a path raise the error class that the caller
-gives; those that take a text or data raise :class:`DocumentError`.
+Functions that take a path raise the error class that the caller gives; those that take a text or data raise
+:class:`DocumentError`. :mod:`snugfit._core.yaml_text` does the same for YAML.
 """
 
 from __future__ import annotations
@@ -38,16 +37,11 @@ class DocumentError(ValueError):
 def read_text(
     path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "", most: int = MAX_BYTES
 ) -> str:
-    """Read a UTF-8 text, with or without a byte order mark.
-
-    Args:
-        path: a regular file, or a link to one; pipes and devices are rejected, since reading may never end.
-        error: class of the error that is raised.
-        advice: sentence that ends the error's message.
-        most: largest size in bytes.
+    """Read a UTF-8 text of at most ``most`` bytes, with or without a byte order mark.
 
     Raises:
-        SnugfitError: of class ``error``: the file is not readable, too large, or not UTF-8.
+        SnugfitError: of the class ``error``, with the ``advice``: the file is not regular, not readable, too large, or
+            not UTF-8.
     """
     try:
         return _read(path, most).decode("utf-8-sig")
@@ -56,15 +50,6 @@ def read_text(
     except (OSError, ValueError) as wrong:
         why = getattr(wrong, "strerror", None) or wrong
         raise error(f"cannot read {path}: {why}. {advice}".rstrip()) from wrong
-
-
-def read_json(path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "Restore it.") -> Any:
-    """Read a JSON file; limits are those of :func:`parse_json`.
-
-    Raises:
-        SnugfitError: of the class ``error``, naming the file, what is wrong and the ``advice``.
-    """
-    return read_as(lambda data: data, path, error, advice)
 
 
 def read_data(

@@ -46,9 +46,9 @@ class Range:
 
     def __str__(self) -> str:
         if math.isfinite(self.least) and math.isfinite(self.most):
-            return f" from {_number(self.least)} to {_number(self.most)}"
+            return f" from {self.least:,} to {self.most:,}"
         ends = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
-        parts = [f" {words} {_number(end)}" for words, end in ends.items() if math.isfinite(end)]
+        parts = [f" {words} {end:,}" for words, end in ends.items() if math.isfinite(end)]
         return " and".join(parts).replace(" and of ", " and ")
 
 
@@ -89,18 +89,22 @@ Size = Annotated[str, _Size()]
 Positive = Annotated[float, Range(above=0)]
 Choice = Literal["auto", "on", "off"]
 Seconds = Annotated[str, Text("a duration like 90s, 15m or 1h30m", parse_seconds)]
+CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
+"""Stored type of cached activations."""
+ImportanceMetric = Literal["contribution", "weight", "gradient"]
+"""``contribution`` is ElasticTrainer's own; it compares with the others in its Figure 20."""
+WeightUpdate = Literal["all-reduce", "gateway"]
+"""Where the weights of tiled layers are updated."""
+TileSizes = Literal["equal", "speed"]
+Rest = Literal["gateway", "replicated"]
+"""Where the layers behind the tiled ones are computed: by rank 0, or by every process."""
 
 
 def checked(name: str, hint: Any, value: Any) -> Any:
-    """Check a value and convert it to its plain form.
+    """Check a value from Python or :func:`read`, and convert it; NumPy numbers and paths become plain values.
 
     >>> checked("batch_size", Count, 64)
     64
-
-    Args:
-        name: name of the option, with underscores.
-        hint: its annotation.
-        value: a value from Python or :func:`read`; NumPy numbers and paths become plain values.
 
     Raises:
         UsageError: the type or range is wrong; the message names flag and value.
@@ -258,21 +262,6 @@ def _advice(rule: Any, value: Any) -> str:
     if isinstance(rule, _Size) and number.isdecimal() and number.strip("0"):
         return f" Did you mean {number}MB or {number}MiB?"
     return ""
-
-
-def _number(end: float) -> str:
-    return f"{end:,}"
-
-
-CacheDtype = Literal["float32", "float16", "bfloat16", "uint8"]
-"""Stored type of cached activations."""
-ImportanceMetric = Literal["contribution", "weight", "gradient"]
-"""``contribution`` is ElasticTrainer's own; it compares with the others in its Figure 20."""
-WeightUpdate = Literal["all-reduce", "gateway"]
-"""Where the weights of tiled layers are updated."""
-TileSizes = Literal["equal", "speed"]
-Rest = Literal["gateway", "replicated"]
-"""Where the layers behind the tiled ones are computed: by rank 0, or by every process."""
 
 
 def help_of(kind: type[Any]) -> dict[str, str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from snugfit._core.documents import read_as
-from snugfit._core.profile import ProbeLine
+from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.serial import FieldError, from_data
+from snugfit._core.workload import Workload
 from snugfit.errors import CheckpointError
 
 MAX_NUMBER = 2**53
@@ -24,31 +24,6 @@ _LIMITS = {"batch_limit": MAX_BATCH, "index": MAX_UNITS, "batch_size": MAX_BATCH
 
 
 @dataclass(frozen=True)
-class _Tensor:
-    name: str
-    parameters: int
-
-
-@dataclass(frozen=True)
-class _Operator:
-    tensors: tuple[_Tensor, ...]
-
-
-@dataclass(frozen=True)
-class _Operators:
-    operators: tuple[_Operator, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Profile:
-    """The part of a profile that reports use."""
-
-    lines: dict[str, ProbeLine] = field(default_factory=dict)
-    base_bytes: int = 0
-    tensors: _Operators | None = None
-
-
-@dataclass(frozen=True)
 class _Measured:
     """Measurements that are not numbers."""
 
@@ -56,15 +31,7 @@ class _Measured:
     missed_phases: tuple[str, ...] = ()
 
 
-_TEXTS = tuple(each.name for each in dataclasses.fields(_Measured))
-
-
-@dataclass(frozen=True)
-class _Workload:
-    """The part of a workload that reports use."""
-
-    train_count: int | None = None
-    batch_limit: int | None = None
+_TEXTS = tuple(each.name for each in fields(_Measured))
 
 
 def read_record(path: Path) -> Record:
@@ -87,8 +54,10 @@ def _checked(data: Any) -> Record:
             _check_entry(f"{kind}[{number}]", entry)
     _check_exit(record)
     _check_confusion(record)
-    _check_entry("profile", from_data(_Profile, record.profile, "profile"))
-    _check_entry("workload", from_data(_Workload, record.workload, "workload"))
+    if record.profile:
+        _check_entry("profile", from_data(Profile, record.profile, "profile"))
+    if record.workload:
+        _check_entry("workload", from_data(Workload, record.workload, "workload"))
     return record
 
 
@@ -104,24 +73,19 @@ def _check_number(where: str, value: Any, most: int) -> None:
 
 
 def _check_entry(where: str, entry: Any) -> None:
-    for name, value in _numbers(entry):
-        _check_number(f"{where}.{name}", value, _LIMITS.get(name, MAX_NUMBER))
-
-
-def _numbers(entry: Any) -> Iterator[tuple[str, Any]]:
-    for each in dataclasses.fields(entry):
-        value = getattr(entry, each.name)
+    """Check the numbers among a dataclass's fields."""
+    for name, value in vars(entry).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield each.name, value
+            _check_number(f"{where}.{name}", value, _LIMITS.get(name, MAX_NUMBER))
 
 
 def _check_exit(record: Record) -> None:
-    taken = record.exit
-    if taken is None:
+    if record.exit is None:
         return
     for name in ("index", "of"):
-        if type(taken.get(name)) is not int or not 0 <= taken[name] <= MAX_UNITS:
-            raise FieldError(f"exit.{name}", f"an integer from 0 to {MAX_UNITS}", taken.get(name))
+        value = record.exit.get(name)
+        if type(value) is not int or not 0 <= value <= MAX_UNITS:
+            raise FieldError(f"exit.{name}", f"an integer from 0 to {MAX_UNITS}", value)
 
 
 def _check_confusion(record: Record) -> None:

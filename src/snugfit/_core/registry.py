@@ -19,7 +19,7 @@ from snugfit._core.strategy_config import StrategyConfig, merged_options
 from snugfit.errors import UnknownNameError
 
 GROUP = "snugfit.strategies"
-"""Group of entry points, and the package with snugfit's own strategies."""
+"""Group of entry points for classes derived from StrategyConfig, and the package with snugfit's own strategies."""
 
 
 @functools.cache
@@ -107,12 +107,10 @@ def import_reference(reference: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Plugins:
-    """Objects by name, from dictionaries in modules of snugfit and from installed packages.
+    """Objects by name, from modules of snugfit and from entry points of installed packages.
 
-    Attributes:
-        package: package whose modules declare objects in a dictionary at module level, ``{"name": object}``.
-        variable: name of that dictionary.
-        group: group of entry points; the name of an entry point is the name of its object.
+    Modules of ``package`` declare objects in a dictionary at module level, ``{"name": object}``, whose name is
+    ``variable``. Entry points of the ``group`` have the names of their objects.
     """
 
     package: str
@@ -125,15 +123,14 @@ class Plugins:
 
     def load_all(self) -> dict[str, Any]:
         """All objects by name; a failed import is skipped with a warning."""
-        found = {name: self._imported(module)[name] for name, module in self._declared().items()}
+        found: dict[str, Any] = {}
+        for name, module in self._declared().items():
+            found[name] = getattr(importlib.import_module(f"{self.package}.{module}"), self.variable)[name]
         for point in entry_points(group=self.group):
             thing = load_entry_point(point)
             if thing is not None:
                 found[point.name] = thing
         return found
-
-    def _imported(self, module: str) -> dict[str, Any]:
-        return dict(getattr(importlib.import_module(f"{self.package}.{module}"), self.variable))
 
     def _declared(self) -> dict[str, str]:
         """Module of each name, from the source files."""

@@ -13,9 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit._core.documents import MAX_DEPTH, DocumentError, parse_json, read_data, read_json, read_text
+from snugfit._core.documents import MAX_DEPTH, DocumentError, parse_json, read_as, read_data, read_text
 from snugfit._core.yaml_text import MAX_NODES, parse_yaml, read_yaml
 from snugfit.errors import CheckpointError, DataError, UsageError
+
+
+def read_json(*args):
+    return read_as(lambda data: data, *args)
 
 
 @dataclass(frozen=True)

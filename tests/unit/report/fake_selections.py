@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from snugfit._core.profile import OperatorStats, Profile, TensorProfile, TensorStats
 from snugfit._core.record import IntervalRecord, PhaseRecord, Record
+from snugfit._core.serial import to_data
+from snugfit._core.workload import Workload
 
 FULL = 0.622
 TRAIN = 2880
@@ -20,10 +23,14 @@ def names(count: int) -> tuple[str, ...]:
 
 def profile(count: int) -> dict[str, object]:
     """Operators with 100 parameters in the first tensor, 200 in the second, and so on."""
-    owned = [[{"name": name, "parameters": 100 * i}] for i, name in enumerate(names(count)[:-2], 1)]
-    head = [{"name": name, "parameters": 50} for name in names(count)[-2:]]
-    operators = [*({"name": str(i), "tensors": each} for i, each in enumerate(owned)), {"name": "relu", "tensors": []}]
-    return {"tensors": {"operators": [*operators, {"name": "fc", "tensors": head}]}}
+
+    def operator(name: str, *tensors: TensorStats) -> OperatorStats:
+        return OperatorStats(name, "", (), 0, 0, 0.0, 0.0, tensors=tensors)
+
+    owned = [operator(str(i), TensorStats(name, 100 * i, 0, 0.0, 0.0)) for i, name in enumerate(names(count)[:-2], 1)]
+    head = [TensorStats(name, 50, 0, 0.0, 0.0) for name in names(count)[-2:]]
+    operators = (*owned, operator("relu"), operator("fc", *head))
+    return to_data(Profile((), tensors=TensorProfile(16, operators)))
 
 
 def elastic(run_dir: Path, count: int = 158, intervals: int = 4, *, epochs: int = 3, ratio: float = 0.5) -> Record:
@@ -40,6 +47,7 @@ def elastic(run_dir: Path, count: int = 158, intervals: int = 4, *, epochs: int 
             f"interval {index + 1}", (), 16, 271_000_000, 243_000_000 + 1_000_000 * index, 0, 60.0, 58.2, epochs,
             epochs * TRAIN // 16,
         ))  # fmt: skip
+    workload = Workload("mobilenet_v2", "folder:photos", (3, 224, 224), 10, TRAIN, 0, 0, epochs * intervals)
     return Record(
         strategy="elastic", model="mobilenet_v2", data="folder:photos", device="cpu", enforced=True,
         run_dir=str(run_dir), exit=None, settings={"scheme": "elastic", "time_ratio": ratio, "interval": epochs},
@@ -49,5 +57,5 @@ def elastic(run_dir: Path, count: int = 158, intervals: int = 4, *, epochs: int 
                   "seconds": 232.8, "storage_bytes": 0},
         accuracy={"val": 0.88, "test": 0.87, "test_top5": None},
         parameters={"full": 2_226_434, "trained_model": 2_226_434}, phases=tuple(phases), intervals=tuple(rows),
-        tensors=every, profile=profile(count), workload={"train_count": TRAIN, "epochs": epochs * intervals},
+        tensors=every, profile=profile(count), workload=to_data(workload),
     )  # fmt: skip
