@@ -31,11 +31,11 @@ def plan_of(*candidates, chosen=None):
     return Plan(workload, Budget("50MB"), hardware, candidates, chosen).to_json()
 
 
-def refusal(apart=(), **guesses):
+def refusal(retries=(), **guesses):
     candidates = [Candidate(name, False, reasons=("no",), smallest_bytes=guess) for name, guess in guesses.items()]
     error = {"code": 3, "type": "InfeasibleBudgetError", "message": "as guessed"}
     return {
-        "plan": plan_of(*candidates), "infeasible": error, "apart": [each.to_json() for each in apart],
+        "plan": plan_of(*candidates), "infeasible": error, "retries": [each.to_json() for each in retries],
         "comparison": [],
     }  # fmt: skip
 
@@ -191,7 +191,7 @@ def test_a_way_that_fits_when_planned_and_not_when_trained_is_refused(monkeypatc
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
-def test_the_command_line_asks_apart(snugfit, command):
+def test_the_command_line_asks_retries(snugfit, command):
     outcome = snugfit(command, "--model", "fits-alone", "--memory", "100MB", "--json")
     assert outcome.code == 0 and "planning backprop in a process of its own" in outcome.err
     outcome = snugfit(command, "--model", "too-big", "--memory", "100MB", "--json")

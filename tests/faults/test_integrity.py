@@ -21,7 +21,7 @@ import torch
 import snugfit
 from snugfit._cli.app import run as command
 from snugfit._cli.worker import COMMANDS
-from snugfit._engine.images import RunImages
+from snugfit._engine.inference import RunImages
 from snugfit._engine.running import FIRST_FILES
 from snugfit._storage import lock
 from snugfit._storage.digests import FileDigest
@@ -137,7 +137,7 @@ def reported(run: Path) -> Any:
 
 def looked_at(run: Path) -> Any:
     """A unit's weights and its exit, as pictures read them."""
-    from snugfit._engine.finished_run import FinishedRun
+    from snugfit._engine.figure_data import FinishedRun
 
     return [FinishedRun(run).stored(kind, 0) for kind in ("weights", "exits")]
 
@@ -146,7 +146,7 @@ def looked_at(run: Path) -> Any:
 def one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of a run are opened once."""
     known: dict[Any, RunImages] = {}
-    from snugfit._engine import images, inference
+    from snugfit._engine import inference as images
 
     real = images.run_images
 
@@ -155,7 +155,7 @@ def one_read(monkeypatch: pytest.MonkeyPatch) -> None:
         images.images_at_once(folder)
         return known.setdefault(where, known.get(where) or real(folder, *where))
 
-    monkeypatch.setattr(inference, "run_images", opened)
+    monkeypatch.setattr(images, "run_images", opened)
 
 
 @pytest.mark.parametrize("use", [predicted, exported, evaluated, reported, looked_at], ids=lambda use: use.__name__)

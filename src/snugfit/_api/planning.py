@@ -18,8 +18,7 @@ from snugfit._core.record import TRIAL_STEPS, Trial
 from snugfit._core.request import Request
 from snugfit._engine.builder import own_splits
 from snugfit._engine.distributed import commands_of_run
-from snugfit._engine.planning import Planned, make_plan
-from snugfit._engine.profiling import Extras, profile_units
+from snugfit._engine.planning import Extras, Planned, make_plan, profile_units
 from snugfit._engine.running import execute
 from snugfit._engine.trials import compare
 from snugfit._planner import infeasible_error
@@ -108,7 +107,7 @@ class RunnablePlan(Planned):
     def _require_processes(self) -> None:
         """Refuse a plan over several processes in a single one."""
         choice = self.plan.choice
-        processes = int(choice.settings.get("processes", 1)) if choice else 1
+        processes = choice.processes if choice else 1
         if processes > 1 and commands_of_run() is None:
             how = shlex.join(self.plan.command) if self.plan.command else f"cluster launch --processes {processes}"
             raise UsageError(f"this plan takes {processes} processes, and this is one; start them with `{how}`.")

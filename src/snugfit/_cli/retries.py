@@ -57,7 +57,7 @@ def plan_again(request: Request, first: dict[str, Any], plan: Ask, measure: Ask)
     if not first.get("infeasible") or request.budget.memory is None:
         return first
     answers: Answers = []
-    for each in map(Request.from_json, first.get("apart", ())):
+    for each in map(Request.from_json, first.get("retries", ())):
         if _expected(first, each.strategy.strategy) > HOPELESS * parse_bytes(request.budget.memory):
             answers.append((each, first))
         elif not any(fits(found) for other, found in answers if other.strategy.strategy == each.strategy.strategy):

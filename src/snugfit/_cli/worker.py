@@ -95,24 +95,24 @@ def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -
 
 def _refused(planned: Any) -> dict[str, Any]:
     """A plan in which nothing fits, the error, and the requests to plan again in fresh processes."""
-    from snugfit._engine.retries import requests_apart
+    from snugfit._engine.retries import retry_requests
     from snugfit._planner import infeasible_error
 
-    apart = [each.to_json() for each in requests_apart(planned)]
+    retries = [each.to_json() for each in retry_requests(planned)]
     error = explain(infeasible_error(planned.plan))
-    return {"plan": planned.to_json(), "infeasible": error.to_json(), "apart": apart}
+    return {"plan": planned.to_json(), "infeasible": error.to_json(), "retries": retries}
 
 
 def _train_in_launch(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
     """Train with the other processes of a launch: its gateway trains, and the others serve it."""
-    from snugfit._engine.distributed import connected, dismissing_at_failure, serve
+    from snugfit._engine.distributed import connected, serve
     from snugfit._training.launch import share_of_threads, world
 
-    with connected(_device(job)) as member:
+    with connected(_device(job)) as commands:
         api.prepare_process(share_of_threads(world(), job["threads"]))
-        if member is not None and not member.here.is_gateway:
-            return serve(member)
-        return dismissing_at_failure(member, lambda: _train_at_gateway(api, job, subscribers))
+        if commands is not None and not commands.heartbeat.here.is_gateway:
+            return serve(commands)
+        return _train_at_gateway(api, job, subscribers)
 
 
 def _device(job: dict[str, Any]) -> str | None:
@@ -131,7 +131,7 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
 
 def _train_at_gateway(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
     """Train, or continue the run that this launch, or an interrupted launch with the same request, began."""
-    from snugfit._engine.launch_folder import begun, finished, for_launch
+    from snugfit._engine.running import begun, finished, for_launch
     from snugfit._training.launch import world
 
     here = world()

@@ -140,7 +140,7 @@ def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
         # a named strategy may have its own default optimizer, but the plan used the common one
         request = replace(request, training=replace(training, optimizer=plan.workload.optimizer.name))
     request = replace(request, strategy=replace(request.strategy, strategy=choice.strategy))
-    processes = int(choice.settings.get("processes", 1))
+    processes = choice.processes
     start = ("cluster", "launch", "--processes", str(processes), "--") if processes > 1 else ()
     return ("snugfit", *start, "train", *flags_of(request))
 

@@ -123,6 +123,11 @@ class Candidate:
         return parts or tuple(dict.fromkeys(phase.batch_size for phase in phases))
 
     @property
+    def processes(self) -> int:
+        """Number of processes that it trains on."""
+        return int(self.settings.get("processes", 1))
+
+    @property
     def terms(self) -> tuple[str, ...]:
         """Terms of its settings in a plan's table."""
         config = find_config(self.strategy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from snugfit._core.option_groups import BaseRequest
@@ -11,6 +11,9 @@ from snugfit._core.options import Checked
 from snugfit._core.record import Record
 from snugfit._core.workload import OptimizerName, OptimizerSettings
 from snugfit.errors import UsageError
+
+Declared = tuple[Any, Any]
+"""Type and default of an option."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class StrategyConfig:
         rebuild: function that rebuilds a trained network, like ``package.module:function``; None where training leaves
             the structure as it is. It takes the full network as a chain on the meta device, the dictionary that
             :meth:`structure` returned, the number of classes, and the saved state dict; it returns a module.
+        worker: function of the other processes of a launch, for a strategy that trains over several. It takes chain,
+            workload, the ``plan`` of the gateway's message, the channel to it, the device, and a function to call
+            after every command.
     """
 
     name: ClassVar[str]
@@ -57,6 +63,7 @@ class StrategyConfig:
     default_optimizer: ClassVar[OptimizerName | None] = None
     optimizers: ClassVar[Mapping[str, OptimizerSettings]] = {}
     rebuild: ClassVar[str | None] = None
+    worker: ClassVar[str] = ""
 
     def check(self, request: BaseRequest) -> None:
         """Check a request that names this strategy.
@@ -108,10 +115,6 @@ def present(terms: Mapping[str, bool]) -> tuple[str, ...]:
     return tuple(term for term, holds in terms.items() if holds)
 
 
-Declared = tuple[Any, Any]
-"""Type and default of an option."""
-
-
 def declared_options(kind: type[Any]) -> dict[str, Declared]:
     """The options that a dataclass declares, by name."""
     hints = get_type_hints(kind, include_extras=True)
@@ -124,7 +127,7 @@ def merged_options(kinds: Iterable[type[Any]]) -> dict[str, Declared]:
     Raises:
         TypeError: two of them declare an option of one name differently, or one has the name of a common option.
     """
-    common = {option.name for group in fields(BaseRequest) for option in _fields_of(group)}
+    common = {option.name for group in vars(BaseRequest()).values() for option in fields(group)}
     found: dict[str, Declared] = {}
     for kind in kinds:
         for name, declared in declared_options(kind).items():
@@ -132,11 +135,6 @@ def merged_options(kinds: Iterable[type[Any]]) -> dict[str, Declared]:
                 raise TypeError(f"the option {name} is one that every run has")
             found[name] = _merged(name, declared, found.get(name))
     return found
-
-
-def _fields_of(group: Field[Any]) -> tuple[Field[Any], ...]:
-    assert callable(group.default_factory)
-    return fields(group.default_factory())
 
 
 def _merged(name: str, declared: Declared, before: Declared | None) -> Declared:

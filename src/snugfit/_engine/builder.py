@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, TaskName, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
-from snugfit._engine.loading import Architecture, on_meta
-from snugfit._engine.tasks import default_optimizer, rules_of
+from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta, module_of, on_meta
+from snugfit._engine.tasks import RULES
 from snugfit._planner import StrategySelection
 from snugfit._training.initial_weights import load_initial_weights
 from snugfit._training.seeding import derive_seed
@@ -40,10 +40,7 @@ class Assembly:
     """Everything that a plan needs except hardware and budget.
 
     Attributes:
-        request: the options.
-        splits: the data set.
         chain: the network, on the meta device.
-        workload: what is to be trained.
         module: the caller's own module, if one was passed.
         others: training images of other data sets that options name, by option; prepared like those of the splits.
     """
@@ -73,10 +70,10 @@ class Assembly:
 
     def training_data(self) -> TrainingData:
         """The splits as batches."""
-        splits, seed, batches = self.splits, self.workload.seed, rules_of(self.workload.task).batches
-        erase = self.request.training.erase
+        splits, seed, batches = self.splits, self.workload.seed, RULES[self.workload.task].batches
+        training = self.request.training
         transform = Transform(
-            splits.mean, splits.std, splits.image_shape[-1], splits.flip, erase, self.request.training.crop
+            splits.mean, splits.std, splits.image_shape[-1], splits.flip, training.erase, training.crop
         )
         return TrainingData(
             train=batches(splits.train, transform, seed=seed, augment=self.workload.augment),
@@ -95,11 +92,11 @@ class Assembly:
         Raises:
             ModelError, CheckpointError: the model cannot be built, or the weights belong to another.
         """
-        name, path = self.request.model.model, self.request.model.weights
+        name, path, shape = self.request.model.model, self.request.model.weights, self.splits.image_shape
         if self.module is not None:
             if any(parameter.is_meta for parameter in self.module.parameters()):
                 raise UsageError("an earlier run emptied this module; pass a new one, or a function that makes it.")
-            spill_module(Chain.from_module(self.module, self.splits.image_shape, name).all_units, store)
+            spill_module(Chain.from_module(self.module, shape, name).all_units, store)
         elif name in models.names():
             for index, unit in enumerate(self.chain.all_units):
                 initialise_by_reset(unit, derive_seed(self.workload.seed, "weights", index))
@@ -107,8 +104,8 @@ class Assembly:
                 release(unit)
         else:
             torch.manual_seed(derive_seed(self.workload.seed, "weights"))
-            module = models.build(name, self.workload.classes, self.splits.image_shape[-1], self.splits.image_shape[0])
-            spill_module(Chain.from_module(module, self.splits.image_shape, name).all_units, store)
+            module = models.build(name, self.workload.classes, shape[-1], shape[0])
+            spill_module(Chain.from_module(module, shape, name).all_units, store)
         if path is not None:
             load_initial_weights(Path(path), self.chain, store)
 
@@ -116,7 +113,7 @@ class Assembly:
 def load_splits(request: Request) -> Splits:
     """The data set that a request names."""
     options = request.data
-    load = rules_of(options.task).load
+    load = RULES[options.task].load
     return load(options.data, data_dir=options.data_dir, workers=options.workers, **_division(request))
 
 
@@ -151,40 +148,34 @@ def own_splits(data: Any, request: Request) -> Splits | None:
     return from_dataset(*parts, **_division(request))
 
 
-def assemble(
-    request: Request, splits: Splits | None = None, module: nn.Module | Callable[[], nn.Module] | None = None
-) -> Assembly:
-    """Load the data, build and trace the model, and describe the work; weights do not exist yet.
+def assemble(request: Request, splits: Splits | None = None, module: ModuleOrFactory | None = None) -> Assembly:
+    """Load the data, trace the model, and describe the work; weights do not exist yet.
 
     Args:
         request: the options.
-        splits: data of the caller's; by the request's name otherwise.
-        module: a module of the caller's (or a function that makes one); by the request's name otherwise.
+        splits: the caller's data; by the request's name otherwise.
+        module: the caller's module; by the request's name otherwise.
     """
     splits = splits or load_splits(request)
-    module = module if module is None or isinstance(module, nn.Module) else module()
-    classes, shape = len(splits.class_names), splits.image_shape
+    name, shape = request.model.model, splits.image_shape
     if module is None:
-        with torch.device("meta"):
-            traced = models.build(request.model.model, classes, shape[-1], shape[0])
+        chain = Chain.from_module(build_on_meta(name, len(splits.class_names), shape), shape, name)
     else:
-        traced = module
-    chain = Chain.from_module(traced, shape, request.model.model)
-    if module is not None:
-        chain = on_meta(chain)
-    facts = rules_of(request.data.task).facts(request, chain, splits)
+        module = module_of(module)
+        chain = on_meta(Chain.from_module(module, shape, name))
+    facts = RULES[request.data.task].facts(request, chain, splits)
     workload = _workload(request, splits, facts)
-    return Assembly(request, splits, chain, workload, module, _other_images(request, shape))
-
-
-def _other_images(request: Request, shape: tuple[int, int, int]) -> dict[str, ImageSet]:
-    """Training images of the data sets that options of strategies name."""
-    return {
-        option: _images_like(request, name, option, shape) for option, name in data_sets_in(request.strategy).items()
-    }
+    named = data_sets_in(request.strategy)
+    others = {option: _images_like(request, other, option, shape) for option, other in named.items()}
+    return Assembly(request, splits, chain, workload, module, others)
 
 
 def _images_like(request: Request, name: str, option: str, shape: tuple[int, int, int]) -> ImageSet:
+    """Training images of the data set that an option names.
+
+    Raises:
+        DataError: they do not have the shape (C, H, W).
+    """
     options = request.data
     found = datasets.load(name, data_dir=options.data_dir, image_size=shape[-1], workers=options.workers)
     if found.image_shape != shape:
@@ -195,8 +186,6 @@ def _images_like(request: Request, name: str, option: str, shape: tuple[int, int
 
 def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Workload:
     training = request.training
-    if not 0 <= training.erase <= 1:
-        raise UsageError(f"--erase is a probability between 0 and 1, not {training.erase}.")
     return Workload(
         model=request.model.model,
         data=splits.name,
@@ -217,17 +206,17 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
 
 
 def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig | None) -> OptimizerSettings:
-    """The optimizer, and its own defaults where the request says nothing else."""
-    options = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule")}
-    given = {name: value for name, value in options.items() if value is not None}
+    """The optimizer: what the request says, else the task's learning rate, the strategy's and the common defaults."""
     config = config or StrategyConfig()
-    name = training.optimizer or config.default_optimizer or "sgd"
-    own = {**_DEFAULTS, **config.optimizers}[name]
-    return replace(default_optimizer(own, task), **given)
+    default = {**_DEFAULTS, **config.optimizers}[training.optimizer or config.default_optimizer or "sgd"]
+    given = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule")}
+    if given["lr"] is None:
+        given["lr"] = RULES[task].lr
+    return replace(default, **{name: value for name, value in given.items() if value is not None})
 
 
 def check_options(request: Request) -> None:
-    """Check what only the strategies know of their options, whichever strategy is asked for.
+    """Check what only the strategies know of their options, whichever strategy is chosen.
 
     Raises:
         UsageError: an option has a value that its strategy does not know.
@@ -246,19 +235,22 @@ def make_strategies(request: Request) -> StrategySelection:
         UsageError: options contradict each other.
     """
     name = request.strategy.strategy
-    configs = list(strategies().values()) if name == "auto" else [config_of(name)]
-    for config in configs:
-        if name != "auto" or (config.keeps_time_ratio and request.budget.time_ratio is not None):
+    if name != "auto":
+        config = config_of(name)
+        config.check(request)
+        return StrategySelection([_configured(config, request)])
+    chosen: list[Strategy] = []
+    standby: list[Strategy] = []
+    left_out: dict[str, str] = {}
+    for config in strategies().values():
+        if config.keeps_time_ratio and request.budget.time_ratio is not None:
             config.check(request)
-    reasons = {each.name: each.why_not(request) for each in configs} if name == "auto" else {}
-    considered = [each for each in configs if not reasons.get(each.name)]
-    waiting = [each.name for each in considered if name == "auto" and each.is_last_resort(request)]
-    made = {each.name: _configured(each, request) for each in considered}
-    return StrategySelection(
-        [strategy for each, strategy in made.items() if each not in waiting],
-        [made[each] for each in waiting],
-        {each: reason for each, reason in reasons.items() if reason},
-    )
+        reason = config.why_not(request)
+        if reason:
+            left_out[config.name] = reason
+        else:
+            (standby if config.is_last_resort(request) else chosen).append(_configured(config, request))
+    return StrategySelection(chosen, standby, left_out)
 
 
 def _configured(config: StrategyConfig, request: Request) -> Strategy:

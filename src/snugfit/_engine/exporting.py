@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from snugfit._core.serial import to_data
-from snugfit._engine.loading import Architecture, load
+from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._storage.manifest import listing
 from snugfit._storage.outputs import require_file, require_folder
 from snugfit._storage.weights_file import MODEL_FILE
@@ -26,11 +25,7 @@ _METADATA = ("class_names", "mean", "std", "border", "model", "data", "task", "a
 
 
 def export(
-    folder: Path,
-    out: Path | None,
-    format: str,
-    check: bool,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    folder: Path, out: Path | None, format: str, check: bool, model: ModuleOrFactory | None = None
 ) -> dict[str, Any]:
     """Export the trained model of a run; see :func:`snugfit.export`."""
     target = folder if out is None else out
@@ -49,7 +44,6 @@ def export(
             shutil.copyfile(folder / MODEL_FILE, destination)
         files.append(str(destination))
     if format != "safetensors":
-        shape = architecture.input_shape
         path = target / "model.onnx"
         with listing(target) as manifest:
             if manifest is not None:
@@ -58,7 +52,7 @@ def export(
             if manifest is not None:
                 manifest.add(path)
         files.append(str(path))
-        difference = onnx_difference(module, shape, path) if check else None
+        difference = onnx_difference(module, architecture.input_shape, path) if check else None
     return {"files": files, "onnx_max_difference": difference}
 
 

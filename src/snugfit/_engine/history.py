@@ -1,4 +1,4 @@
-"""What is kept between runs on this machine: measurements, and predictions with the results of runs."""
+"""Files kept between runs on this machine: measurements, and predictions with the results of runs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ MOST_RUNS = 500
 
 
 def measurements(options: MachineOptions, hardware: Hardware) -> Measurements:
-    """Measurements made on this hardware with these versions of Python, torch and snugfit.
-
-    Raises:
-        UsageError: the folder named is a file.
-    """
+    """Measurements made on this hardware with these versions of Python, torch and snugfit."""
     where = options.profile_cache
     return Measurements(profiles_folder(where), machine_text(hardware), renew=where == "renew")
 
@@ -69,5 +65,5 @@ def _runs_file(folder: Path, hardware: Hardware) -> Path:
 
 
 def machine_text(hardware: Hardware) -> str:
-    """What measurements depend on in addition to the probe, as text."""
+    """Identity of hardware and software, on which measurements depend."""
     return json.dumps([to_data(hardware), platform.python_version(), __version__, code_digest()], sort_keys=True)

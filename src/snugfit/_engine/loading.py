@@ -26,6 +26,8 @@ from snugfit._training.network import mismatch_errors
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.memory import is_out_of_memory
 
+ModuleOrFactory = nn.Module | Callable[[], nn.Module]
+"""A module that was passed from Python, or a function that makes it."""
 _FILE = "architecture.json"
 _MOST_CHANNELS, _MOST_PIXELS = 1024, 2**16
 
@@ -96,27 +98,21 @@ class Architecture:
         """
         if self.model == FROM_PYTHON:
             raise ModelError("this run trained a module of your own; pass it again: snugfit.load(run, model=...).")
-        with torch.device("meta"):
-            return models.build(self.model, len(self.class_names), self.input_shape[-1], self.input_shape[0])
+        return build_on_meta(self.model, len(self.class_names), self.input_shape)
 
-    def chain(self, model: nn.Module | Callable[[], nn.Module] | None = None) -> Chain:
+    def chain(self, model: ModuleOrFactory | None = None) -> Chain:
         """The full network as a chain on the meta device, which shares nothing with ``model``.
 
-        Args:
-            model: the module (or a function that makes it), if it was passed from Python.
-
         Raises:
-            ModelError: it was and is not given here, or cannot be traced.
+            ModelError: the module was passed from Python and is not given here, or cannot be traced.
         """
-        made = self.build() if model is None else model if isinstance(model, nn.Module) else model()
+        made = self.build() if model is None else module_of(model)
         return on_meta(Chain.from_module(made, self.input_shape, self.model))
 
     def trained(self, chain: Chain, state: Mapping[str, torch.Tensor]) -> nn.Module:
         """The network as its strategy left it, without weights.
 
-        Args:
-            chain: the full network, from :meth:`chain`.
-            state: the saved tensors by name; layers from which channels were removed take the shapes of these.
+        ``chain`` is the full network. Layers from which channels were removed take the shapes of ``state``.
 
         Raises:
             UnknownNameError: the strategy is not installed.
@@ -129,7 +125,18 @@ class Architecture:
         return module
 
 
-def load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+def build_on_meta(name: str, classes: int, shape: tuple[int, int, int]) -> nn.Module:
+    """A network by name for images of shape (C, H, W), on the meta device."""
+    with torch.device("meta"):
+        return models.build(name, classes, shape[-1], shape[0])
+
+
+def module_of(model: ModuleOrFactory) -> nn.Module:
+    """The module itself, or what the function makes."""
+    return model if isinstance(model, nn.Module) else model()
+
+
+def load(folder: Path, model: ModuleOrFactory | None = None) -> nn.Module:
     """The trained model of a run; see :func:`snugfit.load`."""
     read_record(folder)  # an unfinished run, or a damaged record, is an error
     architecture = Architecture.read(folder)

@@ -1,38 +1,37 @@
-"""From a request to a plan: assemble the work, measure it within the budget, and rank what the strategies propose."""
+"""From a request to a plan, or to the statistics of every unit, measured within the budget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-from torch import nn
+from typing import Any
 
 from snugfit._core.budget import Budget
 from snugfit._core.explanation import command_of
+from snugfit._core.option_groups import Trained
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.request import Request
+from snugfit._core.serial import to_data
 from snugfit._data import Splits
 from snugfit._engine.builder import Assembly, assemble, check_options, make_strategies
 from snugfit._engine.history import measurements, past_runs
+from snugfit._engine.loading import ModuleOrFactory
 from snugfit._engine.process import baseline, choose_device, describe_hardware
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
-from snugfit._training.events import Notice, ProbeMeasured, Subscriber
+from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
+from snugfit.errors import UsageError
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
+from snugfit.strategies.blockwise.signal_table import signal_table
+from snugfit.strategies.elastic.tensor_table import tensor_table
+from snugfit.strategies.sidenet.activation_table import activation_table
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with all that is needed to run it.
-
-    Attributes:
-        plan: the plan as data.
-        profile: the measurements behind it.
-        assembly: data, model and workload.
-        baseline: that of the process.
-    """
+    """A plan with all that is needed to run it: measurements, data, model, workload, and the process's baseline."""
 
     plan: Plan
     profile: Profile
@@ -43,17 +42,16 @@ class Planned:
 def make_plan(
     request: Request,
     splits: Splits | None,
-    module: nn.Module | Callable[[], nn.Module] | None,
+    module: ModuleOrFactory | None,
     subscribers: Sequence[Subscriber],
     *,
     measures: bool = True,
 ) -> Planned:
-    """Measure, and ask every strategy that serves the request what fits its budget.
+    """Measure, and collect what the strategies that serve the request propose within its budget.
 
     Args:
         request: the options.
-        splits: data passed from Python; None opens the data set that the request names.
-        module: a module passed from Python, or a function that makes one; None builds the model that the request names.
+        splits, module: data and model passed from Python; None opens and builds those that the request names.
         subscribers: receive every measured probe and notice.
         measures: whether strategies measure and propose; if not, the profile holds statistics of the units alone.
     """
@@ -66,9 +64,9 @@ def make_plan(
     hardware = describe_hardware(device)
     known, runs = measurements(request.machine, hardware), past_runs(request.machine, hardware)
 
-    def measured(name: str, index: int, count: int) -> None:
+    def emit(event: Event) -> None:
         for subscriber in subscribers:
-            subscriber(ProbeMeasured(name, index, count))
+            subscriber(event)
 
     def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> Planned:
         with MemoryLimit(memory_bytes, resting, device) as limit:
@@ -82,10 +80,11 @@ def make_plan(
         return Planned(found, profile, assembly, resting)
 
     try:
-        planned = attempt(budget.memory_bytes, measured)
-        for note in (*planned.assembly.splits.notes, *_reused(known.found)):
-            for subscriber in subscribers:
-                subscriber(Notice(note))
+        planned = attempt(budget.memory_bytes, lambda *progress: emit(ProbeMeasured(*progress)))
+        for note in planned.assembly.splits.notes:
+            emit(Notice(note))
+        if known.found:
+            emit(Notice(f"{known.found} measurements of this machine were cached; --profile-cache renew repeats them"))
         return planned
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -94,7 +93,44 @@ def make_plan(
     return attempt(None, None)  # not even data and chain fit: plan without measurements
 
 
-def _reused(count: int) -> list[str]:
-    if not count:
-        return []
-    return [f"{count} measurements of this machine were cached; --profile-cache renew repeats them"]
+@dataclass(frozen=True)
+class Extras:
+    """Tables that a profile adds to its units; see :func:`snugfit.profile_request`."""
+
+    learning_signal: bool = False
+    tensors: bool = False
+    activation_memory: bool = False
+    trained: Trained | None = None
+
+
+def profile_units(request: Request, subscribers: Sequence[Subscriber], extras: Extras) -> dict[str, Any]:
+    """Measure every unit of a model; see :func:`snugfit.profile_request`."""
+    if request.data.task != "classify":
+        raise UsageError(
+            "profile measures units with classification losses; use snugfit plan --task detect for the whole network."
+        )
+    request = replace(
+        request,
+        strategy=replace(request.strategy, strategy="blockwise"),
+        budget=replace(request.budget, time_ratio=None),  # units are measured without a strategy's options
+    )
+    measures = extras.learning_signal or extras.tensors or not extras.activation_memory
+    found = make_plan(request, None, None, subscribers, measures=measures)
+    chain, workload, profile = found.assembly.chain, found.plan.workload, found.profile
+    seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
+    untimed = 0.0 if measures else None
+    units = [{**to_data(unit), "seconds": seconds.get(unit.name, untimed)} for unit in profile.units]
+    data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
+    device = choose_device(request.machine.device)
+    limit = MemoryLimit(found.plan.budget.memory_bytes, found.baseline, device)
+    if extras.learning_signal:
+        data["learning_signal"] = signal_table(chain, workload, found.plan.hardware)
+    if extras.tensors:
+        count = sum(1 for unit in chain.all_units for _ in unit.module.parameters())
+        for subscriber in subscribers:
+            subscriber(Notice(f"timing {count} tensors one by one"))
+        data |= tensor_table(chain, workload, profile, limit, lean=request.strategy.lean)
+    if extras.activation_memory:
+        table = activation_table(chain, workload, extras.trained, limit, lean=request.strategy.lean)
+        data["activation_memory"] = table
+    return data

@@ -37,12 +37,9 @@ def prepare_process(threads: int | None = None) -> None:
     >>> snugfit.prepare_process()
     """
     torch.set_flush_denormal(True)
-    _prepared[:] = [take_baseline(_threads() if threads is None else threads)]
-
-
-def _threads() -> int | None:
-    """All cores that this process may use; None, torch's own choice, if the user set ``OMP_NUM_THREADS``."""
-    return None if os.environ.get("OMP_NUM_THREADS") else cores()
+    if threads is None and not os.environ.get("OMP_NUM_THREADS"):
+        threads = cores()
+    _prepared[:] = [take_baseline(threads)]
 
 
 def baseline(threads: int | None = None) -> Baseline:
@@ -71,14 +68,15 @@ def choose_device(name: str | None) -> torch.device:
 
 def describe_hardware(device: torch.device) -> Hardware:
     """The hardware that a profile is valid for."""
-    on_cuda = device.type == "cuda"
+    if device.type == "cuda":
+        name, memory_bytes = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+    else:
+        name, memory_bytes = processor(), psutil.virtual_memory().total
     return Hardware(
         device=str(device),
-        name=torch.cuda.get_device_name(device) if on_cuda else processor(),
+        name=name,
         threads=torch.get_num_threads(),
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory
-        if on_cuda
-        else psutil.virtual_memory().total,
+        memory_bytes=memory_bytes,
         system=f"{platform.system()} {platform.machine()}",
         torch=str(torch.__version__),
         enforces=limit.can_enforce(device),

@@ -26,14 +26,11 @@ DRIFT_BYTES = 1 * MB
 """Difference of the memory in use before training between two processes; added to the smallest budget."""
 
 
-def requests_apart(planned: Planned) -> list[Request]:
-    """Requests to plan again in fresh processes.
+def retry_requests(planned: Planned) -> list[Request]:
+    """Requests to plan again in fresh processes, for a plan in which nothing fits.
 
     For each considered strategy: the strategy alone, unless the request already names it; then each of its leaner
     settings, for options that the user left open.
-
-    Args:
-        planned: a plan in which nothing fits.
     """
     request = planned.assembly.request
     if FROM_PYTHON in (request.model.model, request.data.data):
@@ -64,14 +61,7 @@ def smallest_budget_of(
 ) -> int | None:
     """Smallest memory budget in bytes, in whole MB, in which one of the strategies proposes what fits.
 
-    Args:
-        strategies: those that were considered.
-        plan: their plan in a budget that one of them fits.
-        profile: what was measured for it.
-        runs: past runs, by which predictions are corrected.
-
-    Returns:
-        None if no strategy fits the plan's budget, or if that has no memory limit.
+    Predictions are corrected by past runs. None if no strategy fits the plan's budget, or if that has no memory limit.
     """
     most = plan.budget.memory_bytes
     if most is None:
@@ -89,8 +79,8 @@ def _smallest(strategy: Strategy, plan: Plan, profile: Profile, runs: Sequence[P
         found = candidates_of(strategy, plan.workload, profile, plan.hardware, budget, factors)
         return any(candidate.feasible for candidate in found)
 
-    known = {each.strategy for each in plan.candidates if each.feasible}
-    if strategy.name not in known or not fits(most):
+    feasible = {each.strategy for each in plan.candidates if each.feasible}
+    if strategy.name not in feasible or not fits(most):
         return None
     low, high = 0, most
     while high - low > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,20 @@ from snugfit._core.workload import TaskName
 from snugfit._engine.builder import assemble, own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.history import keep_run
+from snugfit._engine.loading import ModuleOrFactory
 from snugfit._engine.planning import Planned
 from snugfit._engine.process import baseline, choose_device
-from snugfit._engine.tasks import rules_of
+from snugfit._engine.tasks import RULES
 from snugfit._planner import infeasible_error
 from snugfit._quantities import format_bytes
 from snugfit._report.tensorboard import tensorboard_subscribers
 from snugfit._storage.files import write_json_atomic
-from snugfit._storage.lock import run_lock
-from snugfit._storage.manifest import Manifest
+from snugfit._storage.lock import LOCK_FILE, run_lock
+from snugfit._storage.manifest import MANIFEST_FILE, Manifest
 from snugfit._storage.outputs import require_folder, require_run_folder
-from snugfit._storage.run_folder import read_data
+from snugfit._storage.run_folder import read_data, read_record
 from snugfit._training.events import RunStarted, Subscriber
+from snugfit._training.launch import World
 from snugfit._training.metrics import METRICS_FILE
 from snugfit._training.run import Job, Machine, Run
 from snugfit._training.stopping import StopFlag
@@ -78,7 +80,7 @@ def with_absolute_paths(request: Request) -> Request:
     data, model, strategy = request.data, request.model, request.strategy
 
     def found(name: str, task: TaskName) -> str:
-        return name if name == FROM_PYTHON else rules_of(task).place(name, data.data_dir)
+        return name if name == FROM_PYTHON else RULES[task].place(name, data.data_dir)
 
     others: dict[str, Any] = {option: found(name, "classify") for option, name in data_sets_in(strategy).items()}
     return replace(
@@ -90,12 +92,8 @@ def with_absolute_paths(request: Request) -> Request:
     )
 
 
-def reopen(folder: Path, model: nn.Module | Callable[[], nn.Module] | None = None, data: Any = None) -> Planned:
-    """The plan of an interrupted run, from its folder, in which no other process writes.
-
-    Args:
-        folder: run folder.
-        model, data: the module and data that were passed from Python, if any.
+def reopen(folder: Path, model: ModuleOrFactory | None = None, data: Any = None) -> Planned:
+    """The plan of an interrupted run, from its locked folder; ``model`` and ``data`` are those passed from Python.
 
     Raises:
         CheckpointError: the folder is not a run folder, or damaged.
@@ -136,7 +134,7 @@ def _require_begun(folder: Path) -> None:
 def resume(
     folder: Path,
     subscribers: Sequence[Subscriber],
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: ModuleOrFactory | None = None,
     data: Any = None,
     stop: StopFlag | None = None,
 ) -> tuple[Record, nn.Module | None]:
@@ -155,8 +153,9 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
     choice, device = plan.choice, choose_device(assembly.request.machine.device)
     if choice is None or choice.predicted is None:
         raise infeasible_error(plan)
+    name = choice.strategy
     try:
-        strategy = converted(lambda settings: _strategy(choice.strategy, settings), choice.settings)
+        strategy: Strategy = converted(lambda settings: from_data(strategy_class(name), settings), choice.settings)
     except DocumentError as error:
         raise CheckpointError(f"{folder / 'plan.json'} holds settings that its strategy lacks: {error}.") from error
     with stop or StopFlag() as flag:  # until the record is written: a signal after training has no effect
@@ -174,29 +173,18 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
             if not resumed:
                 with run.manifest.rewriting("weights"):
                     assembly.store_initial_weights(run.weights)
-            run.emit(_started(run, plan, choice.strategy, resumed=resumed))
+            work, budget = plan.workload, plan.budget.memory_bytes
+            started = (str(folder), name, work.model, work.data, budget, run.enforced, run.predicted)
+            run.emit(RunStarted(*started, resumed))
             record = strategy.fit(assembly.chain, assembly.training_data(), run)
-        structure = config_of(choice.strategy).structure(record)
-        replace(assembly.architecture, strategy=choice.strategy, structure=structure).write(folder, run.manifest)
+        structure = config_of(name).structure(record)
+        replace(assembly.architecture, strategy=name, structure=structure).write(folder, run.manifest)
         run.manifest.announce(run.metrics.written(grows=False))
         write_json_atomic(folder / "record.json", record.to_json(), run.manifest)
         run.manifest.settle()
         keep_run(assembly.request.machine, record, plan)
     _verify(record.measured["peak_bytes"], plan)
     return record
-
-
-def _strategy(name: str, settings: dict[str, Any]) -> Strategy:
-    strategy: Strategy = from_data(strategy_class(name), settings)
-    return strategy
-
-
-def _started(run: Run, plan: Plan, strategy: str, *, resumed: bool) -> RunStarted:
-    workload = plan.workload
-    budget = plan.budget.memory_bytes
-    return RunStarted(
-        str(run.folder), strategy, workload.model, workload.data, budget, run.enforced, run.predicted, resumed
-    )
 
 
 def _verify(peak_bytes: int, plan: Plan) -> None:
@@ -228,3 +216,48 @@ def _new_folder(out: str | Path | None, plan: Plan) -> Path:
             folder.mkdir(parents=True)
             break
     return folder
+
+
+def for_launch(request: Request, here: World) -> Request:
+    """The request with a run folder that a restart of the same launch finds."""
+    machine = request.machine
+    return replace(request, machine=replace(machine, out=machine.out or f"runs/{here.run_id or 'launch'}"))
+
+
+def begun(request: Request, here: World) -> str | None:
+    """The run folder that this round continues; None if it begins a new run.
+
+    The folder decides, not a count of restarts: an interrupted run is resumed if the request is the same. Files of a
+    process that was lost before the run could be resumed are removed by the next round.
+    """
+    folder = Path(str(request.machine.out))
+    if (folder / "record.json").exists():
+        return None
+    if (folder / FIRST_FILES[-1]).exists():
+        return str(folder) if _same(request, folder) else None
+    found = [each for each in folder.iterdir() if each.name != LOCK_FILE] if folder.is_dir() else []
+    if here.restarts and all(_is_draft(each) for each in found):
+        for each in found:
+            each.unlink()
+    return None
+
+
+def finished(request: Request, here: World) -> dict[str, Any] | None:
+    """The record of a run that an earlier round ended, whose process was lost while it exited."""
+    folder = Path(str(request.machine.out))
+    ended = here.restarts and (folder / "record.json").exists() and _same(request, folder)
+    return read_record(folder).to_json() if ended else None
+
+
+def _is_draft(path: Path) -> bool:
+    return path.is_file() and path.name.removesuffix(".tmp") in (*FIRST_FILES, MANIFEST_FILE)
+
+
+def _same(request: Request, folder: Path) -> bool:
+    """Whether a run folder has the same request."""
+    try:
+        before = read_data(Request, folder / "request.json")
+    except CheckpointError:
+        return False
+    now = with_absolute_paths(request)
+    return before.machine.cache_dir == now.machine.cache_dir and replace(before, machine=now.machine) == now

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from snugfit import _data as datasets
 from snugfit._chain import Chain
 from snugfit._core.request import Request
-from snugfit._core.workload import OptimizerSettings, TaskName
+from snugfit._core.workload import TaskName
 from snugfit._data import Batches, BoxedBatches, BoxedImages, Splits, box_sizes, boxed_path, image_folder
 from snugfit.detection import anchors_for
 from snugfit.errors import ModelError, UsageError
@@ -23,7 +23,7 @@ class TaskRules:
         load: opens a data set by name.
         batches: makes batches of a split.
         place: the name of data with an absolute path if it is a folder or file; other names unchanged.
-        lr: learning rate, if it is not an optimizer's own.
+        lr: learning rate, if it is not an optimizer's own: YOLOv2's loss is a sum over a thousand predictors.
         facts: fields of the workload that depend on chain and data; refuses a model with other outputs.
         crops: whether images are cropped to the square, or resized to it.
     """
@@ -34,17 +34,6 @@ class TaskRules:
     lr: float | None
     facts: Callable[[Request, Chain, Splits], dict[str, Any]]
     crops: bool
-
-
-def rules_of(task: TaskName) -> TaskRules:
-    """The rules of a task."""
-    return _RULES[task]
-
-
-def default_optimizer(settings: OptimizerSettings, task: TaskName) -> OptimizerSettings:
-    """An optimizer's own settings, with the task's learning rate: YOLOv2's loss is a sum over a thousand predictors."""
-    lr = _RULES[task].lr
-    return settings if lr is None else replace(settings, lr=lr)
 
 
 def _logits(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
@@ -84,7 +73,7 @@ def _boxed(name: str, data_dir: str | None) -> str:
     return str(boxed_path(name, data_dir).absolute())
 
 
-_RULES: dict[TaskName, TaskRules] = {
+RULES: dict[TaskName, TaskRules] = {
     "classify": TaskRules(datasets.load, Batches, _folder, None, _logits, crops=True),
     "detect": TaskRules(datasets.load_boxed, BoxedBatches, _boxed, 0.0003, _boxes, crops=False),
 }

@@ -10,13 +10,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.plan import Candidate
@@ -43,12 +42,8 @@ _GRACE_SECONDS = 20.0
 def compare(planned: Planned, steps: int, subscribers: Sequence[Subscriber]) -> list[Trial]:
     """Run a short trial of the best feasible candidate of every strategy, one after another.
 
-    A trial that fails has its error in its row. Files of trials are removed, also after an interruption.
-
-    Args:
-        planned: the plan.
-        steps: effective batches of each.
-        subscribers: called with a notice of each trial.
+    Each takes ``steps`` effective batches, and ``subscribers`` receive a notice of it. A trial that fails has its error
+    in its row. Files of trials are removed, also after an interruption.
     """
     best: dict[str, Candidate] = {}
     for candidate in planned.plan.candidates:
@@ -62,8 +57,7 @@ def compare(planned: Planned, steps: int, subscribers: Sequence[Subscriber]) -> 
                 subscriber(
                     Notice(f"trial {number} of {len(best)}: {name}, {short.assembly.workload.train_count} images")
                 )
-            prepared = _Prepared.of(candidate, short, Path(folder) / name)
-            trials.append(prepared.run())
+            trials.append(_trial(candidate, short, Path(folder) / name))
     return trials
 
 
@@ -92,69 +86,46 @@ def _few(splits: Splits, most: int) -> Splits:
     return replace(splits, train=first(splits.train, most), val=first(splits.val, _EVALUATED), test=test)
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A trial that can be run.
+def _trial(candidate: Candidate, short: Planned, folder: Path) -> Trial:
+    """Predict the cost of a candidate for the trial's work, run it, and return the measurements, or the error."""
+    strategy: Strategy = from_data(strategy_class(candidate.strategy), candidate.settings)
+    plan, workload = short.plan, short.assembly.workload
+    cost = corrected(strategy.estimate(workload, short.profile, plan.hardware), candidate.correction)
+    own = replace(plan, workload=workload, candidates=(replace(candidate, predicted=cost),), chosen=0)
+    planned = replace(short, plan=own)
+    seconds = float(sum(phase.seconds for phase in cost.phases))
+    budget, images = plan.budget.memory_bytes, workload.train_count
+    trial = Trial(candidate.strategy, images, workload.epochs, budget, cost.peak_bytes, seconds)
+    request, error = short.assembly.request, None
+    try:
+        if FROM_PYTHON in (request.model.model, request.data.data):
+            _run_in_process(planned, folder)
+        else:
+            error = _run_in_child(planned, candidate.processes, folder)
+    except InterruptedRunError:
+        raise
+    except (SnugfitError, RuntimeError, MemoryError, OSError) as failure:
+        error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+    if (folder / "record.json").exists():
+        return replace(trial, error=error, **_measurements(folder))
+    return replace(trial, error=error or "it wrote no record")
 
-    Attributes:
-        planned: with the candidate alone, and what it is predicted to take here.
-        trial: its predictions.
-        folder: its run folder.
-    """
 
-    planned: Planned
-    trial: Trial
-    folder: Path
+def _run_in_process(planned: Planned, folder: Path) -> None:
+    """Train in this process, on a copy of the caller's module, because a run empties the module."""
+    assembly = planned.assembly
+    copied = replace(assembly, module=copy.deepcopy(assembly.module))
+    execute(replace(planned, assembly=copied), (), folder)
 
-    @classmethod
-    def of(cls, candidate: Candidate, short: Planned, folder: Path) -> _Prepared:
-        """Predict the cost of a candidate for the trial's work."""
-        strategy: Strategy = from_data(strategy_class(candidate.strategy), candidate.settings)
-        plan, workload = short.plan, short.assembly.workload
-        cost = corrected(strategy.estimate(workload, short.profile, plan.hardware), candidate.correction)
-        own = replace(plan, workload=workload, candidates=(replace(candidate, predicted=cost),), chosen=0)
-        seconds = float(sum(phase.seconds for phase in cost.phases))
-        budget, images = plan.budget.memory_bytes, workload.train_count
-        trial = Trial(candidate.strategy, images, workload.epochs, budget, cost.peak_bytes, seconds)
-        return cls(replace(short, plan=own), trial, folder)
 
-    def run(self) -> Trial:
-        """Run it, and return the measurements, or the error."""
-        request, error = self.planned.assembly.request, None
-        try:
-            if FROM_PYTHON in (request.model.model, request.data.data):
-                self._here()
-            else:
-                error = self._apart()
-        except InterruptedRunError:
-            raise
-        except (SnugfitError, RuntimeError, MemoryError, OSError) as failure:
-            error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
-        measured = {}
-        if (self.folder / "record.json").exists():
-            measured = _measurements(self.folder)
-        elif error is None:
-            error = "it wrote no record"
-        return replace(self.trial, error=error, **measured)
-
-    def _here(self) -> None:
-        """Run in this process, on a copy of the caller's module, which a run empties."""
-        assembly = self.planned.assembly
-        module = assembly.module
-        copied = copy.deepcopy(module) if isinstance(module, nn.Module) else module
-        execute(replace(self.planned, assembly=replace(assembly, module=copied)), (), self.folder)
-
-    def _apart(self) -> str | None:
-        """Run in a fresh process, as ``train --resume`` does; returns its error."""
-        self.folder.mkdir()
-        write_run(self.folder, self.planned)
-        choice = self.planned.plan.choice
-        assert choice is not None
-        processes = int(choice.settings.get("processes", 1))
-        launch = ["cluster", "launch", "--processes", str(processes), "--max-restarts", "0", "--"]
-        train = ["train", "--resume", str(self.folder), "--quiet"]
-        code, said = _finished([sys.executable, "-m", "snugfit", *(launch if processes > 1 else []), *train])
-        return None if code == 0 else _error_in(said) or f"it ended with code {code}"
+def _run_in_child(planned: Planned, processes: int, folder: Path) -> str | None:
+    """Train in a fresh process, as ``train --resume`` does; returns its error."""
+    folder.mkdir()
+    write_run(folder, planned)
+    launch = ["cluster", "launch", "--processes", str(processes), "--max-restarts", "0", "--"]
+    train = ["train", "--resume", str(folder), "--quiet"]
+    code, output = _run_command([sys.executable, "-m", "snugfit", *(launch if processes > 1 else []), *train])
+    return None if code == 0 else _error_in(output) or f"it ended with code {code}"
 
 
 def _measurements(folder: Path) -> dict[str, Any]:
@@ -184,17 +155,17 @@ def _paces(path: Path) -> dict[str, list[float]]:
     return found
 
 
-def _error_in(said: str) -> str | None:
+def _error_in(output: str) -> str | None:
     """The last error that a process printed."""
-    errors = [line.partition("error: ")[2] for line in said.splitlines() if "error: " in line]
+    errors = [line.partition("error: ")[2] for line in output.splitlines() if "error: " in line]
     return errors[-1] if errors else None
 
 
-def _finished(command: Sequence[str]) -> tuple[int, str]:
-    """Run a command to its end, or until this is interrupted; returns its exit code and what it said on stderr."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+def _run_command(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command to its end, or until this is interrupted; returns its exit code and its stderr."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True
         )
         try:
             code = child.wait()
@@ -205,13 +176,13 @@ def _finished(command: Sequence[str]) -> tuple[int, str]:
                     child.wait(_GRACE_SECONDS)
                 child.kill()
                 child.wait()
-        said.seek(0)
-        return code, said.read()
+        output.seek(0)
+        return code, output.read()
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """A SIGTERM ends trials as a Ctrl-C does: what they wrote is removed."""
+    """A SIGTERM ends trials as a Ctrl-C does, so that their files are removed."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -18,7 +18,7 @@ class FakeProgress(contextlib.nullcontext):
             print(f"event {type(event).__name__}", file=sys.stderr)
 
 
-def requests_apart(planned):
+def retry_requests(planned):
     request = planned.request
     if request.strategy.strategy != "auto":
         return []
@@ -36,7 +36,7 @@ def placeholder(name, **members):
 
 
 placeholder("snugfit._planner", infeasible_error=lambda plan: plan.error)
-placeholder("snugfit._engine.retries", requests_apart=requests_apart, smallest_fitting=smallest_fitting)
+placeholder("snugfit._engine.retries", retry_requests=retry_requests, smallest_fitting=smallest_fitting)
 
 worker.API_MODULE = "fake_api"
 worker.ConsoleProgress = FakeProgress

@@ -9,7 +9,7 @@ import pytest
 from snugfit._api.planning import plan_request
 from snugfit._core.option_groups import BudgetOptions, DataOptions, MachineOptions, ModelOptions
 from snugfit._core.request import Request, StrategyOptions
-from snugfit._engine.launch_folder import begun, finished, for_launch
+from snugfit._engine.running import begun, finished, for_launch
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.outputs import require_run_folder
 from snugfit._training.launch import World

@@ -1,7 +1,6 @@
 """Trials: short real runs that a plan is held against."""
 
 import tempfile
-from pathlib import Path
 
 import pytest
 from torch import nn
@@ -46,20 +45,20 @@ def test_a_named_model_runs_in_a_process_of_its_own(folders):
 
 
 def test_the_next_trial_follows_one_that_fails(planned, folders, monkeypatch):
-    def fail(self):
+    def fail(planned, folder):
         raise UsageError("no.")
 
-    monkeypatch.setattr(trials._Prepared, "_here", fail)
+    monkeypatch.setattr(trials, "_run_in_process", fail)
     (trial,) = planned.compare()
     assert (trial.error, trial.measured_seconds, trial.seconds_ratio) == ("no.", None, None)
 
 
 def test_an_interruption_ends_them_all_and_leaves_nothing(planned, folders, monkeypatch):
-    def stop(self):
-        Path(self.folder).mkdir()
+    def stop(planned, folder):
+        folder.mkdir()
         raise InterruptedRunError("stopped.")
 
-    monkeypatch.setattr(trials._Prepared, "_here", stop)
+    monkeypatch.setattr(trials, "_run_in_process", stop)
     with pytest.raises(InterruptedRunError):
         planned.compare()
     assert list(folders.iterdir()) == []

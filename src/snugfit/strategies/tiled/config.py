@@ -121,6 +121,7 @@ class Config(StrategyConfig):
     name = "tiled"
     implementation = "snugfit.strategies.tiled.strategy:Tiled"
     options = TiledOptions
+    worker = "snugfit.strategies.tiled.runner:serve_task"
     order = 60
     exact = True
     expected_loss = 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from snugfit._chain import Chain
 from snugfit._core.record import Record
-from snugfit._core.serial import from_data, to_data
+from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.optimizers import ParameterOptimizers
@@ -34,17 +34,12 @@ def fit_over_processes(strategy: MicroBatching, chain: Chain, data: TrainingData
     transport, channel = ProcessTransport(), run.commands
     if channel is None:
         raise UsageError("several processes require `snugfit cluster launch`; use one process without it.")
-    message = {"workload": to_data(run.workload), "plan": asdict(plan), "memory_bytes": run.budget.memory_bytes}
-    channel.send(json.dumps(message))
+    task = {"strategy": strategy.name, "workload": to_data(run.workload), "plan": asdict(plan)}
+    channel.send(json.dumps({**task, "memory_bytes": run.budget.memory_bytes}))
     record = fit_network(strategy, chain, data, run, gateway_trainer(plan, transport, channel))
     channel.send(str(Command("stop")))
     peaks = gather_peaks(float(record.measured["peak_bytes"]), transport)
     return replace(record, measured={**record.measured, "process_peak_bytes": [int(peak) for peak in peaks]})
-
-
-def cancel_workers(channel: CommandChannel) -> None:
-    """Send the other processes an empty task: nothing will be trained."""
-    channel.send("{}")
 
 
 def gather_peaks(own: float, transport: Transport) -> list[float]:
@@ -52,14 +47,17 @@ def gather_peaks(own: float, transport: Transport) -> list[float]:
     return [float(each) for each in transport.all_gather(torch.tensor([own], dtype=torch.float64))]
 
 
-def receive_task(channel: CommandChannel) -> tuple[Workload, TilePlan, int | None] | None:
-    """Wait for the gateway's task: workload, plan and memory budget in bytes; None if it trains nothing."""
-    message = json.loads(channel.receive())
-    if not message:
-        return None
-    plan, shares = message["plan"], message["plan"]["shares"]
-    cut = {**plan, "grid": tuple(plan["grid"]), "shares": shares and tuple(map(tuple, shares))}
-    return from_data(Workload, message["workload"]), TilePlan(**cut), message["memory_bytes"]
+def serve_task(
+    chain: Chain,
+    workload: Workload,
+    plan: dict[str, Any],
+    channel: CommandChannel,
+    device: torch.device,
+    tick: Callable[[], None],
+) -> None:
+    """Work for the gateway on another process; ``plan`` is the tile plan as data."""
+    cut = {**plan, "grid": tuple(plan["grid"]), "shares": plan["shares"] and tuple(map(tuple, plan["shares"]))}
+    serve_gateway(chain, workload, TilePlan(**cut), ProcessTransport(), channel, device, tick)
 
 
 def serve_gateway(
