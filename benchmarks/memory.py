@@ -22,8 +22,7 @@ from snugfit._training.strategy import Trainable
 from snugfit._upstream import to_channels_last
 from snugfit.local.assignment import Layout
 from snugfit.memory import make_meter, release_memory
-from snugfit.strategies.blockwise.units import initialise_loss, loss_without_head
-from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
+from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit, initialise_loss, loss_without_head
 from snugfit.strategies.memory_estimates import random_batch
 
 BACKPROP = "backprop"

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings
-from snugfit.strategies.feedback.trainers import TRAINERS
+from snugfit.strategies.feedback.strategy import TRAINERS
 
 IMAGES = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 LABELS = torch.tensor([0, 2, 1, 1, 0, 2])

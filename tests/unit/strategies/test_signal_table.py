@@ -15,7 +15,7 @@ from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit.local import LOCAL_LOSSES, LLSMxM, learning_signal
 from snugfit.local.assignment import Layout
-from snugfit.strategies.blockwise.signal_table import signal_table
+from snugfit.strategies.blockwise.probes import signal_table
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import step_floor
 

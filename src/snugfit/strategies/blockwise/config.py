@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from snugfit._core import known
 from snugfit._core.option_groups import BaseRequest
@@ -43,6 +43,23 @@ class BlockwiseOptions(Checked):
     views: Count = 1
 
 
+@dataclass(frozen=True)
+class BlockwiseSettings(BlockwiseOptions):
+    """Settings of ``blockwise``: the options, and what ``propose`` sets.
+
+    Attributes:
+        blocks: (first unit, last unit, batch size) of each block.
+        test_batch: batch size of the test of the exit model.
+    """
+
+    name: ClassVar[str] = "blockwise"
+    exact: ClassVar[bool] = False
+
+    local_loss: str = "aan"
+    blocks: tuple[tuple[int, int, int], ...] = ()
+    test_batch: int = 1
+
+
 class Config(StrategyConfig):
     """Blocks of units train one after another on local losses."""
 
@@ -50,7 +67,7 @@ class Config(StrategyConfig):
     implementation = "snugfit.strategies.blockwise.strategy:Blockwise"
     options = BlockwiseOptions
     order = 30
-    rebuild = "snugfit.strategies.blockwise.rebuild:exit_model"
+    rebuild = "snugfit.strategies.blockwise.strategy:rebuild_exit"
 
     def check_names(self, request: BaseRequest) -> None:
         """Check the local loss.

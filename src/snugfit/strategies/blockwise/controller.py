@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._chain import UnitStore, load_into, release
+from snugfit._core.options import CacheDtype
 from snugfit._core.plan import Phase
 from snugfit._core.record import ExitRecord, Record
-from snugfit._storage.activation_cache import CacheWriter
+from snugfit._storage.activation_cache import ActivationCache, CacheWriter
 from snugfit._storage.weights_file import save_model
 from snugfit._training.batches import THREAD_BYTES, CachedBatches, RecomputedBatches
 from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
@@ -24,17 +26,105 @@ from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed
 from snugfit._training.strategy import BatchSource, TrainingData
 from snugfit._upstream import to_channels_last
+from snugfit.errors import CheckpointError
 from snugfit.local import LocalLoss
 from snugfit.local.assignment import HeadLoss, Layout
-from snugfit.local.exits import choose_exit, saturated
-from snugfit.local.partition import Block
-from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
-from snugfit.strategies.blockwise.caches import BlockCaches
+from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK, Block
+from snugfit.strategies.blockwise.config import BlockwiseSettings
 from snugfit.strategies.blockwise.probes import unit_probe_name
-from snugfit.strategies.blockwise.settings import BlockwiseSettings
-from snugfit.strategies.blockwise.units import initialise_loss, loss_without_head
-from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
+from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit, initialise_loss, loss_without_head
 from snugfit.strategies.memory_estimates import random_batch, stored_batches
+
+
+def standard_error(accuracy: float, count: int) -> float:
+    """Standard error of an accuracy measured on ``count`` samples."""
+    return math.sqrt(max(accuracy * (1 - accuracy), 0.0) / max(count, 1))
+
+
+def choose_exit(exits: Sequence[ExitRecord], val_count: int, tolerance: float | None = None) -> ExitRecord:
+    """The exit with the fewest parameters whose validation accuracy lies within ``tolerance`` of the highest.
+
+    Args:
+        exits: all exits measured, at least one.
+        val_count: size of the validation split.
+        tolerance: acceptable loss of accuracy; one standard error of the best by default, 0 in the paper.
+    """
+    best = max(record.val_accuracy for record in exits)
+    if tolerance is None:
+        tolerance = standard_error(best, val_count)
+    eligible = [record for record in exits if record.val_accuracy >= best - tolerance]
+    return min(eligible, key=lambda record: (record.parameters, -record.val_accuracy))
+
+
+def saturated(exits: Sequence[ExitRecord], block_units: Sequence[int], val_count: int) -> bool:
+    """Whether the block just finished no longer improves validation accuracy over all exits before it.
+
+    An improvement counts when it exceeds one standard error. The first block is never saturated.
+
+    Args:
+        exits: all exits measured so far.
+        block_units: indices of the units of the block just finished.
+        val_count: size of the validation split.
+    """
+    members = set(block_units)
+    before = [record.val_accuracy for record in exits if record.index not in members]
+    inside = [record.val_accuracy for record in exits if record.index in members]
+    if not before or not inside:
+        return False
+    best = max(before)
+    return max(inside) <= best + standard_error(best, val_count)
+
+
+class BlockCaches:
+    """Opens, writes and removes caches in a run's cache folder, which contains nothing else.
+
+    Args:
+        run: the run, for its cache folder and storage budget.
+        dtype: stored type of activations.
+    """
+
+    def __init__(self, run: Run, dtype: CacheDtype) -> None:
+        self.run, self.folder, self.dtype = run, run.cache_dir, dtype
+
+    def open(self, block: int, split: str) -> ActivationCache:
+        """Open the cache that a block has written for a split.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        cache = ActivationCache.open(self.folder, _name(block, split))
+        if cache is None:
+            raise CheckpointError(
+                f"the activation cache of block {block + 1} ({split}) is missing from {self.folder}. "
+                "Start the run again, and keep its cache folder."
+            )
+        return cache
+
+    def writer(self, block: int, split: str, rows: int, row_shape: tuple[int, ...]) -> CacheWriter:
+        """Create a cache of a block.
+
+        Raises:
+            OutOfStorageError: it exceeds the storage budget or the disk.
+        """
+        budget = self.run.budget.storage_bytes
+        left = None if budget is None else max(budget - self._used_bytes(), 0)
+        name, manifest = _name(block, split), self.run.manifest
+        return CacheWriter(self.folder, name, rows, row_shape, dtype=self.dtype, storage_left=left, manifest=manifest)
+
+    def keep_only(self, block: int | None) -> None:
+        """Remove every file except the caches of one block: older caches, and leftovers of an interruption."""
+        if not self.folder.is_dir():
+            return
+        kept = None if block is None else _name(block, "")
+        files = [file for file in self.folder.iterdir() if kept is None or not file.name.startswith(kept)]
+        self.run.manifest.remove(files)
+
+    def _used_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.iterdir()) if self.folder.is_dir() else 0
+
+
+def _name(block: int, split: str) -> str:
+    return f"block{block}-{split}"
 
 
 class Controller:

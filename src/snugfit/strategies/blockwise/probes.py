@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.options import CacheDtype
+from snugfit._core.registry import strategy_class
 from snugfit._core.workload import Workload
 from snugfit.local.assignment import Layout
+from snugfit.local.signal import BACKPROP, learning_signal
 from snugfit.profiling import Probe, describe
-from snugfit.strategies.blockwise.units import clone_unit, kept_bytes
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
 from snugfit.strategies.memory_estimates import (
     partial_gradient_bytes,
@@ -35,7 +39,7 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
     unit = layout.chain.units[index]
 
     def make(where: str) -> BlockTrainer:
-        module, loss = clone_unit(layout, index)
+        module, loss = copy.deepcopy(unit.module), copy.deepcopy(layout.make_loss(index))
         place_synthetic_weights(module, where)
         place_synthetic_weights(loss, where)
         return BlockTrainer([LocalUnit(module, loss, workload)])
@@ -61,3 +65,54 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
     same = f"{unit.input_shape} {describe(unit.module)}\n{describe(layout.make_loss(index))}"
     partial = partial_gradient_bytes(workload, device, unit.module, layout.make_loss(index))
     return Probe(name, build, floor, limit, kept_bytes=kept, same=same, partial_bytes=partial)
+
+
+def kept_bytes(layout: Layout, index: int, workload: Workload) -> int:
+    """Bytes of a unit between two of its steps: weights, buffers, local loss, optimizer state."""
+    unit, loss = layout.chain.units[index].module, layout.make_loss(index)
+    copies = 1 + workload.optimizer.state_per_parameter
+    weights = sum(parameter.nbytes for module in (unit, loss) for parameter in module.parameters())
+    return weights * copies + sum(buffer.nbytes for module in (unit, loss) for buffer in module.buffers())
+
+
+def signal_table(
+    chain: Chain, workload: Workload, hardware: Hardware, local_losses: Iterable[str] | None = None
+) -> dict[str, dict[str, int]]:
+    """One row for backpropagation and one for each local loss (LLS, Table 3). Nothing is allocated.
+
+    ``peak_bytes`` are the peak tensor bytes of a training step at the workload's batch size and with its optimizer,
+    from a run on the meta device. For backpropagation it is the step of the whole network. For a local loss it is the
+    step of the unit that needs most, with only that unit in memory (weights, local loss, optimizer state, input,
+    activations), as in ``blockwise`` with one unit per block. The backward pass applies and frees gradients in both.
+    The paper measured a device's memory with the whole network resident, so its figures differ.
+
+    Args:
+        chain: the network, on the meta device.
+        workload: data shapes, batch size and optimizer.
+        hardware: the device.
+        local_losses: names; all registered ones by default.
+
+    Returns:
+        By method: ``macs`` per sample, ``additional_parameters`` and ``peak_bytes``.
+    """
+    rows = {}
+    for method, signal in learning_signal(chain, workload.classes, local_losses).items():
+        strategy: Any = (
+            strategy_class("backprop")(accumulate=False)
+            if method == BACKPROP
+            else strategy_class("blockwise")(local_loss=method)
+        )
+        probes = strategy.probes(workload, chain, hardware)
+        peak = max(_peak_bytes(probe, workload.batch_size) for probe in probes)
+        rows[method] = {**signal._asdict(), "peak_bytes": peak}
+    return rows
+
+
+def _peak_bytes(probe: Probe, batch: int) -> int:
+    """Tensor bytes of a step; with two samples if BatchNorm rejects one."""
+    try:
+        return probe.floor(batch)
+    except ValueError:
+        if batch > 1:
+            raise
+        return probe.floor(2)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
+
+from torch import Tensor, nn
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
@@ -22,18 +24,18 @@ from snugfit._training.strategy import TrainingData
 from snugfit._training.task import needs_classes
 from snugfit.local import check_local_loss
 from snugfit.local.assignment import Layout
-from snugfit.local.partition import Block
 from snugfit.profiling import Probe
 from snugfit.strategies.blockwise.blocks import (
     EVALUATION_SHARE,
+    Block,
     Residency,
     UnitNeeds,
     estimate_blocks,
     make_blocks,
 )
+from snugfit.strategies.blockwise.config import BlockwiseSettings
 from snugfit.strategies.blockwise.controller import Controller
 from snugfit.strategies.blockwise.probes import unit_probe_name, unit_probes
-from snugfit.strategies.blockwise.settings import BlockwiseSettings
 from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
 
 TRAINED_BLOCKS_BYTES = 2_000_000
@@ -220,3 +222,20 @@ def _image_bytes(line: ProbeLine, kept_bytes: int) -> int:
     """Bytes of a step per image: the line's slope, or less if a single point does not show the fixed part."""
     point = line.points[-1]
     return int(min(line.sample_bytes, max(point.peak_bytes - kept_bytes, 0) / point.batch))
+
+
+def rebuild_exit(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
+    """Build the units up to the exit, with its local loss as classifier; the full network without an exit.
+
+    Args:
+        chain: the full network, without weights.
+        structure: ``local_loss`` and the index of the ``exit``.
+        classes: number of classes.
+        state: saved tensors by name, of any shapes.
+    """
+    if not structure:
+        return chain.to_module()
+    exit_unit = structure["exit"]
+    if not isinstance(exit_unit, int) or exit_unit < 0:
+        raise ValueError(f"the exit must be the number of a unit, not {exit_unit!r:.40}")
+    return Layout.of(chain, structure["local_loss"], classes).exit_model(exit_unit)

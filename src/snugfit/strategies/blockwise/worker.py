@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from snugfit._chain import tracking_norms
@@ -17,8 +18,26 @@ from snugfit._training.statistics import recompute_statistics
 from snugfit._training.task import StepResult, precision_context
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
-from snugfit.local.assignment import parts
+from snugfit.local.assignment import DetachedHeadLoss, HeadLoss, parts
 from snugfit.local.unit_pass import training_pass
+
+
+def loss_without_head(loss: LocalLoss) -> LocalLoss | None:
+    """A unit's local loss without the network's head; None if the head is all of it."""
+    if isinstance(loss, DetachedHeadLoss):
+        return loss.local
+    return None if isinstance(loss, HeadLoss) else loss
+
+
+def initialise_loss(loss: nn.Module, seed: int) -> None:
+    """Initialise a local loss from the meta device; the weights depend only on the seed."""
+    loss.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in loss.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
 
 
 class LocalUnit:

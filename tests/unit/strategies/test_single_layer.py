@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from snugfit._chain import Chain
 from snugfit.errors import ModelError
-from snugfit.local.single_layer import SingleLayer
+from snugfit.strategies.feedback.single_layer import SingleLayer
 
 
 def classes_of(part):

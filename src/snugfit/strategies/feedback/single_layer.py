@@ -16,9 +16,9 @@ _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _SIZES = ("1d", "2d", "3d")
 _NORMS = {"groupnorm", "layernorm", *(f"{kind}norm{size}" for kind in ("batch", "instance") for size in _SIZES)}
 _ACTIVATIONS = {
-    "celu", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leakyrelu", "mish", "relu", "relu6", "selu",
-    "sigmoid", "silu", "softplus", "softsign", "tanh",
-}  # fmt: skip
+    *("celu", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leakyrelu", "mish", "relu", "relu6", "selu"),
+    *("sigmoid", "silu", "softplus", "softsign", "tanh"),
+}
 _POOLS = {f"{kind}pool{size}" for kind in ("max", "avg", "adaptiveavg", "adaptivemax") for size in _SIZES}
 _RESHAPES = {"clone", "contiguous", "flatten", "getattr", "getitem", "reshape", "size", "squeeze", "view"}
 _DROPOUTS = {"alphadropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "featurealphadropout"}
@@ -32,10 +32,9 @@ class SingleLayer:
     """A unit as a layer of weights and the operations before and after it; modules are shared with the unit.
 
     Attributes:
-        before: the unit's input to the layer's: pools, dropout, reshaping.
+        before, after: pools, dropout and reshaping, of the unit's input and of the responses.
         layer: the convolution or linear layer, whose neurons' weighted sums it returns.
         response: weighted sums to the neurons' responses: normalisation and activation, either or none.
-        after: the responses to the unit's output: pools, dropout, reshaping.
         ends: whether the unit's output is the weighted sums themselves.
     """
 
@@ -57,7 +56,8 @@ class SingleLayer:
         nodes = [node for node in unit.module.graph.nodes if node.op not in ("placeholder", "output")]
         form = _FORM.fullmatch("".join(_kind(node, unit.module) for node in nodes))
         if form is None:
-            raise ModelError(f"unit {unit.name} ({_operations(nodes, unit.module)}) is not one layer {_REST}")
+            operations = ", ".join(_name(node, unit.module) for node in nodes)
+            raise ModelError(f"unit {unit.name} ({operations}) is not one layer {_REST}")
         at, until = len(form[1]), len(form[1]) + 1 + len(form[2])
         if _name(nodes[at], unit.module) == "Linear" and len(unit.output_shape) != 1:
             raise ModelError(f"unit {unit.name} has a linear layer that works on more than one vector of an image")
@@ -87,10 +87,6 @@ def _name(node: fx.Node, module: nn.Module) -> str:
         known = is_torch_class(part) or isinstance(part, _LAYERS)
         return kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
     return str(getattr(node.target, "__name__", node.target))
-
-
-def _operations(nodes: Sequence[fx.Node], module: nn.Module) -> str:
-    return ", ".join(_name(node, module) for node in nodes)
 
 
 def _stretch(unit: Unit, nodes: Sequence[fx.Node]) -> nn.Module:

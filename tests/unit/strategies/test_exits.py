@@ -1,4 +1,4 @@
-"""The choice of the exit: tolerance, frontier and saturation."""
+"""The choice of the exit: tolerance and saturation."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snugfit._core.record import ExitRecord
-from snugfit.local.exits import choose_exit, frontier, saturated, standard_error
+from snugfit.strategies.blockwise.controller import choose_exit, saturated, standard_error
 
 
 def exits(*pairs):
@@ -51,26 +51,6 @@ def test_the_choice_is_eligible_and_no_eligible_one_is_smaller(records, toleranc
     for other in records:
         if other.val_accuracy >= best - tolerance:
             assert (chosen.parameters, -chosen.val_accuracy) <= (other.parameters, -other.val_accuracy)
-
-
-def dominates(a, b):
-    no_worse = a.val_accuracy >= b.val_accuracy and a.parameters <= b.parameters
-    return no_worse and (a.val_accuracy > b.val_accuracy or a.parameters < b.parameters)
-
-
-@given(some_exits)
-def test_the_frontier_holds_what_nothing_dominates(records):
-    kept = frontier(records)
-    points = {(r.val_accuracy, r.parameters) for r in kept}
-    assert points == {
-        (r.val_accuracy, r.parameters) for r in records if not any(dominates(other, r) for other in records)
-    }
-    assert len(points) == len(kept)
-    assert [r.parameters for r in kept] == sorted(r.parameters for r in kept)
-
-
-def test_frontier_by_hand():
-    assert [r.index for r in frontier(LADDER)] == [0, 1, 2]
 
 
 def test_the_first_block_is_never_saturated():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from snugfit.local.feedback import (
+from snugfit.strategies.feedback.rules import (
     MODULATION,
     dfa_delta,
     drtp_delta,

@@ -5,8 +5,8 @@ Bol, "Learning Without Feedback: Fixed Random Learning Signals Allow for Feedfor
 (2021); Dellaferrera and Kreiman, "Error-driven Input Modulation: Solving the Credit Assignment Problem without a
 Backward Pass" (2022). LLS (section 4.2, Table 2) compares with all three.
 
-Shapes: B batch, K classes; hidden outputs and images are (B, *shape). A rule's result stands in for a gradient of the
-mean loss: an optimizer subtracts it.
+Shapes: B batch, K classes; hidden outputs and images are (B, *shape). The ``delta`` of a rule replaces a gradient of
+the mean loss: an optimizer subtracts it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,10 @@ def random_projection(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """A fixed random matrix from the classes to a tensor of n elements, uniform with deviation ``scale * sqrt(2 / n)``.
+    """A fixed random matrix (K, *shape) from the classes to n elements, uniform with deviation ``scale * sqrt(2 / n)``.
 
-    Args:
-        classes: K.
-        shape: shape of one sample's hidden output, or image.
-        seed: the same seed gives the same matrix.
-        scale: 1 for DFA and DRTP (He's initialisation, as in Frenkel's experiments), :data:`MODULATION` for PEPITA.
-        dtype, device: of the result; on the meta device nothing is drawn.
-
-    Returns:
-        (K, *shape).
+    The same seed gives the same matrix; on the meta device nothing is drawn. ``scale`` is 1 for DFA and DRTP (He's
+    initialisation, as in Frenkel's experiments) and :data:`MODULATION` for PEPITA.
     """
     if torch.device(device).type == "meta":
         return torch.empty((classes, *shape), dtype=dtype, device=device)
@@ -63,12 +56,8 @@ def project(signal: Tensor, matrix: Tensor) -> Tensor:
 def dfa_delta(error: Tensor, matrix: Tensor) -> Tensor:
     """DFA: the output error projected to a hidden output, ``e B``, averaged over the batch.
 
-    Args:
-        error: e, (B, K); see :func:`output_error`.
-        matrix: B, (K, *shape).
-
-    Returns:
-        The replacement for the gradient of the hidden output, (B, *shape), before the layer's own nonlinearity.
+    Error e (B, K), see :func:`output_error`, and matrix B (K, *shape) to (B, *shape), before the layer's own
+    nonlinearity.
     """
     return project(error / len(error), matrix)
 
@@ -77,14 +66,8 @@ def drtp_delta(labels: Tensor, matrix: Tensor) -> Tensor:
     """DRTP: the target projected to a hidden output, ``-y* B``, averaged over the batch.
 
     The target replaces ``y* - y``, whose sign it has and which is minus e, so nothing beyond the layer is
-    needed (Frenkel et al. 2021).
-
-    Args:
-        labels: (B,).
-        matrix: B, (K, *shape).
-
-    Returns:
-        The replacement for the gradient of the hidden output, (B, *shape), before the layer's own nonlinearity.
+    needed (Frenkel et al. 2021). Labels (B,) and matrix B (K, *shape) to (B, *shape), before the layer's own
+    nonlinearity.
     """
     target = F.one_hot(labels, len(matrix)).to(matrix.dtype)
     return project(target / -len(labels), matrix)
@@ -93,10 +76,7 @@ def drtp_delta(labels: Tensor, matrix: Tensor) -> Tensor:
 def modulated(images: Tensor, error: Tensor, matrix: Tensor) -> Tensor:
     """PEPITA: the input of the second pass, ``x + F e`` (Dellaferrera and Kreiman, Algorithm 1).
 
-    Args:
-        images: x, (B, *shape).
-        error: e of the first pass, (B, K).
-        matrix: F, (K, *shape).
+    Images x (B, *shape), the error e (B, K) of the first pass and the matrix F (K, *shape).
     """
     return images + project(error, matrix)
 
@@ -106,12 +86,7 @@ def pepita_delta(first: Tensor, second: Tensor) -> Tensor:
 
     With the layer's input in the second pass it makes the update ``(h_l - h_l^err) (h_(l-1)^err)^T``, which does not
     use the derivative of the nonlinearity. It is averaged over the batch and, for a convolution, over the positions of
-    its feature map, as in the authors' convolutional experiments.
-
-    Args:
-        first, second: responses (B, N) or (B, N, H, W) of N neurons in the two passes.
-
-    Returns:
-        The replacement for the gradient of the layer's weighted sums, of the same shape.
+    its feature map, as in the authors' convolutional experiments. The responses, (B, N) or (B, N, H, W) of N neurons,
+    and the result have one shape.
     """
     return (first - second).div_(first.numel() / first.shape[1])
