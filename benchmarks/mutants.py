@@ -54,16 +54,18 @@ GROUPS = {
     "choice": Group(("selection/choice.py",), ("selection/test_choice.py",)),
     "pareto": Group(("selection/pareto.py",), ("selection/test_pareto.py",)),
     "local": Group(
-        ("local/bases.py", "local/feedback.py", "local/exits.py", "local/auxiliary.py"),
-        ("local/test_bases.py", "local/test_feedback.py", "local/test_exits.py", "local/test_exit_model.py",
-         "local/test_auxiliary.py", "local/test_local_losses.py"),
+        ("local/auxiliary.py",),
+        ("local/test_auxiliary.py", "local/test_exit_model.py", "local/test_local_losses.py"),
     ),
     "lls": Group(
-        ("local/lls.py", "local/linear.py", "local/latents.py"),
-        ("local/test_lls.py", "local/test_linear.py", "local/test_latents.py", "local/test_local_losses.py",
-         "local/test_ending.py", "local/test_signal.py", "local/test_spectra.py"),
+        ("local/lls.py",),
+        ("local/test_lls.py", "local/test_bases.py", "local/test_linear.py", "local/test_latents.py",
+         "local/test_local_losses.py", "local/test_ending.py", "local/test_signal.py"),
     ),
-    "partition": Group(("local/partition.py",), ("local/test_partition.py",)),
+    "partition": Group(
+        ("strategies/blockwise/partition.py",), ("strategies/test_partition.py", "strategies/test_exits.py")
+    ),
+    "feedback": Group(("strategies/feedback/rules.py",), ("strategies/test_feedback_formulas.py",)),
     "memory": Group(("memory/line_fit.py",), ("memory/test_line_fit.py",)),
     "store": Group(
         ("_chain/store.py", "_storage/tensor_file.py", "_storage/weights_file.py"),
@@ -93,7 +95,7 @@ def main(
     For example: python -m benchmarks.mutants tiling solver --work /var/tmp/mutants
 
     Args:
-        groups: tiling, solver, choice, pareto, local, lls, partition, memory, store, rows; all by default.
+        groups: tiling, solver, choice, pareto, local, lls, partition, feedback, memory, store, rows; all by default.
         minutes: time for each group.
         jobs: mutants that are tried at the same time.
         sample: mutants of each file that are tried, drawn at random but always the same; all by default.

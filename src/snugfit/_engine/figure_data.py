@@ -28,8 +28,7 @@ from snugfit._storage.manifest import Manifest
 from snugfit._storage.run_folder import read_data, read_record
 from snugfit.errors import CheckpointError, DataError, ModelError, UnknownNameError, UnusableInputError, UsageError
 from snugfit.local import LLS, build_local_loss
-from snugfit.local.assignment import Layout
-from snugfit.local.exit_model import trunk
+from snugfit.local.assignment import Layout, trunk
 from snugfit.local.spectra import class_means, prominence, spatial_frequencies, spectrum
 
 MOST_AVERAGED = 256

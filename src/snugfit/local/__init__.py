@@ -14,9 +14,7 @@
 
 from snugfit.local.auxiliary import CLASSIC_FILTERS, AuxiliaryNetwork, aan_filters, is_initial
 from snugfit.local.base import LocalLoss, LocalOutput, NetworkStats, UnitShape
-from snugfit.local.latents import LATENT_LIMIT, Latents, pooled_side
-from snugfit.local.linear import LinearLocalLoss
-from snugfit.local.lls import LLS, LLSM, LLSMxM
+from snugfit.local.lls import LATENT_LIMIT, LLS, LLSM, Latents, LinearLocalLoss, LLSMxM, pooled_side
 from snugfit.local.registry import LOCAL_LOSSES, build_local_loss, check_local_loss
 from snugfit.local.signal import Signal, learning_signal
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, fx, nn
 from snugfit._chain import split_tail
 from snugfit.local.auxiliary import is_initial
 from snugfit.local.base import LocalLoss, LocalOutput, NetworkStats, UnitShape
-from snugfit.local.exit_model import ExitModel, trunk
 from snugfit.local.macs import input_gradient_macs
 from snugfit.local.registry import build_local_loss
 
@@ -154,3 +153,35 @@ class Layout:
             return self.chain.to_module()
         loss = loss or self.make_loss(index)
         return ExitModel(trunk(self.chain, index, before_pool=loss.before_pool), loss)
+
+
+class ExitModel(nn.Module):
+    """A trunk of units with the classifier of the last one.
+
+    Args:
+        trunk: images (B, C, H, W) to features.
+        classifier: the local loss that trained the trunk's last unit; its ``predict`` gives logits (B, classes).
+    """
+
+    def __init__(self, trunk: nn.Module, classifier: LocalLoss) -> None:
+        super().__init__()
+        self.trunk, self.classifier = trunk, classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to logits (B, classes)."""
+        return self.classifier.predict(self.trunk(images))
+
+
+def trunk(chain: Chain, index: int, *, before_pool: bool = False) -> nn.Module:
+    """Build one module from the units ``0..index`` of a chain; parameters are shared and keep their names.
+
+    Args:
+        chain: the chain.
+        index: the last unit.
+        before_pool: leave out the final pools and dropouts.
+    """
+    last = chain.units[index]
+    if before_pool:
+        body = split_tail(last.module)[0]
+        last = replace(last, module=body, output_shape=last.map_shape)
+    return replace(chain, units=chain.units[:index], head=last).to_module()

@@ -1,7 +1,11 @@
-"""LLS: local learning by projection onto a fixed basis (Apolinario, Roy and Roy, section 3), and its two variants."""
+"""LLS: local learning by projection onto a fixed basis (Apolinario, Roy and Roy, section 3), and its variants.
+
+Shapes: B batch, K classes, T length of a unit's latents.
+"""
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
@@ -11,18 +15,110 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from snugfit.errors import UsageError
+from snugfit.lean import average_pool
 from snugfit.local.base import LocalLoss, NetworkStats, UnitShape
-from snugfit.local.bases import BasisName, FrequencyName, make_basis
-from snugfit.local.latents import LATENT_LIMIT, WINDOW, Latents
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+BasisName = Literal["cosine", "square", "random"]
+FrequencyName = Literal["spread", "published"]
 ModeName = Literal["paper", "published"]
 
 PUBLISHED_TEMPERATURE = 0.5
 MIXING_SCALE = 0.01
 """Standard deviation of the initial modulation M; the paper gives none, this is the authors'."""
+
+LATENT_LIMIT = 2048
+"""Most values per sample that a projection reads, if pooling can reach that."""
+
+
+COARSEST_SIDE, WINDOW = 2, 8
+"""Pooling windows are at least 8 x 8 pixels if 2 x 2 or more of them fit on the feature map."""
+
+PUBLISHED_RANGE = (50.0, 512.0)
+"""The authors' frequencies, in radians per sample, for any length."""
+
+PUBLISHED_RANDOM_SCALE = 0.1
+"""Standard deviation of the authors' random basis."""
+
+
+def pooled_side(channels: int, height: int, width: int, limit: int = LATENT_LIMIT, window: int = WINDOW) -> int:
+    """Side of the pooled square feature map: the largest power of two that its size, the limit and the windows allow.
+
+    It is 1 if even single pixels have more than ``limit`` values. The paper gives only the limit. The windows reproduce
+    the sides that the authors set by hand for each layer of SmallConv, SmallConvL, VGG8 and MobileNetV1. Finer ones
+    learn worse: docs/methods/lls.md.
+    """
+    shorter = min(height, width)
+    side = int(max(1, min(math.sqrt(limit / channels), max(COARSEST_SIDE, shorter // window), shorter)))
+    return 1 << (side.bit_length() - 1)
+
+
+class Latents(nn.Module):
+    """Turn a unit's output, (B, C, H, W) or (B, D), into latents (B, T).
+
+    Args:
+        shape: shape of one sample's output.
+        limit: most values, if pooling alone can reach it; longer vectors are pooled too.
+        window: smallest side of a pooling window in pixels, if 2 x 2 or more of them fit on the feature map.
+
+    Attributes:
+        length: T.
+    """
+
+    def __init__(self, shape: tuple[int, ...], limit: int = LATENT_LIMIT, window: int = WINDOW) -> None:
+        super().__init__()
+        self.side = pooled_side(*shape, limit=limit, window=window) if len(shape) == 3 else 0
+        self.length = shape[0] * self.side**2 if self.side else min(shape[0], limit)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Compute latents (B, T) from (B, C, H, W) or (B, D)."""
+        if self.side:
+            return average_pool(features, self.side).flatten(1)
+        if features.shape[1] == self.length:
+            return features
+        return F.adaptive_avg_pool1d(features[:, None], self.length)[:, 0]
+
+
+def frequencies(name: FrequencyName, classes: int, length: int) -> Tensor:
+    """Angular frequency of each class in radians per sample, (K,) float64.
+
+    ``spread`` spaces them equally over what ``length`` samples can represent (section 3.1): from one period in all
+    samples to the Nyquist frequency, both left out. ``published`` spaces them over :data:`PUBLISHED_RANGE`, far beyond
+    Nyquist, so that they fold back to an irregular set.
+    """
+    if name == "published":
+        return torch.linspace(*PUBLISHED_RANGE, classes, dtype=torch.float64)
+    slowest, fastest = 2 * math.pi / length, math.pi
+    steps = torch.arange(1, classes + 1, dtype=torch.float64)
+    return slowest + (fastest - slowest) * steps / (classes + 1)
+
+
+def cosine(angular: Tensor, length: int) -> Tensor:
+    """``cos(f_c t)`` for t = 1..T: (K,) frequencies in radians per sample to (K, T)."""
+    times = torch.arange(1, length + 1, dtype=angular.dtype, device=angular.device)
+    return torch.cos(angular[:, None] * times)
+
+
+def square(angular: Tensor, length: int) -> Tensor:
+    """``sign(cos(f_c t))`` for t = 1..T: (K,) frequencies in radians per sample to (K, T) of -1 and 1."""
+    return torch.where(cosine(angular, length) >= 0, 1.0, -1.0).to(angular.dtype)
+
+
+def random(classes: int, length: int, seed: int) -> Tensor:
+    """Gaussian noise of standard deviation 0.1, the same for the same seed, (K, T) float64."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(classes, length, generator=generator, dtype=torch.float64)
+    return PUBLISHED_RANDOM_SCALE * noise
+
+
+def make_basis(name: BasisName, rule: FrequencyName, classes: int, length: int, seed: int = 0) -> Tensor:
+    """The basis ``name``, (K, T) float32; periodic ones do not depend on ``seed``, the random one not on ``rule``."""
+    if name == "random":
+        return random(classes, length, seed).float()
+    wave = {"cosine": cosine, "square": square}[name]
+    return wave(frequencies(rule, classes, length), length).float()
 
 
 class LLS(LocalLoss):
@@ -153,6 +249,25 @@ class LLSMxM(LLS):
         return _product(projection, self.mixing.T)
 
 
+class LinearLocalLoss(LocalLoss):
+    """Average pooling to at most 2048 values and one linear layer without bias: LLS with a trained basis."""
+
+    before_pool: ClassVar[bool] = True
+    detached_head: ClassVar[bool] = True
+    gives_up_gradient: bool = True
+
+    def __init__(self, unit: UnitShape, network: NetworkStats) -> None:
+        super().__init__()
+        self.latents = Latents(unit.map_shape)
+        self.pooled_side = self.latents.side or None
+        self.linear = nn.Linear(self.latents.length, network.classes, bias=False)
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Return logits (B, K) of features (B, C, H, W) or (B, D)."""
+        logits: Tensor = self.linear(self.latents(features))
+        return logits
+
+
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Matrix product (N, T) by (T, K), in float32 under autocast too.
 
@@ -164,4 +279,4 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
         return left.to(dtype) @ right.to(dtype)
 
 
-LOSSES = {"lls": LLS, "lls-m": LLSM, "lls-mxm": LLSMxM}
+LOSSES = {"linear": LinearLocalLoss, "lls": LLS, "lls-m": LLSM, "lls-mxm": LLSMxM}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit.local.bases import cosine, frequencies, make_basis, random, square
+from snugfit.local.lls import cosine, frequencies, make_basis, random, square
 
 
 @given(st.integers(2, 40), st.integers(8, 300))

@@ -5,9 +5,8 @@ from torch import nn
 
 from snugfit._chain import Chain
 from snugfit.local import build_local_loss
-from snugfit.local.assignment import Layout
+from snugfit.local.assignment import ExitModel, Layout, trunk
 from snugfit.local.base import NetworkStats, UnitShape
-from snugfit.local.exit_model import ExitModel, trunk
 
 
 class Named(nn.Module):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from snugfit.errors import SnugfitError, UnknownNameError, UsageError
 from snugfit.local import NetworkStats, UnitShape, build_local_loss, check_local_loss
-from snugfit.local.bases import make_basis
+from snugfit.local.lls import make_basis
 
 NETWORK = NetworkStats(narrowest=4, widest=8, classes=5)
 SLOPE = 0.01

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from snugfit._report.gradcam import grad_cam
 from snugfit.errors import ModelError
 from snugfit.local import NetworkStats, UnitShape, build_local_loss
-from snugfit.local.exit_model import ExitModel
+from snugfit.local.assignment import ExitModel
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snugfit._core.record import ExitRecord
-from snugfit.strategies.blockwise.controller import choose_exit, saturated, standard_error
+from snugfit.strategies.blockwise.partition import choose_exit, saturated, standard_error
 
 
 def exits(*pairs):

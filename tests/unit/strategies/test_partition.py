@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit.strategies.blockwise.blocks import Block, cut, partition, repair, shrunk
+from snugfit.strategies.blockwise.partition import Block, cut, partition, repair, shrunk
 
 batch_lists = st.lists(st.integers(1, 600), min_size=1, max_size=12)
 tenths = st.integers(0, 12)

@@ -27,7 +27,6 @@ from snugfit.local.assignment import Layout
 from snugfit.profiling import Probe
 from snugfit.strategies.blockwise.blocks import (
     EVALUATION_SHARE,
-    Block,
     Residency,
     UnitNeeds,
     estimate_blocks,
@@ -35,6 +34,7 @@ from snugfit.strategies.blockwise.blocks import (
 )
 from snugfit.strategies.blockwise.config import BlockwiseSettings
 from snugfit.strategies.blockwise.controller import Controller
+from snugfit.strategies.blockwise.partition import Block
 from snugfit.strategies.blockwise.probes import unit_probe_name, unit_probes
 from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
 
