@@ -1,4 +1,4 @@
-"""Blocks, their bytes and their cost from made-up needs, by hand."""
+"""Blocks, their bytes and their cost from needs, by hand."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,8 @@ from strategy_samples import HARDWARE, MB, profile, workload
 
 from snugfit._core.plan import Phase
 from snugfit._core.profile import ProbeLine, ProbePoint
-from snugfit.strategies.blockwise.partition import Block, Residency, UnitNeeds, block_name, estimate_blocks, make_blocks
+from snugfit.strategies.blockwise.blocks import Residency, UnitNeeds, block_name, estimate_blocks, make_blocks
+from snugfit.strategies.blockwise.partition import Block
 from snugfit.strategies.blockwise.strategy import Blockwise
 from snugfit.strategies.memory_estimates import SAFETY_BYTES, with_safety
 
