@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def parts(unit: nn.Module, loss: LocalLoss) -> tuple[nn.Module, nn.Module]:
-    """Split a unit into the part that its local loss reads and the rest; they share its layers.
-
-    Args:
-        unit: the module of a chain's unit.
-        loss: its local loss, which reads the unit's output, or its feature map before the final pools and dropouts.
-    """
+    """Split a unit into the part whose output its local loss reads, and the rest; they share its layers."""
     if loss.before_pool and isinstance(unit, fx.GraphModule):
         return split_tail(unit)
     return unit, nn.Identity()
@@ -55,12 +50,8 @@ class HeadLoss(LocalLoss):
 class DetachedHeadLoss(HeadLoss):
     """A local loss for the last unit, together with the network's head, which learns from detached features.
 
-    The loss is the sum of both; neither sees the other's gradient.
-
-    Args:
-        head: the network's head.
-        local: the unit's local loss.
-        tail: the pools and dropouts between the unit's feature map and the head.
+    The loss is the sum of both; neither sees the other's gradient. ``tail`` are the pools and dropouts between the
+    unit's feature map and the head.
     """
 
     before_pool: ClassVar[bool] = True
@@ -93,10 +84,7 @@ class DetachedHeadLoss(HeadLoss):
 class Layout:
     """A chain and the local loss of each of its units.
 
-    Attributes:
-        chain: the chain; units not in use are on the meta device.
-        local_loss: name of the local loss.
-        network: narrowest and widest conv, and classes.
+    Units of the chain that are not in use are on the meta device.
     """
 
     chain: Chain
@@ -143,11 +131,9 @@ class Layout:
         return trunk_parameters + sum(parameter.numel() for parameter in self.make_loss(index).parameters())
 
     def exit_model(self, index: int, loss: LocalLoss | None = None) -> nn.Module:
-        """The model cut after a unit; after the last unit it is the whole network.
+        """The model cut after a unit, with its local loss (by default a new one on the meta device) as classifier.
 
-        Args:
-            index: the unit.
-            loss: its trained local loss; a new one on the meta device by default.
+        After the last unit it is the whole network.
         """
         if self.is_last(index):
             return self.chain.to_module()
@@ -156,12 +142,7 @@ class Layout:
 
 
 class ExitModel(nn.Module):
-    """A trunk of units with the classifier of the last one.
-
-    Args:
-        trunk: images (B, C, H, W) to features.
-        classifier: the local loss that trained the trunk's last unit; its ``predict`` gives logits (B, classes).
-    """
+    """A trunk of units, and the local loss that trained the last one as classifier (NeuroFlux section 5.4)."""
 
     def __init__(self, trunk: nn.Module, classifier: LocalLoss) -> None:
         super().__init__()
@@ -175,10 +156,7 @@ class ExitModel(nn.Module):
 def trunk(chain: Chain, index: int, *, before_pool: bool = False) -> nn.Module:
     """Build one module from the units ``0..index`` of a chain; parameters are shared and keep their names.
 
-    Args:
-        chain: the chain.
-        index: the last unit.
-        before_pool: leave out the final pools and dropouts.
+    With ``before_pool`` the final pools and dropouts are left out.
     """
     last = chain.units[index]
     if before_pool:

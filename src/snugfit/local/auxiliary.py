@@ -19,11 +19,8 @@ def is_initial(input_size: tuple[int, int], conv_sizes: Sequence[tuple[int, int]
     """Whether a unit is initial: nothing up to and including its last conv downsamples (NeuroFlux section 3).
 
     A feature map counts as downsampled once a side is at most half (rounded up) of the network's input. The few pixels
-    that an unpadded conv removes do not count.
-
-    Args:
-        input_size: height and width of the network's input.
-        conv_sizes: height and width of the last conv's output of every unit up to and including this one.
+    that an unpadded conv removes do not count. Sizes are heights and widths: of the network's input, and of the last
+    conv's output of every unit up to and including this one.
     """
     pairs = [pair for sizes in conv_sizes for pair in zip(sizes, input_size, strict=True)]
     return all(size >= side or size > (side + 1) // 2 for size, side in pairs)
@@ -51,30 +48,21 @@ class AuxiliaryNetwork(LocalLoss):
     def __init__(self, unit: UnitShape, network: NetworkStats, filters: int) -> None:
         super().__init__()
         self.filters = 0 if unit.flat else filters
-        width = unit.output_shape[0]
-        self.layers = (
-            nn.Sequential(OrderedDict(linear=nn.Linear(width, network.classes)))
-            if unit.flat
-            else _convolutional_classifier(width, filters, network.classes)
-        )
+        width, layers = unit.output_shape[0], OrderedDict[str, nn.Module]()
+        if not unit.flat:
+            layers["conv"] = nn.Conv2d(width, filters, kernel_size=3, padding=1, bias=False)
+            layers["norm"] = nn.BatchNorm2d(filters)
+            layers["relu"] = nn.ReLU(inplace=True)
+            layers["pool"] = nn.AdaptiveAvgPool2d(POOLED_SIDE)
+            layers["flatten"] = nn.Flatten()
+            width = filters * POOLED_SIDE**2
+        layers["linear"] = nn.Linear(width, network.classes)
+        self.layers = nn.Sequential(layers)
 
     def predict(self, features: Tensor) -> Tensor:
         """Return logits (B, K) of features (B, C, H, W) or (B, D)."""
         logits: Tensor = self.layers(features)
         return logits
-
-
-def _convolutional_classifier(channels: int, filters: int, classes: int) -> nn.Sequential:
-    return nn.Sequential(
-        OrderedDict(
-            conv=nn.Conv2d(channels, filters, kernel_size=3, padding=1, bias=False),
-            norm=nn.BatchNorm2d(filters),
-            relu=nn.ReLU(inplace=True),
-            pool=nn.AdaptiveAvgPool2d(POOLED_SIDE),
-            flatten=nn.Flatten(),
-            linear=nn.Linear(filters * POOLED_SIDE**2, classes),
-        )
-    )
 
 
 def adaptive_auxiliary(unit: UnitShape, network: NetworkStats) -> AuxiliaryNetwork:

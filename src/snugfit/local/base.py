@@ -114,9 +114,6 @@ class LocalLoss(nn.Module):
         before its pool. A vector has no such terms, because Table 3 would not match for VGG8's linear block. For a
         projection of T latents that is 2KT, or 3KT where the basis trains. Other elementwise operations do not count;
         override it if yours are many.
-
-        Args:
-            unit: the unit that it was made for.
         """
         terms = MAP_TERMS * math.prod(unit.map_shape) if len(unit.map_shape) == 3 else 0
         return terms + loss_macs(self, unit.map_shape if self.before_pool else unit.output_shape)
@@ -126,11 +123,6 @@ class LocalLoss(nn.Module):
         raise NotImplementedError
 
     def forward(self, features: Tensor, labels: Tensor) -> LocalOutput:
-        """Return the mean cross entropy over the batch, and the logits.
-
-        Args:
-            features: the unit's output, (B, C, H, W) or (B, D).
-            labels: true classes, int64 of shape (B,).
-        """
+        """Mean cross entropy over the batch, and logits, of features (B, C, H, W) or (B, D) and int64 labels (B,)."""
         logits = self.predict(features)
         return LocalOutput(F.cross_entropy(logits, labels), logits)

@@ -32,7 +32,6 @@ MIXING_SCALE = 0.01
 LATENT_LIMIT = 2048
 """Most values per sample that a projection reads, if pooling can reach that."""
 
-
 COARSEST_SIDE, WINDOW = 2, 8
 """Pooling windows are at least 8 x 8 pixels if 2 x 2 or more of them fit on the feature map."""
 
@@ -58,13 +57,8 @@ def pooled_side(channels: int, height: int, width: int, limit: int = LATENT_LIMI
 class Latents(nn.Module):
     """Turn a unit's output, (B, C, H, W) or (B, D), into latents (B, T).
 
-    Args:
-        shape: shape of one sample's output.
-        limit: most values, if pooling alone can reach it; longer vectors are pooled too.
-        window: smallest side of a pooling window in pixels, if 2 x 2 or more of them fit on the feature map.
-
-    Attributes:
-        length: T.
+    ``shape`` is one sample's output's, ``limit`` the most values if pooling alone can reach it (longer vectors are
+    pooled too), and ``window`` the smallest side of a pooling window in pixels. ``length`` is T.
     """
 
     def __init__(self, shape: tuple[int, ...], limit: int = LATENT_LIMIT, window: int = WINDOW) -> None:

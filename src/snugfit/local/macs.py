@@ -34,12 +34,8 @@ def input_gradient_macs(module: nn.Module, input_shape: Sequence[int], *, reach_
 
     A layer's input gradient takes as many as its forward pass. The first layers of a network need none, because nothing
     is trained before them. First layers read only the network's input; a residual unit has two if its shortcut is a
-    convolution. Gradients of weights do not count.
-
-    Args:
-        module: maps (B, *input_shape) to one tensor; on any device; it is not changed.
-        input_shape: shape of one sample.
-        reach_input: also count the gradient of the module's input, which earlier layers need.
+    convolution. Gradients of weights do not count. The module maps (B, *input_shape) to one tensor, on any device, and
+    is not changed. With ``reach_input`` the gradient of its input, which earlier layers need, counts too.
     """
     inputs = torch.empty((_SAMPLES, *input_shape), device="meta", requires_grad=reach_input)
     with _FromFirstLayers():
@@ -52,11 +48,8 @@ def input_gradient_macs(module: nn.Module, input_shape: Sequence[int], *, reach_
 def loss_macs(loss: nn.Module, features_shape: Sequence[int]) -> int:
     """Multiply-accumulates, per sample, of a local loss: forward pass, input gradients, gradients of its own weights.
 
-    Products of matrices and convolutions are counted, elementwise operations are not.
-
-    Args:
-        loss: a local loss, called with features and labels; on any device; it is not changed.
-        features_shape: shape of one sample of the features that it reads.
+    Products of matrices and convolutions are counted, elementwise operations are not. The loss reads features
+    (B, *features_shape) and labels (B,), on any device, and is not changed.
     """
     features = torch.empty((_SAMPLES, *features_shape), device="meta", requires_grad=True)
     labels = torch.zeros(_SAMPLES, dtype=torch.int64, device="meta")

@@ -34,11 +34,7 @@ def training_pass(body: nn.Module, tail: nn.Module, loss: LocalLoss) -> nn.Modul
 
     Layers and weights are those of body and tail. If the loss allows it and the body ends in a BatchNorm and a ReLU or
     LeakyReLU, these use fewer feature maps (:mod:`snugfit.lean`). If the loss reads only a pooled feature map behind a
-    convolution, it gets that instead of the whole one.
-
-    Args:
-        body, tail: a unit in two parts, ``unit(x) = tail(body(x))``.
-        loss: its local loss.
+    convolution, it gets that instead of the whole one. The unit is ``tail(body(x))``.
     """
     side = loss.pooled_side
     if side:

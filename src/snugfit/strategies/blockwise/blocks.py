@@ -78,7 +78,6 @@ class Residency:
     """What is in memory at the same time, and how much memory it may use.
 
     Attributes:
-        needs: the needs of each unit.
         base_bytes: bytes in memory before any unit.
         headroom_bytes: bytes for the base, resident units and a step together.
         all_units: whether units outside the active block stay in memory, as in classic local learning.
@@ -151,14 +150,8 @@ def make_blocks(
 ) -> list[Block]:
     """Algorithm 1 and residency repair; empty if a unit fits at no batch size.
 
-    If all units stay in memory, splitting a block frees nothing, so its batch is lowered instead.
-
-    Args:
-        residency: the units' needs and their headroom.
-        limit: batch size limit B.
-        rho: grouping threshold.
-        adaptive_batch: a batch size per block; otherwise the smallest everywhere (the paper's AAN-only ablation).
-        most_units: most units in a block.
+    If all units stay in memory, splitting a block frees nothing, so its batch is lowered instead. ``limit`` is B, the
+    batch size limit. Without ``adaptive_batch`` the smallest batch serves everywhere (the paper's AAN-only ablation).
     """
     batches = residency.largest_batches(limit)
     if min(batches) < 1:
@@ -192,10 +185,8 @@ def estimate_blocks(
     """Predicted cost of training blocks one after another.
 
     Args:
-        residency: the units' needs.
-        blocks: the blocks.
+        residency, blocks, workload: what is trained.
         seconds_per_sample: seconds of a training step per sample, by block and unit, at the block's batch size.
-        workload: epochs and counts.
         views: number of cached augmented passes.
         final: the phase that tests and saves the exit model.
     """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
@@ -37,12 +38,7 @@ from snugfit.strategies.memory_estimates import random_batch, stored_batches
 
 
 class BlockCaches:
-    """Opens, writes and removes caches in a run's cache folder, which contains nothing else.
-
-    Args:
-        run: the run, for its cache folder and storage budget.
-        dtype: stored type of activations.
-    """
+    """The activation caches of a run, in a folder that contains nothing else: two per block, of at most two blocks."""
 
     def __init__(self, run: Run, dtype: CacheDtype) -> None:
         self.run, self.folder, self.dtype = run, run.cache_dir, dtype
@@ -89,14 +85,7 @@ def _name(block: int, split: str) -> str:
 
 
 class Controller:
-    """One blockwise run.
-
-    Args:
-        strategy: the settings, with blocks.
-        layout: the chain and its local losses.
-        data: the splits.
-        run: the run.
-    """
+    """One blockwise run."""
 
     def __init__(self, strategy: BlockwiseSettings, layout: Layout, data: TrainingData, run: Run) -> None:
         self.strategy, self.layout, self.data, self.run = strategy, layout, data, run
@@ -119,7 +108,7 @@ class Controller:
         run = self.run
         self.caches.keep_only(index - 1)
         block, phase = self._dry_run(index)
-        trainer = BlockTrainer(self._load_units(block))
+        trainer = self._load_units(block)
         if run.resumed:
             trainer.load_state(run.resumed_tensors)
         with ExitStack() as opened:
@@ -144,7 +133,7 @@ class Controller:
         phase = dry_run_phase(
             phase,
             smaller_batch_sizes(block.batch_size, self._smallest_batch(block)),
-            lambda size: self._dry_run_trainer(block),
+            lambda size: self._load_units(block, with_trunk=self.strategy.cache == "never"),
             lambda size: self._synthetic_batch(tuple(shape), size),
             run,
         )
@@ -167,23 +156,19 @@ class Controller:
         """
         return max(min(2, block.batch_size), block.batch_size // 4)
 
-    def _dry_run_trainer(self, block: Block) -> BlockTrainer:
-        """Load the block, and the units before it if they recompute its input."""
-        if self.strategy.cache == "never" and block.first > 0:
-            self._load_trunk(block.first)
-        return BlockTrainer(self._load_units(block))
-
     def _synthetic_batch(self, shape: tuple[int, ...], size: int) -> tuple[Tensor, Tensor]:
         """Inputs (B, *shape) and labels (B,); two batches of stored activations are kept too, as in real training."""
         self._stored = None
         self._stored = stored_batches(shape, size, self.strategy.cache_dtype)
         return random_batch(shape, self.run.workload.classes, size, str(self.run.device))
 
-    def _load_units(self, block: Block) -> list[LocalUnit]:
-        """Load the weights of a block from disk and initialise its local losses."""
+    def _load_units(self, block: Block, *, with_trunk: bool = False) -> BlockTrainer:
+        """Load a block from disk, optionally with the units before it, and initialise its local losses."""
+        if with_trunk and block.first > 0:
+            self._load_trunk(block.first)
         if self.strategy.residency == "all" and not self.residents:
             self.residents = {index: self._load_unit(index) for index in range(len(self.layout))}
-        return [self.residents.get(index) or self._load_unit(index) for index in block.units]
+        return BlockTrainer([self.residents.get(index) or self._load_unit(index) for index in block.units])
 
     def _load_unit(self, index: int) -> LocalUnit:
         run, unit = self.run, self.layout.chain.units[index]
@@ -228,25 +213,22 @@ class Controller:
                 for source in (self.data.train, self.data.val)
             )
             return train, val
-        seed, views = self.run.workload.seed, {"train": self.strategy.views, "val": 1}
         sources = []
         with self.run.limit.allow_address_space(2 * THREAD_BYTES):
-            for split in ("train", "val"):
-                source = CachedBatches(self.caches.open(index - 1, split), seed=seed, views=views[split])
+            for split, count in (("train", self.strategy.views), ("val", 1)):
+                source = CachedBatches(self.caches.open(index - 1, split), seed=self.run.workload.seed, views=count)
                 opened.callback(source.close)
                 sources.append(source)
         return sources[0], sources[1]
 
     def _load_trunk(self, stop: int) -> Callable[[Tensor], Tensor]:
         """Load the trained units before ``stop`` in evaluation mode; return their forward pass on (B, C, H, W)."""
-        modules: list[nn.Module] = []
+        trunk = nn.Sequential()
         for index, unit in enumerate(self.layout.chain.units[:stop]):
             if any(parameter.is_meta for parameter in unit.module.parameters()):
                 load_into(unit, self.run.weights.load(index))
-            module: nn.Module = unit.module
-            to_channels_last(module, self.run.device)
-            modules.append(module.eval())
-        trunk = nn.Sequential(*modules)
+            to_channels_last(unit.module, self.run.device)
+            trunk.append(unit.module.eval())
 
         def forward(images: Tensor) -> Tensor:
             with self.run.limit.allow_kernels():
@@ -298,20 +280,21 @@ class Controller:
             if writer is not None:
                 writer.write(features, labels)
             self.run.tick()
+        phase = self.run.predicted.phases[self.run.position.phase].name
         for index, right in zip(block.units, correct, strict=True):
-            record = ExitRecord(
-                self.layout.chain.units[index].name, index, right / max(len(val), 1), self.layout.exit_parameters(index)
-            )
+            unit, accuracy = self.layout.chain.units[index].name, right / max(len(val), 1)
+            record = ExitRecord(unit, index, accuracy, self.layout.exit_parameters(index))
             self.run.position.exits.append(record)
-            phase = self.run.predicted.phases[self.run.position.phase].name
-            self.run.emit(ExitMeasured(phase, record.unit, index, record.val_accuracy, record.parameters))
+            self.run.emit(ExitMeasured(phase, unit, index, accuracy, record.parameters))
 
     @torch.no_grad()
     def _write_train_cache(
         self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource, writer: CacheWriter
     ) -> None:
         run, row_bytes = self.run, 0
-        for inputs, labels in self._training_inputs(train, self._forward_batch(block)):
+        batch, views = self._forward_batch(block), range(self.strategy.views)
+        seen = views if len(views) > 1 else (None,)  # a single view is not augmented
+        for inputs, labels in itertools.chain.from_iterable(train.in_order(batch, view) for view in seen):
             features = inputs.to(run.device)
             with run.limit.allow_kernels():
                 for local in trainer.units:
@@ -319,17 +302,8 @@ class Controller:
             writer.write(features, labels)
             row_bytes += features.nbytes
             run.tick()
-            phase = run.predicted.phases[index].name
-            run.emit(CacheProgress(phase, writer.written, writer.rows, row_bytes))
+            run.emit(CacheProgress(run.predicted.phases[index].name, writer.written, writer.rows, row_bytes))
             stop_if_requested(run)
-
-    def _training_inputs(self, train: BatchSource, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training inputs (B, ...) and labels (B,), once per view; a single view is not augmented."""
-        if self.strategy.views == 1:
-            yield from train.in_order(batch)
-            return
-        for view in range(self.strategy.views):
-            yield from train.in_order(batch, view=view)
 
     def _finish(self) -> Record:
         """Choose, test and save the exit."""

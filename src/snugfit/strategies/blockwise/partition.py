@@ -30,13 +30,10 @@ def partition(batches: Sequence[int], rho: float) -> list[Block]:
     """Algorithm 1: put a unit into the previous unit's block if their largest batches differ by at most rho.
 
     A unit is compared with the last one added, inclusively, and the block's batch is the smallest of its units.
-
-    Args:
-        batches: largest batch of each unit within the budget, already capped at the limit (lines 2-5).
-        rho: grouping threshold; the paper uses 0.4.
+    ``batches`` are the largest of each unit within the budget, capped at the limit (lines 2-5). The paper's rho is 0.4.
 
     Raises:
-        ValueError: a unit's batch is 0; it fits no budget and must be reported earlier.
+        ValueError: a unit's batch is 0.
     """
     if any(batch < 1 for batch in batches):
         raise ValueError("every unit must fit at least one sample")
@@ -54,10 +51,7 @@ def partition(batches: Sequence[int], rho: float) -> list[Block]:
 def cut(blocks: Sequence[Block], batches: Sequence[int], most: int) -> list[Block]:
     """Cut blocks into pieces of at most ``most`` units, so that training can end earlier after any of them.
 
-    Args:
-        blocks: output of :func:`partition`.
-        batches: largest batch of each unit; a piece takes the smallest of its own units.
-        most: largest number of units in a block.
+    A piece takes the smallest of its own units' ``batches``.
     """
     stretches = [block.units[start : start + most] for block in blocks for start in range(0, len(block.units), most)]
     return [Block(units[0], units[-1], min(batches[unit] for unit in units)) for units in stretches]
@@ -69,21 +63,10 @@ def repair(
     """Split blocks that do not fit the budget as a whole.
 
     The paper checks the budget per unit although the whole block is resident. Each block is cut greedily into the
-    longest pieces that fit; a piece takes the smallest batch of its own units, unless the batch is fixed.
-
-    Args:
-        blocks: output of :func:`partition`.
-        batches: largest batch of each unit.
-        fits: whether a block's resident bytes stay within the budget.
-        fixed_batch: keep the block's batch in every piece.
-
-    Returns:
-        Blocks that fit. Single units that do not fit get a smaller batch, down to 0.
+    longest pieces that fit; a piece takes the smallest of its own units' ``batches``, unless ``fixed_batch`` keeps the
+    block's. Single units that do not fit get a smaller batch, down to 0.
     """
-    repaired: list[Block] = []
-    for block in blocks:
-        repaired.extend(_split(block, batches, fits, fixed_batch=fixed_batch))
-    return repaired
+    return [piece for block in blocks for piece in _split(block, batches, fits, fixed_batch=fixed_batch)]
 
 
 def _split(block: Block, batches: Sequence[int], fits: Callable[[Block], bool], *, fixed_batch: bool) -> list[Block]:
@@ -121,10 +104,7 @@ def standard_error(accuracy: float, count: int) -> float:
 def choose_exit(exits: Sequence[ExitRecord], val_count: int, tolerance: float | None = None) -> ExitRecord:
     """The exit with the fewest parameters whose validation accuracy lies within ``tolerance`` of the highest.
 
-    Args:
-        exits: all exits measured, at least one.
-        val_count: size of the validation split.
-        tolerance: acceptable loss of accuracy; one standard error of the best by default, 0 in the paper.
+    By default the tolerance is one standard error of the best; it is 0 in the paper.
     """
     best = max(record.val_accuracy for record in exits)
     if tolerance is None:
@@ -137,11 +117,6 @@ def saturated(exits: Sequence[ExitRecord], block_units: Sequence[int], val_count
     """Whether the block just finished no longer improves validation accuracy over all exits before it.
 
     An improvement counts when it exceeds one standard error. The first block is never saturated.
-
-    Args:
-        exits: all exits measured so far.
-        block_units: indices of the units of the block just finished.
-        val_count: size of the validation split.
     """
     members = set(block_units)
     before = [record.val_accuracy for record in exits if record.index not in members]
