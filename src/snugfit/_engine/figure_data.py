@@ -21,15 +21,25 @@ from snugfit._core.request import Request
 from snugfit._data import Batches, Subset
 from snugfit._engine.inference import RunImages, run_images
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
-from snugfit._report import embedding
-from snugfit._report.gradcam import grad_cam
-from snugfit._report.pictures import HeatMaps, Pictures, Projection, Spectra
+from snugfit._report.pictures import (
+    HeatMaps,
+    Pictures,
+    Projection,
+    Spectra,
+    class_means,
+    closest_pair,
+    grad_cam,
+    kinship,
+    project,
+    prominence,
+    spatial_frequencies,
+    spectrum,
+)
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.run_folder import read_data, read_record
 from snugfit.errors import CheckpointError, DataError, ModelError, UnknownNameError, UnusableInputError, UsageError
 from snugfit.local import LLS, build_local_loss
 from snugfit.local.assignment import Layout, trunk
-from snugfit.local.spectra import class_means, prominence, spatial_frequencies, spectrum
 
 MOST_AVERAGED = 256
 """Most images of a class whose activations are averaged."""
@@ -184,15 +194,15 @@ def projection(source: FinishedRun, unit: str | None) -> Projection:
     index = source.unit(unit, default=1)
     rows = source.stored("exits", index)["mixing"].double().numpy()
     names = source.architecture.class_names
-    first, second = embedding.closest_pair(rows)
+    first, second = closest_pair(rows)
     groups, why_none = _super_classes(source)
     return Projection(
         unit=next(point.unit for point in source.record.exits if point.index == index),
         classes=names,
-        points=embedding.project(rows),
+        points=project(rows),
         closest=(names[first], names[second]),
         groups=groups,
-        kinship=embedding.kinship(rows, groups) if groups else (0.0, 0.0),
+        kinship=kinship(rows, groups) if groups else (0.0, 0.0),
         why_no_groups=why_none,
     )
 

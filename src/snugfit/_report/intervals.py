@@ -1,4 +1,4 @@
-"""Intervals of a record: step times relative to a full step, tensors and parameters. No drawing."""
+"""Phases and intervals of a record: step times relative to a full step, tensors and parameters. No drawing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snugfit._core.record import IntervalRecord, PhaseRecord, Record
+from snugfit._report.metrics import MetricRow
+
+
+def training_phases(record: Record) -> list[PhaseRecord]:
+    """The phases that trained units; all phases if none says which units it trained."""
+    return [phase for phase in record.phases if phase.units] or list(record.phases)
+
+
+def phase_blocks(record: Record, rows: Sequence[MetricRow]) -> dict[str, int]:
+    """Number every training phase from 0, in order; phases that only ``metrics.csv`` knows come last."""
+    blocks = {phase.name: index for index, phase in enumerate(training_phases(record))}
+    for row in rows:
+        blocks.setdefault(row.phase, len(blocks))
+    return blocks
 
 
 @dataclass(frozen=True)

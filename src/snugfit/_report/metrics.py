@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TextIO
 
 from snugfit._training.metrics import COLUMNS
@@ -31,15 +32,12 @@ class Curve:
     seconds: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def thinned(self, most: int) -> Curve:
-        """At most ``most`` points: means over stretches of equal length."""
+    def thinned(self, most: int, scale: float = 1) -> Curve:
+        """At most ``most`` points, means over stretches of equal length; values are multiplied by ``scale``."""
         width = -(-len(self.values) // most)
-        if width <= 1:
-            return self
         stretches = [slice(start, start + width) for start in range(0, len(self.values), width)]
-        return Curve(
-            self.phase, [_mean(self.seconds[s]) for s in stretches], [_mean(self.values[s]) for s in stretches]
-        )
+        seconds = [fmean(self.seconds[stretch]) for stretch in stretches]
+        return Curve(self.phase, seconds, [scale * fmean(self.values[stretch]) for stretch in stretches])
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
@@ -64,14 +62,12 @@ def _lines(file: TextIO) -> Iterator[str]:
         yield line.replace("\0", "")
 
 
-def curves(rows: Iterable[MetricRow], column: str, *, epochs: bool = False, most: int = 300) -> list[Curve]:
-    """Curves of ``column`` over elapsed seconds, one per phase in order of appearance.
+def curves(
+    rows: Iterable[MetricRow], column: str, *, epochs: bool = False, scale: float = 1, most: int = 300
+) -> list[Curve]:
+    """Curves of ``scale`` times ``column`` over elapsed seconds, one per phase in order of appearance.
 
-    Args:
-        rows: the rows of ``metrics.csv``.
-        column: name of the quantity.
-        epochs: take the epoch rows instead of the step rows.
-        most: thin every curve to this many points.
+    ``epochs`` takes the epoch rows instead of the step rows; every curve is thinned to ``most`` points.
     """
     found: dict[str, Curve] = {}
     for row in rows:
@@ -79,7 +75,7 @@ def curves(rows: Iterable[MetricRow], column: str, *, epochs: bool = False, most
             curve = found.setdefault(row.phase, Curve(row.phase))
             curve.seconds.append(row.values["seconds"])
             curve.values.append(row.values[column])
-    return [curve.thinned(most) for curve in found.values()]
+    return [curve.thinned(most, scale) for curve in found.values()]
 
 
 def _row(cells: dict[str, str | None]) -> MetricRow:
@@ -93,7 +89,3 @@ def _number(cell: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

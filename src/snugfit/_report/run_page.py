@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snugfit._core.record import PhaseRecord, Record
 from snugfit._quantities import format_bytes, format_seconds
-from snugfit._report import figure_sections, picture_sections, selection
+from snugfit._report import memory, picture_sections, results, selection
 from snugfit._report.formatting import NONE, count, duration, metric_of, percent, share, size
 from snugfit._report.intervals import StepTime, step_time
 from snugfit._report.markup import html, page
 from snugfit._report.metrics import MetricRow
-from snugfit._report.pictures import Pictures
+
+if TYPE_CHECKING:
+    from snugfit._report.pictures import Pictures
 
 _PHASE_COLUMNS: dict[str, Callable[[PhaseRecord], Any]] = {
     "phase": lambda p: p.name,
@@ -32,13 +34,13 @@ _PHASE_COLUMNS: dict[str, Callable[[PhaseRecord], Any]] = {
 def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = None) -> str:
     """The page as HTML."""
     sections = [
-        ("Memory", figure_sections.memory(record, rows)),
+        ("Memory", memory.memory(record, rows)),
         ("Selection of tensors", selection.body(record)),
-        ("Exits", figure_sections.exits(record)),
-        ("Training over time", figure_sections.over_time(record, rows)),
-        ("Classes", figure_sections.classes(record)),
+        ("Exits", results.exits(record)),
+        ("Training over time", results.over_time(record, rows)),
+        ("Classes", results.classes(record)),
         ("Pictures", picture_sections.body(pictures) if pictures else ""),
-        ("Phases", _phases(record) + html.grid(filter(None, (figure_sections.caches(record), _overhead(record))))),
+        ("Phases", _phases(record) + html.grid(filter(None, (memory.caches(record), _overhead(record))))),
         ("What ran, and where", _setting_cards(record)),
     ]
     heading = f"{record.model} on {record.data}"

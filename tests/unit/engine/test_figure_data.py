@@ -16,9 +16,9 @@ import snugfit
 from snugfit import draw_report
 from snugfit._engine import figure_data
 from snugfit._engine.figure_data import PictureOptions, first_of_each
+from snugfit._report.pictures import spectrum
 from snugfit._storage.manifest import Manifest
 from snugfit.errors import DataError, UnknownNameError, UsageError
-from snugfit.local.spectra import spectrum
 
 DIGITS = {"image_size": 16, "max_train": 64, "max_val": 40, "batch_size": 32, "epochs": 1}
 

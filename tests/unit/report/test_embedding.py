@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from snugfit._report.embedding import FEWEST, closest_pair, kinship, nearest, project
+from snugfit._report.pictures import FEWEST, closest_pair, kinship, nearest, project
 from snugfit.errors import UnusableInputError, UsageError
 
 

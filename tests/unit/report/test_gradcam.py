@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit._report.gradcam import grad_cam
+from snugfit._report.pictures import grad_cam
 from snugfit.errors import ModelError
 from snugfit.local import NetworkStats, UnitShape, build_local_loss
 from snugfit.local.assignment import ExitModel

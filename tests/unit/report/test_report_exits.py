@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugfit._core.record import ExitRecord
-from snugfit._report.figure_sections import confused_pairs, pareto
+from snugfit._report.results import confused_pairs, pareto
 
 points = st.lists(st.tuples(st.integers(0, 10), st.integers(1, 6)), min_size=1, max_size=12)
 

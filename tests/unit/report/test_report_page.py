@@ -16,10 +16,10 @@ import pytest
 from html_page import Page
 
 from snugfit._core.record import ExitRecord, Record
+from snugfit._report.canvas import PALETTE
+from snugfit._report.memory import draw_memory_lines
 from snugfit._report.page import write_report
-from snugfit._report.run_figures import memory_lines
 from snugfit._report.run_page import render, verdict
-from snugfit._report.svg import PALETTE
 from snugfit._storage.manifest import Manifest
 from snugfit.errors import CheckpointError, OutOfStorageError
 
@@ -161,7 +161,7 @@ def test_many_blocks_and_units(tmp_path):
 def test_a_budget_far_above_the_lines_is_not_drawn(available, shown):
     """Its label would stand outside the axes, and leave them no room."""
     lines = {f"unit{index}": fake_runs.line(index) for index in range(3)}
-    assert (">budget<" in memory_lines(lines, {}, available, 64, "lines")) is shown
+    assert (">budget<" in draw_memory_lines(lines, {}, available, 64)) is shown
 
 
 def test_verdict():

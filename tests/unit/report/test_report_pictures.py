@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from html_page import Page
 
-from snugfit._report.picture_figures import overlay
+from snugfit._report.picture_sections import overlay
 from snugfit._report.pictures import HeatMaps, Pictures, Projection, Spectra
 from snugfit._report.run_page import render
 

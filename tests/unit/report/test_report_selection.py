@@ -12,11 +12,10 @@ import pytest
 from html_page import Page
 
 from snugfit._core.record import Record
+from snugfit._report.canvas import PALETTE
 from snugfit._report.intervals import StepTime, epoch_words, phase_of, step_time, tensors_of
 from snugfit._report.run_page import render, verdict
-from snugfit._report.selection import body
-from snugfit._report.selection_figures import flops, selections, step_times
-from snugfit._report.svg import PALETTE
+from snugfit._report.selection import body, flops, selections, step_times
 
 LABELS = ["Tensors that train, by interval", "Operations per epoch", "Time of a training step by interval"]
 
@@ -48,7 +47,7 @@ def test_the_map_names_every_tensor_and_fills_the_cells_that_train():
     first, second = (dataclasses.replace(each, tensors=()) for each in record.intervals)
     first = dataclasses.replace(first, tensors=(every[4], *every[-2:]))
     second = dataclasses.replace(second, tensors=(every[4], every[7], *every[-2:]))
-    svg = selections((first, second), tensors_of(record), "map")
+    svg = selections((first, second), tensors_of(record))
     tips = titles(svg)
     assert len(tips) == 20
     assert tips[0] == "1, layers.0.conv.weight, 100 parameters: trains in 0 of 2 intervals"
@@ -64,23 +63,23 @@ def test_the_map_names_every_tensor_and_fills_the_cells_that_train():
 
 def test_operations_are_two_per_multiply_accumulate_and_image():
     record = fake.elastic(Path("r"), 20, 2, epochs=2)
-    svg = flops(record.intervals, 1000, "flops")
+    svg = flops(record.intervals, 1000)
     assert titles(svg) == [
         "interval 1, epochs 1\N{EN DASH}2: 0.92 TFLOPs, 0.51 of full training",
         "interval 2, epochs 3\N{EN DASH}4: 0.94 TFLOPs, 0.52 of full training",
     ]
     assert svg.count("<title>") == 4, "a bar for every epoch"
     assert ">full training<" in svg and "(TFLOPs)" in svg
-    assert "(GFLOPs)" in flops(record.intervals, 10, "flops")
+    assert "(GFLOPs)" in flops(record.intervals, 10)
 
 
 def test_step_times_stand_against_the_full_step_and_rho():
     record = fake.elastic(Path("r"), 20, 1)
     unmeasured = dataclasses.replace(record.intervals[0], predicted_seconds=0.311, measured_seconds=0.0)
-    svg = step_times((unmeasured,), 0.5, "steps")
+    svg = step_times((unmeasured,), 0.5)
     assert titles(svg) == ["interval 1: predicted 311ms, measured none"]
     assert ">full step<" in svg and ">rho 0.5<" in svg
-    assert ">rho" not in step_times((unmeasured,), None, "steps")
+    assert ">rho" not in step_times((unmeasured,), None)
 
 
 def test_rows_put_predictions_beside_measurements_of_the_same_interval():

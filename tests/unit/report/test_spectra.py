@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from snugfit._report.pictures import class_means, prominence, spatial_frequencies, spectrum
 from snugfit.errors import DataError
 from snugfit.local import NetworkStats, UnitShape, build_local_loss
-from snugfit.local.spectra import class_means, prominence, spatial_frequencies, spectrum
 
 NETWORK = NetworkStats(narrowest=8, widest=16, classes=4)
 
