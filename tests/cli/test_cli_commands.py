@@ -14,8 +14,8 @@ import pytest
 
 from snugfit._core.plan import Plan
 from snugfit._core.request import Request
-from snugfit._report import plan_table
-from snugfit._report.plan_table import print_plan
+from snugfit._report import tables
+from snugfit._report.tables import print_plan
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def drawings(monkeypatch):
 
     vars(page)["write_report"] = write_report
     monkeypatch.setitem(sys.modules, "snugfit._report.page", page)
-    monkeypatch.setattr(plan_table, "print_plan", print_table)
+    monkeypatch.setattr(tables, "print_plan", print_table)
     return drawn
 
 

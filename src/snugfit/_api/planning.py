@@ -23,7 +23,7 @@ from snugfit._engine.running import execute
 from snugfit._engine.trials import compare
 from snugfit._planner import infeasible_error
 from snugfit._report.console import ConsoleProgress
-from snugfit._report.plan_table import plan_text
+from snugfit._report.tables import plan_text
 from snugfit._storage.outputs import require_places
 from snugfit._training.events import Subscriber
 from snugfit._training.stopping import StopFlag

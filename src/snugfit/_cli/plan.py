@@ -37,7 +37,7 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
     request, steps = flags.request(), trials.steps()
     require_places(request.machine.out, request.machine.cache_dir)
     found = _planned(request, steps, output) if steps else _answered(request, output)
-    from snugfit._report.plan_table import print_comparison, print_plan
+    from snugfit._report.tables import print_comparison, print_plan
 
     print_plan(Plan.from_json(found["plan"]))
     if found["infeasible"] is None:

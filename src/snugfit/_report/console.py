@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from snugfit._core.plan import Cost
 from snugfit._quantities import format_bytes
 from snugfit._report.console_lines import (
     epoch_line,
@@ -25,7 +26,6 @@ from snugfit._report.console_lines import (
     start_line,
     status_line,
 )
-from snugfit._report.eta import TimeLeft
 from snugfit._report.formatting import NONE, duration
 from snugfit._report.tables import make_console, make_table
 from snugfit._training.events import (
@@ -44,6 +44,48 @@ from snugfit._training.events import (
 )
 
 REFRESH_SECONDS = 0.125
+PRIOR = 0.02
+"""Share of the predicted time for which the prediction is trusted against the measurement."""
+
+
+class TimeLeft:
+    """Seconds that remain: the plan's prediction, scaled by the seconds since the run (or its resumption) began."""
+
+    def __init__(self, predicted: Cost, started: float) -> None:
+        self._predicted, self._started = predicted, started
+        self._done = self._current = self._share = self._taken_up = 0.0
+        self._later = predicted.seconds
+
+    def start_phase(self, name: str, index: int, count: int) -> None:
+        """Start a phase, ``index`` of ``count``; phases that a resumed run skips do not count."""
+        phases = self._predicted.phases
+        at = next((i for i, phase in enumerate(phases) if phase.name == name), index)
+        if at < len(phases):
+            self._current = phases[at].seconds
+            self._later = sum(phase.seconds for phase in phases[at + 1 :])
+        else:
+            self._current = self._predicted.seconds / max(count, 1)
+            self._later = self._current * max(count - index - 1, 0)
+        self._share, self._taken_up = 0.0, 0.0
+
+    def progress(self, share: float, *, first: bool = False) -> None:
+        """Set the finished share of the phase, in [0, 1]; ``first`` if a resumed run starts there."""
+        self._share = min(share, 1.0)
+        if first:
+            self._taken_up = self._share
+
+    def end_phase(self) -> None:
+        """End the phase."""
+        self._done += self._current * (1 - self._taken_up)
+        self._current = self._share = self._taken_up = 0.0
+
+    def seconds(self, now: float) -> float:
+        """Seconds left at clock reading ``now``."""
+        done = self._done + self._current * (self._share - self._taken_up)
+        left = self._current * (1 - self._share) + self._later
+        prior = PRIOR * self._predicted.seconds
+        scale = (now - self._started + prior) / (done + prior) if done + prior > 0 else 1.0
+        return scale * left
 
 
 class ConsoleProgress:
@@ -51,16 +93,12 @@ class ConsoleProgress:
 
     Create it before the memory baseline is taken: rich loads parts of itself when it first draws, which is done here.
     It works as a context manager, which leaves the terminal clean after an error; otherwise the process's exit does.
+    ``quiet`` shows notices and nothing else; ``clock`` gives the time in seconds.
 
     >>> from snugfit import Notice
     >>> progress = ConsoleProgress(Console(width=60))  # by default on stderr
     >>> progress(Notice("the batch is 16"))
     note  the batch is 16
-
-    Args:
-        console: stderr by default.
-        quiet: show notices and nothing else.
-        clock: gives the time in seconds.
     """
 
     def __init__(

@@ -14,19 +14,8 @@ from snugfit._core.record import Record
 from snugfit._quantities import format_bytes, format_seconds
 from snugfit._report.formatting import NONE, count, duration, metric_of, percent, share, shorten, size
 from snugfit._report.intervals import StepTime, step_time
-from snugfit._report.tables import make_table
+from snugfit._report.tables import against, make_table
 from snugfit._training.events import EpochDone, ExitMeasured, PhaseDone, RunStarted, StepDone, TensorsSelected
-
-
-def against(used: float | None, budget: int | None) -> Text:
-    """``87.1/100.0 MB``, green to red by how full the budget is."""
-    if used is None or budget is None:
-        return Text(size(used))
-    share = used / budget
-    number, unit = format_bytes(used).split()
-    limit, limit_unit = format_bytes(budget).split()
-    text = f"{number}/{limit} {unit}" if unit == limit_unit else f"{number} {unit}/{limit} {limit_unit}"
-    return Text(text, "red" if share > 1 else "yellow" if share > 0.97 else "green")
 
 
 def start_line(event: RunStarted) -> Text:

@@ -26,12 +26,8 @@ html = _Pieces()
 def page(title: str, kicker: str, heading: str, sections: list[tuple[str, str]], **parts: Any) -> str:
     """A self-contained page (``page.html``): no scripts, no requests, light and dark, wide and narrow.
 
-    Args:
-        title: of the browser's window.
-        kicker: line above the heading.
-        heading: of the page.
-        sections: title and pieces of each section; one without pieces is left out.
-        parts: ``lead`` and ``tiles`` below the heading.
+    The kicker is a line above the heading. A section is a title and HTML; one without HTML is left out. ``parts`` are
+    ``lead`` and ``tiles``, below the heading.
     """
     template = _TEMPLATES.get_template("page.html")
     return template.render(title=title, kicker=kicker, heading=heading, sections=sections, **parts)

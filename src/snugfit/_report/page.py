@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 
 def write_report(run_dir: Path, pictures: Pictures | None = None) -> Path:
-    """Draw ``report.html`` from a run folder's ``record.json`` and ``metrics.csv``.
-
-    Args:
-        run_dir: the run folder.
-        pictures: pictures of the model, in addition to the record.
-
-    Returns:
-        Path of the page.
+    """Draw ``report.html`` from a run folder's ``record.json`` and ``metrics.csv``, optionally with pictures.
 
     Raises:
         CheckpointError: ``record.json`` is missing or damaged.

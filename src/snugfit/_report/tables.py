@@ -1,7 +1,9 @@
-"""Tables in the terminal: names to the left, figures to the right, no frame."""
+"""Tables in the terminal, among them plans and trials: names to the left, figures to the right, no frame."""
 
 from __future__ import annotations
 
+import io
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -9,6 +11,11 @@ from typing import TextIO
 from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
+
+from snugfit._core.plan import Candidate, Plan
+from snugfit._core.record import Trial
+from snugfit._quantities import format_bytes, format_seconds
+from snugfit._report.formatting import NONE, duration, size
 
 PIPE_WIDTH = 120
 """Columns of what is written to a file or pipe."""
@@ -24,13 +31,9 @@ def make_console(file: TextIO | None = None) -> Console:
 def make_table(
     title: str, columns: Sequence[str | Column], rows: Iterable[Sequence[RenderableType]] = (), style: str = "bold"
 ) -> Table:
-    """A table of text.
+    """A table of text under a title of one or more lines, if any.
 
-    Args:
-        title: one or more lines above it; none if empty.
-        columns: headings; the first column is names, and the others are figures. A ``Column`` has its own layout.
-        rows: cells of each row.
-        style: of the title.
+    The first column is names, and the others are figures. A ``Column`` has its own layout.
     """
     heads = [
         each if isinstance(each, Column) else Column(each, justify="right" if index else "left")
@@ -50,3 +53,123 @@ def print_tables(*tables: Table, file: TextIO | None = None) -> None:
         if index:
             console.print()
         console.print(table)
+
+
+def against(used: float | None, budget: int | None) -> Text:
+    """``87.1/100.0 MB``, green to red by how full the budget is."""
+    if used is None or budget is None:
+        return Text(size(used))
+    share = used / budget
+    number, unit = format_bytes(used).split()
+    limit, limit_unit = format_bytes(budget).split()
+    text = f"{number}/{limit} {unit}" if unit == limit_unit else f"{number} {unit}/{limit} {limit_unit}"
+    return Text(text, "red" if share > 1 else "yellow" if share > 0.97 else "green")
+
+
+def print_plan(plan: Plan, file: TextIO | None = None) -> None:
+    """Print every candidate, then the choice, why, and the command that runs it; to stderr by default."""
+    console = make_console(file)
+    console.print(plan_table(plan))
+    console.print(choice_line(plan), soft_wrap=True)
+    for sentence in plan.explanation:
+        console.print(Text(sentence), soft_wrap=True)
+    if plan.command:
+        console.print(Text.assemble("Run it: ", (shlex.join(plan.command), "bold")), soft_wrap=True)
+
+
+def plan_text(plan: Plan) -> str:
+    """What :func:`print_plan` prints, as text."""
+    stream = io.StringIO()
+    print_plan(plan, stream)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def plan_table(plan: Plan) -> Table:
+    """A row per candidate: whether it fits, what it would cost, and why not; bytes sent where there are any."""
+    sends = any(candidate.predicted and candidate.predicted.sent_bytes for candidate in plan.candidates)
+    figures = ("predicted\npeak", "time per\nepoch", "time\nin all", "storage", *(["sent"] if sends else []))
+    columns = [
+        Column("strategy", no_wrap=True),
+        Column("fits"),
+        *(Column(head, justify="right", no_wrap=True) for head in figures),
+        Column("exact"),
+        Column("why not, or notes", ratio=1, min_width=16),
+    ]
+    table = make_table(f"{plan.workload.model} on {plan.workload.data}, budget {plan.budget}", columns)
+    for index, candidate in enumerate(plan.candidates):
+        cells = _cells(candidate, chosen=index == plan.chosen, sends=sends)
+        table.add_row(*cells, style="" if candidate.feasible else "dim")
+    return table
+
+
+def choice_line(plan: Plan) -> Text:
+    """The candidate that would run, or that none fits."""
+    choice = plan.choice
+    if choice is None:
+        smallest = min((c.smallest_bytes for c in plan.candidates if c.smallest_bytes), default=None)
+        rest = "" if smallest is None else f" The smallest memory budget that would do is {format_bytes(smallest)}."
+        return Text(f"Nothing fits this budget.{rest}", "red")
+    cost = choice.predicted
+    line = Text.assemble("Chosen: ", (choice.strategy, "bold green"))
+    if cost is not None:
+        line.append(f", {format_bytes(cost.peak_bytes)} at the peak, {format_seconds(cost.seconds)} in all")
+    return line.append(".")
+
+
+def print_comparison(trials: Sequence[Trial], file: TextIO | None = None) -> None:
+    """Print a row per trial: peak and seconds, predicted and measured, and their ratio; to stderr by default."""
+    images = max((trial.images for trial in trials), default=0)
+    figures = ("predicted\npeak", "measured,\nof budget", "ratio", "predicted\ntime", "measured", "ratio")
+    columns = [
+        Column("strategy", no_wrap=True),
+        *(Column(head, justify="right", no_wrap=True) for head in figures),
+        Column("error", ratio=1),
+    ]
+    rows = [_compared(trial) for trial in trials]
+    print_tables(make_table(f"Trials: one epoch over {images} images each", columns, rows), file=file)
+
+
+def _cells(candidate: Candidate, *, chosen: bool, sends: bool) -> list[Text | str]:
+    cost = candidate.predicted
+    timed = cost if candidate.feasible else None
+    sent = [size(cost.sent_bytes if cost else None)] if sends else []
+    return [
+        Text(("* " if chosen else "  ") + candidate.strategy, "bold green" if chosen else ""),
+        Text("yes", "green") if candidate.feasible else Text("no", "red") if candidate.considered else NONE,
+        size(cost.peak_bytes if cost else None),
+        duration(timed.seconds_per_epoch if timed else None),
+        duration(timed.seconds if timed else None),
+        size(cost.storage_bytes if cost else None),
+        *sent,
+        "yes" if candidate.exact else "no",
+        Text(_notes(candidate)),
+    ]
+
+
+def _notes(candidate: Candidate) -> str:
+    if candidate.reasons:
+        return "; ".join(candidate.reasons)
+    return ", ".join(filter(None, (_batches(candidate.batches), *candidate.terms)))
+
+
+def _batches(batches: tuple[int, ...]) -> str:
+    if len(set(batches)) == 1:
+        return f"batch {batches[0]}" + (f" in {len(batches)} phases" if len(batches) > 1 else "")
+    return f"batches {', '.join(map(str, batches))}" if batches else ""
+
+
+def _compared(trial: Trial) -> list[Text | str]:
+    return [
+        trial.strategy,
+        size(trial.predicted_peak_bytes),
+        against(trial.measured_peak_bytes, trial.budget_bytes),
+        _ratio(trial.peak_ratio),
+        duration(trial.predicted_seconds),
+        duration(trial.measured_seconds),
+        _ratio(trial.seconds_ratio),
+        Text(trial.error or "", "red"),
+    ]
+
+
+def _ratio(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"

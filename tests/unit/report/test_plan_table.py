@@ -8,7 +8,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Phase, Plan
 from snugfit._core.workload import Workload
-from snugfit._report.plan_table import plan_text, print_plan
+from snugfit._report.tables import plan_text, print_plan
 
 WORKLOAD = Workload("vgg16", "cifar10", (3, 32, 32), 10, 45_000, 5_000, 10_000)
 HARDWARE = Hardware("cpu", "cpu", 2, 4 * 10**9, "Linux", "2.13", enforces=True)

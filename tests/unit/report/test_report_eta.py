@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snugfit._core.plan import Cost, Phase
-from snugfit._report.eta import PRIOR, TimeLeft
+from snugfit._report.console import PRIOR, TimeLeft
 
 PHASES = (Phase("a", 1, 100.0, 8), Phase("b", 1, 300.0, 8), Phase("test", 1, 50.0, 8))
 COST = Cost(1, 40.0, 450.0, phases=PHASES)

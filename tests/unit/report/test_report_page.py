@@ -196,7 +196,7 @@ def test_drawing_leaves_matplotlib_and_torch_alone(tmp_path):
     fake_runs.write_run(tmp_path, record, None)
     code = (
         "import sys, pathlib\n"
-        "import snugfit._report.page, snugfit._report.console, snugfit._report.plan_table\n"
+        "import snugfit._report.page, snugfit._report.console, snugfit._report.tables\n"
         "assert 'matplotlib' not in sys.modules and 'torch' not in sys.modules\n"
         "snugfit._report.page.write_report(pathlib.Path(sys.argv[1]))\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"
