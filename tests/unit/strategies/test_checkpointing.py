@@ -13,11 +13,10 @@ from snugfit._training.network import NetworkTrainer
 from snugfit.memory.autocast import autocast
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import unit_stats
-from snugfit.strategies.checkpoint.candidates import find_candidates, frontier, subsample
+from snugfit.strategies.checkpoint.candidates import find_candidates, frontier, subsample, unit_costs
 from snugfit.strategies.checkpoint.dynamic_program import schedule_cost
-from snugfit.strategies.checkpoint.forward import recomputing_forward
 from snugfit.strategies.checkpoint.schedule import Schedule
-from snugfit.strategies.checkpoint.unit_costs import unit_costs
+from snugfit.strategies.checkpoint.strategy import recomputing_forward
 
 
 class Net(nn.Module):

@@ -1,22 +1,34 @@
-"""The recomputation schedules that are worth considering."""
+"""The recomputation schedules that are worth considering, from the cost of each unit on the meta device."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from snugfit._chain import Chain
+import torch
+from torch import Tensor, nn
+
+from snugfit._chain import Chain, Unit
 from snugfit._core.profile import UnitStats
 from snugfit._core.workload import Workload
+from snugfit.lean import use_lean_convolutions
+from snugfit.memory.tensors import LiveBytes
 from snugfit.strategies.checkpoint.dynamic_program import SLOTS, DynamicProgram, UnitCost, schedule_cost
 from snugfit.strategies.checkpoint.schedule import Schedule
-from snugfit.strategies.checkpoint.unit_costs import unit_costs
 from snugfit.strategies.full_network import PLAIN_PROBE
 from snugfit.strategies.micro_batch import probe_of_line
 
 PREFIX = "checkpoint:"
 INTERMEDIATE = 5
 """Number of candidates between the schedule without recomputation and the schedule with the least memory."""
+MACS_PER_BYTE = 5.0
+"""Multiply-accumulates that take as long as writing and reading a byte of a feature map. These times select which
+schedules are measured; the measured times decide."""
+BACKWARD = 3.0
+"""Time of a unit's backward pass over that of its forward pass: 2.3 to 5 on a processor (VGG-16, ResNet-18)."""
+TYPICAL_SPEED = 50e9
+"""Multiply-accumulates per second; only ratios of times matter here."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,6 @@ class Candidate:
     """A schedule and its expected cost.
 
     Attributes:
-        schedule: which units run again.
         seconds: time of a step, relative to a step without recomputation.
         fixed_bytes: weights, buffers and optimizer state.
         gradient_bytes: gradients of all weights, which are in memory while gradients are held.
@@ -84,11 +95,6 @@ def find_candidates(chain: Chain, stats: Sequence[UnitStats], workload: Workload
     The candidates between these two are the fastest at memory limits that are evenly spaced on a logarithmic scale.
     The schedule with the least memory for the effective batch may not be the one with the least memory for few images,
     where the gradients of weights count more. The last candidate has the least memory at the smallest trainable batch.
-
-    Args:
-        chain: the chain, on the meta device.
-        stats: of its units.
-        workload: batch size and optimizer.
     """
     batch = workload.effective_batch
     full, few = _costs(chain, stats, batch), _costs(chain, stats, 1)
@@ -135,3 +141,53 @@ def subsample(schedules: Sequence[Schedule], costs: Sequence[UnitCost], between:
     limits = [sizes[-1] * (sizes[0] / sizes[-1]) ** (step / steps) for step in range(1, steps)]
     middle = [max(at for at, size in enumerate(sizes) if size <= max(limit, sizes[0])) for limit in limits]
     return [schedules[at] for at in dict.fromkeys((len(schedules) - 1, *middle, 0))]
+
+
+def unit_costs(chain: Chain, stats: Sequence[UnitStats], batch: int) -> list[UnitCost]:
+    """The cost of each unit of a chain on the meta device at a batch size, with its own weights' gradients as applied.
+
+    Raises:
+        ValueError: a unit cannot train on so few images (BatchNorm on 1x1 feature maps).
+    """
+    units = copy.deepcopy(chain).all_units
+    return [
+        _unit_cost(unit, own, batch, first=index == 0)
+        for index, (unit, own) in enumerate(zip(units, stats, strict=True))
+    ]
+
+
+def _unit_cost(unit: Unit, stats: UnitStats, batch: int, *, first: bool) -> UnitCost:
+    module = unit.module.train()
+    use_lean_convolutions(module)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_free_gradient)
+    inputs = torch.empty((batch, *unit.input_shape), device="meta", requires_grad=not first)
+    counter = LiveBytes()
+    for tensor in (inputs, *module.parameters(), *module.buffers()):
+        counter.add(tensor)
+    before = counter.live
+    with counter:
+        with torch.no_grad():
+            output_bytes = module(inputs).nbytes
+        discarding, counter.peak = counter.peak - before, before
+        saved_bytes, saving, backward = _step(module, inputs, counter, before)
+    seconds = batch * (stats.macs + MACS_PER_BYTE * (stats.saved_bytes + stats.output_bytes)) / TYPICAL_SPEED
+    return UnitCost(seconds, BACKWARD * seconds, output_bytes, saved_bytes, discarding, saving, backward)
+
+
+def _step(module: nn.Module, inputs: Tensor, counter: LiveBytes, before: int) -> tuple[int, int, int]:
+    """Bytes saved by the forward pass, its peak, and the peak of the backward pass; inputs (batch, *input_shape)."""
+    outputs = module(inputs)
+    saved, saving = counter.live - before, counter.peak - before
+    if not outputs.requires_grad:
+        return saved, saving, saved
+    root = (outputs * 1).sum()  # its backward pass makes a full gradient, which autograd frees once it is passed on
+    del outputs
+    counter.peak = counter.live
+    root.backward()
+    return saved, saving, counter.peak - before
+
+
+def _free_gradient(parameter: Tensor) -> None:
+    parameter.grad = None

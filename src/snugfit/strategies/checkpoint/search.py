@@ -24,52 +24,27 @@ MAX_TIME_RATIO = 0.95
 """A schedule is measured if its expected time is below this share of the time of the fastest one that fits."""
 
 
-@dataclass(frozen=True)
-class ScheduleChoice:
-    """A measured schedule at the batch that it would train at.
-
-    Attributes:
-        probe: name of its probe.
-        micro: its micro-batches.
-        seconds: of an epoch.
-        sample_seconds: of a sample in a step.
-    """
-
-    probe: str
-    micro: MicroBatching
-    seconds: float
-    sample_seconds: float
-
-
 def fastest_schedule(
     probes: Iterable[str], workload: Workload, profile: Profile, budget: Budget, *, accumulate: bool
-) -> ScheduleChoice | None:
-    """The fastest schedule at the largest effective batch that any schedule reaches; None if nothing fits.
+) -> tuple[str, MicroBatching] | None:
+    """Probe and micro-batches of the fastest schedule at the largest effective batch of any; None if none fits.
 
-    Args:
-        probes: names of the schedules' probes, without the suffix for held gradients.
-        workload, profile, budget: what is planned.
-        accumulate: whether micro-batches may be accumulated.
+    ``probes`` are names without the suffix for held gradients.
     """
-    found: list[ScheduleChoice] = []
+    found: dict[tuple[int, float], tuple[str, MicroBatching]] = {}
     for probe in probes:
         micro = batch_settings(workload, profile, budget, probe, accumulate=accumulate)
         if micro is not None:
-            cost = network_cost(profile, probe, workload, micro)
-            sample_seconds = micro.seconds(profile.lines[micro.line(probe)]) / micro.micro_batch
-            found.append(ScheduleChoice(probe, micro, cost.seconds_per_epoch, sample_seconds))
-    return min(found, key=lambda each: (-each.micro.effective_batch, each.seconds), default=None)
+            seconds = network_cost(profile, probe, workload, micro).seconds_per_epoch
+            found.setdefault((-micro.effective_batch, seconds), (probe, micro))
+    return found[min(found)] if found else None
 
 
 @dataclass(frozen=True)
 class MeasurementFilter:
     """Decides which schedules are worth measuring.
 
-    Attributes:
-        candidates: all schedules; the last has the least memory.
-        workload: what is trained.
-        accumulate: whether micro-batches may be accumulated.
-        left_bytes: upper bound on the memory that one measurement leaves behind.
+    The last candidate has the least memory. ``left_bytes`` bounds the memory that one measurement leaves behind.
     """
 
     candidates: Sequence[Candidate]
@@ -95,7 +70,7 @@ class MeasurementFilter:
         found = fastest_schedule(probes, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
         estimate = StepEstimate.of(self.candidates, lines, self._batch)
         may_fit = candidate.least_bytes(hold=hold) * PROCESS_TO_TENSOR <= headroom
-        if found is None or found.micro.effective_batch != self._batch:
+        if found is None or found[1].effective_batch != self._batch:
             last = self.candidates[-1]
             needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # its own kernels included
             return candidate is last or (may_fit and needed <= headroom)
@@ -107,8 +82,10 @@ class MeasurementFilter:
             for held in hold_modes(self.accumulate)
             if _line(each, held) not in tried
         }
+        probe, micro = found
+        sample_seconds = micro.seconds(lines[micro.line(probe)]) / micro.micro_batch
         expected = untried[candidate.probe, hold]
-        return expected <= min(untried.values()) and expected < MAX_TIME_RATIO * found.sample_seconds
+        return expected <= min(untried.values()) and expected < MAX_TIME_RATIO * sample_seconds
 
     @property
     def _batch(self) -> int:
