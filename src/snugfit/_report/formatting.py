@@ -23,9 +23,9 @@ def percent(share: float | None, digits: int = 1) -> str:
     return NONE if share is None else f"{100 * share:.{digits}f} %"
 
 
-def share(value: float) -> str:
-    """Print a share of one, such as rho: ``share(0.4931) == "0.49"``."""
-    return f"{value:.2f}"
+def share(value: float | None) -> str:
+    """Print a share of one, such as rho: ``share(0.4931) == "0.49"``; a dash for None."""
+    return NONE if value is None else f"{value:.2f}"
 
 
 def metric_of(record: Record) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from snugfit._core.record import PhaseRecord, Record
 from snugfit._quantities import format_bytes, format_seconds
 from snugfit._report import memory, picture_sections, results, selection
-from snugfit._report.formatting import NONE, count, duration, metric_of, percent, share, size
-from snugfit._report.intervals import StepTime, step_time
-from snugfit._report.markup import html, page
+from snugfit._report.formatting import NONE, duration, metric_of, percent, share, size
+from snugfit._report.intervals import step_time
+from snugfit._report.markup import Macros, html, page
 from snugfit._report.metrics import MetricRow
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = No
     ]
     heading = f"{record.model} on {record.data}"
     title = f"{heading}, {record.strategy}"
-    return page(title, "snugfit run report", heading, sections, lead=_lead(record), tiles=_tiles(record))
+    parts = Macros("run.html")
+    tiles = parts.tiles(record, metric_of(record), step_time(record.intervals))
+    return page(title, "snugfit run report", heading, sections, parts.lead(record, verdict(record)), tiles)
 
 
 def verdict(record: Record) -> tuple[str, str]:
@@ -67,67 +69,6 @@ def verdict(record: Record) -> tuple[str, str]:
     if limits[0][1] and limits[0][2] is None:
         return "plain", "Memory could not be measured on this machine"
     return "good", "Within budget"
-
-
-def _lead(record: Record) -> dict[str, str]:
-    """What stands below the heading: the verdict, strategy, budget and device."""
-    kind, words = verdict(record)
-    limit, storage = (record.budget.get(key) for key in ("memory_bytes", "storage_bytes"))
-    budget = f"Budget: {format_bytes(limit)} of memory" if limit else "Budget: unlimited memory"
-    budget += f", {format_bytes(storage)} of storage" if storage else ""
-    budget += f" ({'enforced' if record.enforced else 'not enforced'})" if limit else ""
-    ratio = record.budget.get("time_ratio")
-    budget += f", rho {ratio:g} of a full step's time" if ratio else ""
-    return {
-        "kind": kind,
-        "verdict": words,
-        "strategy": record.strategy,
-        "budget": budget,
-        "device": record.device,
-    }
-
-
-def _tiles(record: Record) -> list[str]:
-    predicted, measured, accuracy = record.predicted, record.measured, record.accuracy
-    peak, limit = measured.get("peak_bytes"), record.budget.get("memory_bytes")
-    notes = [f"predicted {size(predicted.get('peak_bytes'))}"]
-    notes += [f"budget {format_bytes(limit)}"] if limit else []
-    bar = html.meter(peak, predicted.get("peak_bytes"), limit) if limit and peak is not None else ""
-    test = accuracy.get("test")
-    part, value = ("Test", test) if test is not None else ("Validation", accuracy.get("val"))
-    rest = [f"validation {percent(accuracy.get('val'))}"] if test is not None else ["no test split"]
-    rest += [f"top-5 {percent(accuracy['test_top5'])}"] if accuracy.get("test_top5") is not None else []
-    step = step_time(record.intervals)
-    return [
-        html.tile("Peak memory", size(peak), " · ".join(notes), bar),
-        *([_step_tile(step, record.budget.get("time_ratio"))] if step else []),
-        html.tile(f"{part} {metric_of(record)}", percent(value), " · ".join(rest)),
-        _size_tile(record),
-        html.tile("Time", duration(measured.get("seconds")), f"predicted {duration(predicted.get('seconds'))}"),
-        html.tile("Storage", size(measured.get("storage_bytes")), f"predicted {size(predicted.get('storage_bytes'))}"),
-    ]
-
-
-def _step_tile(step: StepTime, ratio: float | None) -> str:
-    """rho, the share of a full step's time: measured, predicted and allowed."""
-    predicted, used = step.predicted / step.full, None if step.measured is None else step.measured / step.full
-    value = NONE if used is None else share(used)
-    notes = [f"predicted {share(predicted)}"] + ([f"rho {ratio:g}"] if ratio else [])
-    notes.append(f"{duration(step.measured)} instead of {duration(step.full)}")
-    bar = html.meter(used, predicted, ratio) if ratio and used is not None else ""
-    return html.tile("Step time over full step", value, " · ".join(notes), bar)
-
-
-def _size_tile(record: Record) -> str:
-    full, trained = record.parameters.get("full"), record.parameters.get("trained_model")
-    if not full or not trained:
-        return html.tile("Parameters", count(trained or full or 0))
-    note = f"the whole of {record.model}"
-    if trained != full:
-        note = f"of {count(full)}: {full / trained:.1f} times smaller" if trained < full else f"{count(full)} before"
-    if record.exit:
-        note += f" · exit {record.exit.get('index', 0) + 1} of {record.exit.get('of', '?')}"
-    return html.tile("Parameters of the trained model", count(trained), note)
 
 
 def _phases(record: Record) -> str:
