@@ -6,7 +6,6 @@ import atexit
 import io
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -139,9 +138,7 @@ class ConsoleProgress:
     def __enter__(self) -> ConsoleProgress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -177,7 +174,7 @@ class ConsoleProgress:
         self._step = event
         if self._due(now):
             where = f"epoch {event.epoch + 1}/{phase.first_epoch + phase.epochs}  step {event.step}/{event.steps}"
-            rate = speed(getattr(event, "samples", 0), self._pace)
+            rate = speed(event.samples, self._pace)
             self._draw(phase.name, share, where, status_line(event, self._budget, rate, self._time_left()))
 
     def _epoch_done(self, event: EpochDone) -> None:

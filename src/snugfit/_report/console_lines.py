@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from snugfit._core.record import Record
@@ -31,10 +28,8 @@ def start_line(event: RunStarted) -> Text:
 
 def frame(name: str, share: float, where: str, below: Text | str) -> RenderableType:
     """The live display: a bar for the phase, and a line of figures under it."""
-    row = Table.grid(padding=(0, 2, 0, 0))
-    row.add_column(no_wrap=True)
-    row.add_column(no_wrap=True)
-    row.add_column(no_wrap=True, overflow="ellipsis")
+    columns = (Column(no_wrap=True), Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis"))
+    row = Table.grid(*columns, padding=(0, 2, 0, 0))
     bar = ProgressBar(total=1.0, completed=share, width=24)
     row.add_row(Text(shorten(name, 36), "bold"), bar, Text(f"{100 * share:3.0f} %  {where}"))
     return Group(row, Text(below, no_wrap=True, overflow="ellipsis") if isinstance(below, str) else below)
@@ -44,7 +39,7 @@ def status_line(event: StepDone, budget: int | None, rate: str, left: str) -> Te
     """Loss, accuracy, learning rate, speed, live memory against the budget, time left."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append("peak ").append(against(event.peak_bytes, budget))
-    line.append(f"  left {left}  loss {_number(event.loss)}{_share('acc', event.accuracy)}  {rate}  lr {event.lr:.3g}")
+    line.append(f"  left {left}  loss {event.loss:.4g}{_share('acc', event.accuracy)}  {rate}  lr {event.lr:.3g}")
     return line
 
 
@@ -58,7 +53,7 @@ def speed(samples: int, seconds: float) -> str:
 def epoch_line(event: EpochDone, peak: int | None, budget: int | None, left: str) -> Text:
     """One epoch, for logs."""
     validation = _share("val" if event.metric == "accuracy" else f"val {event.metric}", event.val_accuracy)
-    line = Text(f"{event.phase}  epoch {event.epoch + 1}/{event.epochs}  loss {_number(event.loss)}")
+    line = Text(f"{event.phase}  epoch {event.epoch + 1}/{event.epochs}  loss {event.loss:.4g}")
     line.append(f"{_share('acc', event.accuracy)}{validation}  {format_seconds(event.seconds)}")
     if peak is not None:
         line.append("  peak ").append(against(peak, budget))
@@ -96,10 +91,8 @@ def phase_line(event: PhaseDone, predicted_seconds: float | None, budget: int | 
 def result_table(record: Record) -> RenderableType:
     """The end of a run: predicted, measured and budget side by side, then facts about the model."""
     rows: list[tuple[str, str, Text | str, str]] = []
-    for name, key, limit in (
-        ("peak memory", "peak_bytes", "memory_bytes"),
-        ("storage", "storage_bytes", "storage_bytes"),
-    ):
+    shown = (("peak memory", "peak_bytes", "memory_bytes"), ("storage", "storage_bytes", "storage_bytes"))
+    for name, key, limit in shown:
         used, budget = record.measured.get(key), record.budget.get(limit)
         style = "" if budget is None or used is None else "red" if used > budget else "green"
         rows.append((name, size(record.predicted.get(key)), Text(size(used), style), size(budget)))
@@ -132,17 +125,10 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     smaller = f" of {count(full)} ({full / trained:.1f} times smaller)" if 0 < trained < full else ""
     facts = [(metric_of(record), ", ".join(accuracy) or NONE), ("parameters", count(trained) + smaller)]
     if record.exit:
-        facts.append(("exit", _exit(record.exit)))
+        place = f"unit {record.exit.get('index', 0) + 1} of {record.exit.get('of')}"
+        facts.append(("exit", f"after {record.exit.get('unit')}, {place}"))
     return [*facts, ("run folder", record.run_dir)]
-
-
-def _exit(chosen: dict[str, Any]) -> str:
-    return f"after {chosen.get('unit')}, unit {chosen.get('index', 0) + 1} of {chosen.get('of')}"
 
 
 def _share(name: str, value: float | None) -> str:
     return "" if value is None else f"  {name} {percent(value)}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else str(value)

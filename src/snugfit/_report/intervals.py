@@ -24,13 +24,7 @@ def phase_blocks(record: Record, rows: Sequence[MetricRow]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a training step, a mean over the epochs of all intervals.
-
-    Attributes:
-        predicted: of the selections.
-        measured: of the steps that were run; None if none was timed.
-        full: of full training.
-    """
+    """Seconds of a training step, a mean over the epochs of all intervals; measured is None if none was timed."""
 
     predicted: float
     measured: float | None
@@ -69,10 +63,8 @@ def phase_of(record: Record, index: int) -> PhaseRecord | None:
 class Tensors:
     """The tensors that can be selected, in order of execution.
 
-    Attributes:
-        names: of the parameters.
-        parameters: number of elements by name; empty if the record does not say.
-        classifier: names of those of the classifier, which always train.
+    ``parameters`` are numbers of elements by name, empty if the record does not say. ``classifier`` are the names of
+    those that always train.
     """
 
     names: tuple[str, ...]

@@ -148,11 +148,8 @@ def draw_memory_lines(
 ) -> str:
     """The memory model: every unit's line over batch size with its measured points (Figure 8 of NeuroFlux).
 
-    Args:
-        lines: fitted line by unit name, in chain order.
-        blocks: index of the block that each unit trained in.
-        available: bytes that a unit may use.
-        largest: right end of the batch axis.
+    ``blocks`` is the index of the block that each unit trained in, ``available`` the bytes that a unit may use, and
+    ``largest`` the right end of the batch axis.
     """
     figure, axes = canvas("batch size", "peak memory of one step (MB)", height=3.4)
     ends: list[tuple[float, float, int, str]] = []

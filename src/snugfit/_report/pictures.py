@@ -20,7 +20,6 @@ from snugfit.errors import DataError, ModelError, UnusableInputError, UsageError
 
 FEWEST = 4
 """Fewest rows that t-SNE can place: its perplexity, a third of the others, is 1 then."""
-
 PERPLEXITY = 30.0
 
 
@@ -29,13 +28,11 @@ class Spectra:
     """Spectra of the vectors that classes are projected on, and of their mean activations (Figure 2).
 
     Attributes:
-        unit: the unit whose latents these are.
         learned: whether the vectors are combinations that M learned.
-        classes: names of the classes shown.
         frequencies: (F,), in cycles per latent.
         basis, latents: magnitudes (K, F).
         prominence: activations at the vector's strongest frequency, as multiples of their median magnitude, (K,).
-        images, split: number of images of each class that were averaged, and their split.
+        images: number of images of each class that were averaged.
     """
 
     unit: str
@@ -54,8 +51,6 @@ class Projection:
     """Rows of M in two dimensions (Figure 3).
 
     Attributes:
-        unit: the unit that M belongs to.
-        classes: names of the classes.
         points: (K, 2).
         closest: the two classes with the nearest rows of M.
         groups: super-class of each class; empty if there are none.
@@ -76,12 +71,7 @@ class Projection:
 class HeatMaps:
     """Images, and heat maps of their evidence for the predicted class (Figure 4).
 
-    Attributes:
-        images: uint8 (N, C, H, W).
-        maps: (N, H, W), not below 0.
-        true, predicted: names of classes.
-        confidence: probability of the class predicted.
-        split: of the images.
+    Images are uint8 (N, C, H, W), heat maps (N, H, W) and not below 0; ``confidence`` is of the class predicted.
     """
 
     images: np.ndarray
@@ -115,11 +105,7 @@ def spatial_frequencies(length: int) -> Tensor:
 
 
 def class_means(batches: Iterable[tuple[Tensor, Tensor]], classes: Sequence[int]) -> Tensor:
-    """Mean latents of each class, (K, T), in the order of ``classes``.
-
-    Args:
-        batches: latents (N, T) and labels (N,).
-        classes: labels to average; samples of others are left out.
+    """Mean latents of each class, (K, T), from batches of latents (N, T) and labels (N,); other classes are left out.
 
     Raises:
         DataError: there is no sample of a class.
@@ -139,10 +125,7 @@ def class_means(batches: Iterable[tuple[Tensor, Tensor]], classes: Sequence[int]
 def prominence(latents: Tensor, basis: Tensor) -> Tensor:
     """How closely activations follow a basis: their magnitude where the basis is strongest, over their median, (K,).
 
-    1 is a frequency like any other. The constant component, frequency 0, is left out.
-
-    Args:
-        latents, basis: spectra (K, F), F at least 2.
+    Both are spectra (K, F), F at least 2. 1 is a frequency like any other. The constant component is left out.
     """
     rest, strongest = latents[:, 1:], basis[:, 1:].argmax(1, keepdim=True)
     return rest.gather(1, strongest)[:, 0] / rest.median(1).values.clamp(min=torch.finfo(rest.dtype).tiny)
@@ -202,12 +185,9 @@ def grad_cam(model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor 
     """Heat maps of images for one class each.
 
     A channel of the last feature map A is weighted by the spatial mean of its gradient, and only the positive part of
-    the sum is kept: ``ReLU(sum_k mean_ij(dy_c / dA_k_ij) A_k)``, upsampled bilinearly to the images.
-
-    Args:
-        model: images (B, C, H, W) to logits (B, K), in evaluation mode.
-        images: (B, C, H, W), normalised for the model.
-        classes: labels (B,); the predicted ones by default.
+    the sum is kept: ``ReLU(sum_k mean_ij(dy_c / dA_k_ij) A_k)``, upsampled bilinearly to the images. The model, in
+    evaluation mode, maps normalised images (B, C, H, W) to logits (B, K). ``classes`` (B,) are the predicted ones by
+    default.
 
     Raises:
         ModelError: no convolution of the model outputs a feature map of more than one pixel, or the logits ignore it.
@@ -232,9 +212,7 @@ class _LastMap(TorchFunctionMode):
     """Keeps the last convolution's feature map after normalisation, residual sum and activation, before the next pool.
 
     Hooks see modules only, but residual sums and activations are often functions, above all in traced networks.
-
-    Attributes:
-        features: (B, C, H, W); None until there is one of more than a pixel.
+    ``features`` (B, C, H, W) is None until there is a feature map of more than a pixel.
     """
 
     def __init__(self) -> None:

@@ -76,15 +76,10 @@ def draw_over_time(
     points: Sequence[Curve] = (),
     limit: float | None = None,
 ) -> str:
-    """Curves over the elapsed time of the run, coloured by phase.
+    """Curves over the elapsed time of the run, one per phase, coloured by the phase's index in ``blocks``.
 
-    Args:
-        drawn: one curve per phase.
-        title: label of the value axis.
-        label: text for screen readers.
-        blocks: index of every phase, which gives its colour.
-        points: values that are drawn as points on a line (validation accuracy).
-        limit: value of the budget.
+    ``title`` names the value axis, and ``label`` is for screen readers. ``points`` are drawn as points on a line
+    (validation accuracy), and the budget ``limit`` as a dashed line.
     """
     longest = max(seconds for curve in (*drawn, *points) for seconds in curve.seconds)
     unit, scale = ("h", 3600.0) if longest >= 3 * 3600 else ("min", 60.0) if longest >= 180 else ("s", 1.0)
