@@ -55,17 +55,6 @@ class Candidate:
         """Name of its probe with gradients applied at once."""
         return probe_name(self.schedule)
 
-    @property
-    def smallest_bytes(self) -> int:
-        """Tensor bytes at the smallest trainable batch, with gradients applied at once."""
-        return self.fixed_bytes + self.sample_bytes
-
-    def least_bytes(self, *, hold: bool) -> int:
-        """Tensor bytes at the effective batch, or, with held gradients, at its smallest part."""
-        if hold:
-            return self.smallest_bytes + self.gradient_bytes
-        return self.fixed_bytes + self.batch_bytes
-
     def bytes_at(self, images: int, batch: int, *, hold: bool) -> int:
         """Tensor bytes at ``images`` of an effective batch, interpolated between one image and the batch."""
         share = (images - 1) / max(batch - 1, 1)

@@ -68,12 +68,13 @@ class MeasurementFilter:
         budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 1))
         probes = [each.probe for each in self.candidates]
         found = fastest_schedule(probes, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
-        estimate = StepEstimate.of(self.candidates, lines, self._batch)
-        may_fit = candidate.least_bytes(hold=hold) * PROCESS_TO_TENSOR <= headroom
+        least = candidate.bytes_at(1 if hold else self._batch, self._batch, hold=hold)
+        may_fit = least * PROCESS_TO_TENSOR <= headroom
         if found is None or found[1].effective_batch != self._batch:
             last = self.candidates[-1]
-            needed = last.smallest_bytes * TENSOR_TO_PROCESS + 2 * self.left_bytes  # its own kernels included
-            return candidate is last or (may_fit and needed <= headroom)
+            needed = last.bytes_at(1, self._batch, hold=False) * TENSOR_TO_PROCESS + 2 * self.left_bytes
+            return candidate is last or (may_fit and needed <= headroom)  # its own kernels included
+        estimate = StepEstimate.of(self.candidates, lines, self._batch)
         if estimate is None:
             return may_fit
         untried = {
