@@ -57,11 +57,9 @@ def channel_importance(
 
 
 def most_important(importance: Mapping[str, Tensor], widths: Mapping[str, int]) -> dict[str, list[int]]:
-    """Select the channels of each group with the highest scores, for ``remove_channels``.
+    """Select the channels of each group with the highest scores (channels,), as many as ``widths`` says.
 
-    Args:
-        importance: scores (channels,) by the group's name.
-        widths: number of channels to keep, by the group's name.
+    The result is for ``remove_channels``.
 
     Raises:
         ModelError: a width of no channel.

@@ -34,7 +34,6 @@ from snugfit.surgery import (
     BlockDistillation,
     Cut,
     JointDistillation,
-    Recipe,
     TeacherStudent,
     adopt_widths,
     channel_importance,
@@ -115,8 +114,7 @@ class Retraining:
             done: number of blocks that are solved already.
             on_block: called after each block.
         """
-        recipe = Recipe(epochs=0, micro_batch=micro_batch)
-        distil(self._blocks(pair), lambda _: batches(), recipe, done=done, on_block=on_block)
+        distil(self._blocks(pair), batches, micro_batch=micro_batch, done=done, on_block=on_block)
 
     def joint(self, pair: PrunedPair, steps: int, micro_batch: int) -> JointDistillation:
         """The joint retraining of all pruned blocks."""
