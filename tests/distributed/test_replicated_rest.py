@@ -11,8 +11,7 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.network import NetworkTrainer
-from snugfit.strategies.tiled.runner import serve_gateway
-from snugfit.strategies.tiled.trainer import GatewayTrainer
+from snugfit.strategies.tiled.runner import GatewayTrainer, serve_gateway
 from snugfit.tiling.coordinator import seeded_rng
 from snugfit.tiling.cost_counter import Placement, count_step_cost
 from snugfit.tiling.messages import receive_tensors, send_tensors

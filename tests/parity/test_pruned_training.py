@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import snugfit
+from snugfit import surgery
 from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.events import EpochDone, Event, Notice, StepDone
 from snugfit.errors import InterruptedRunError
-from snugfit.strategies.elastic import pruning
 from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.trainer import TensorTrainer
 
@@ -33,7 +33,7 @@ OPTIONS = {
 @pytest.fixture(autouse=True)
 def soon_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A threshold that some channels fall below within three epochs."""
-    monkeypatch.setattr(pruning, "prune", functools.partial(pruning.prune, threshold=0.12))
+    monkeypatch.setattr(surgery, "prune", functools.partial(surgery.prune, threshold=0.12))
 
 
 def network() -> nn.Module:

@@ -87,13 +87,13 @@ def test_the_loaded_model_is_the_trained_one(whole: tuple[Any, dict[str, Tensor]
 
 
 def test_a_lost_file_of_pruned_blocks_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from snugfit.strategies.sidenet import runner
+    from snugfit.strategies.sidenet import strategy
 
     def stop(*arguments: Any, **more: Any) -> None:
         raise InterruptedRunError("stopped")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "train_network", stop)
+        patched.setattr(strategy, "train_network", stop)
         with pytest.raises(InterruptedRunError):
             plan(retrain_epochs=0).run((), out=tmp_path / "run")
     (tmp_path / "run" / PRUNED_FILE).unlink()

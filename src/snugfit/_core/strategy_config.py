@@ -29,6 +29,7 @@ class StrategyConfig:
         implementation: the strategy's dataclass, like ``package.module:Class``.
         options: dataclass of its options. Their help texts are the docstring's. Options that the dataclass of the
             strategy has as fields are passed to it.
+        schemes: the values of its option ``scheme``, which other strategies may have, too; empty if it has none.
         order: place among the strategies, in tables and in help; ties are broken by name.
         exact: whether its gradients equal those of plain backpropagation.
         expected_loss: expected loss of accuracy, as an ordinal number; 0 is none.
@@ -50,6 +51,7 @@ class StrategyConfig:
     name: ClassVar[str]
     implementation: ClassVar[str]
     options: ClassVar[type[Any]] = NoOptions
+    schemes: ClassVar[tuple[str, ...]] = ()
     order: ClassVar[int] = 100
     exact: ClassVar[bool] = False
     expected_loss: ClassVar[int] = 2
@@ -69,10 +71,17 @@ class StrategyConfig:
         """Check a request that names this strategy.
 
         Raises:
-            UsageError: options contradict each other.
+            UsageError: options contradict each other, or the scheme is one of other strategies.
         """
         if request.budget.time_ratio is not None and not self.keeps_time_ratio:
             raise UsageError(f"--strategy {self.name} cannot keep a time ratio; leave out --time-ratio.")
+        if (scheme := self._foreign_scheme(request)) is not None:
+            raise UsageError(f"{self.name} has no scheme {scheme}; --scheme is {', '.join(self.schemes)} there.")
+
+    def _foreign_scheme(self, request: BaseRequest) -> str | None:
+        """The requested scheme if it is one of other strategies."""
+        scheme: str | None = getattr(request.strategy, "scheme", None)
+        return scheme if self.schemes and scheme not in (None, *self.schemes) else None
 
     def check_names(self, request: BaseRequest) -> None:
         """Check names in options, for any requested strategy.
@@ -91,7 +100,8 @@ class StrategyConfig:
             return "requires a --time-ratio, like 0.5"
         if self.needs_weights and request.model.weights is None:
             return "requires pre-trained --weights, because it does not train them"
-        return None
+        scheme = self._foreign_scheme(request)
+        return None if scheme is None else f"has no --scheme {scheme}"
 
     def is_last_resort(self, request: BaseRequest) -> bool:
         """Whether ``auto`` considers it only if the other strategies are insufficient."""

@@ -38,7 +38,11 @@ class Measurement:
     complete: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an invalid batch size."""
+        """Check the batch sizes.
+
+        Raises:
+            ValueError: one is invalid.
+        """
         if not all(batch.isdecimal() and len(batch) < 10 for batch in self.floors):
             raise ValueError("a batch size is no number")
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from snugfit._core.profile import ProbeLine, Profile, TensorProfile
 from snugfit.memory import MemoryLimit, PeakMeter, meta, release_memory
+from snugfit.profiling.floors import META_PASS_BYTES, Floors
 from snugfit.profiling.measurement_cache import Measurement, Measurements
-from snugfit.profiling.probe import META_PASS_BYTES, Floors, Probe, available_bytes, measure_probe
+from snugfit.profiling.probe import Probe, available_bytes, measure_probe
 from snugfit.profiling.tensors import TensorProbe
 
 FIRST_GROWTH = 3_000_000
@@ -32,7 +33,8 @@ def measure_probes(
         probes: the probes.
         meter: memory above the baseline.
         limit: the memory budget, in force.
-        on_measured: called with name, number (from 1) and count after each probe; without it only floors are computed.
+        on_measured: called with name, number (from 1) and count of every finished probe; with None only floors are
+            computed.
         known: earlier measurements; new ones are added.
     """
     started = time.perf_counter()
@@ -46,11 +48,14 @@ def measure_probes(
 
 @dataclass
 class _Session:
-    """Probes being measured, or only their floors; results so far.
+    """Probes being measured.
 
     Attributes:
+        measures: whether to measure; otherwise only floors are computed.
         tried: the lines found so far; None for a probe that did not fit.
-        left: by probe, bytes that measuring it left in another process, and that training will leave here too.
+        floors, lined, tensors: other results so far.
+        left: bytes that measuring left in another process, for probes known from there, and that training will leave
+            here too; by probe.
     """
 
     meter: PeakMeter

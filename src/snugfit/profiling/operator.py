@@ -27,9 +27,12 @@ KernelContext = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor that autograd saves: the number of a feature map, or None if it was made inside the operator.
+    """A tensor that autograd saves.
 
-    The sum of its values distinguishes the latter from others of its size.
+    Attributes:
+        map: its number if it is a feature map; None if it was made inside the operator.
+        bytes: its bytes.
+        values: sum of its values if it was made inside, which distinguishes it from others of its size.
     """
 
     map: int | None
@@ -43,9 +46,10 @@ Kept = dict[int, SavedTensor]
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds and memory of a forward and a backward pass.
+    """A forward and a backward pass.
 
     Attributes:
+        forward, backward: their seconds.
         kept: tensors saved between them.
         forward_scratch, backward_scratch: temporary bytes, without what was read, returned and saved.
         handed: identities of the arguments whose gradient lies in the memory of the output's gradient.
@@ -64,10 +68,13 @@ class Timed:
 
 
 class Operator:
-    """A call with its positional and keyword arguments.
+    """A call with its arguments.
 
     Args:
-        maps: numbers of the feature maps among the arguments; besides parameters only these can have a gradient.
+        call: takes positional and keyword arguments.
+        arguments: both.
+        maps: the feature maps among the arguments, each with its number; besides parameters only these can have a
+            gradient.
         parameters: the trainable parameters that it reads, by name in the model.
         held: storages of weights and buffers, which are in memory anyway.
         constants: weights and buffers that it reads; saved tensors of their sizes do not grow with the batch.
@@ -110,7 +117,13 @@ class Operator:
         return output, typical(times)
 
     def gradient(self, *, of_inputs: bool, of: Iterable[str], output_map: int) -> Timed:
-        """Measure both passes with gradients for all feature maps that it reads, or for the parameters named ``of``."""
+        """Measure both passes when the inputs or some parameters have gradients.
+
+        Args:
+            of_inputs: whether a gradient passes to every feature map that it reads.
+            of: names of the trained parameters.
+            output_map: number of the feature map that it returns.
+        """
         with self._training(of) as trained:
             with self.kernels():
                 found = self._measured_once(of_inputs, trained, output_map)
@@ -205,7 +218,10 @@ class Operator:
         return self._each(Tensor.clone) if self.in_place else {}
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-        """The arguments with feature maps (B, ...) replaced; one that is read twice stays one, for attention."""
+        """The arguments with feature maps (B, ...) replaced.
+
+        One that is read twice stays one, as attention distinguishes that.
+        """
         changed: dict[int, Tensor] = {}
         for place in self.places:
             tensor = self.leaves[place]
@@ -214,7 +230,10 @@ class Operator:
         return {place: changed[id(self.leaves[place])] for place in self.places}
 
     def _replacements(self, of_inputs: bool) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Feature maps (B, ...) with gradients, by the argument's identity, and the replacements that are passed in."""
+        """The feature maps (B, ...) with gradients, by the identity of the argument.
+
+        And the replacements that are passed in.
+        """
         leaves: dict[int, Tensor] = {}
 
         def fresh(tensor: Tensor) -> Tensor:
@@ -287,7 +306,8 @@ def typical(times: list[float]) -> float:
 def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     """Return a function's result and its seconds.
 
-    With one thread on a processor these are CPU seconds: other work on the machine is not counted.
+    With one thread on a processor these are its CPU seconds: other work on the machine is not counted, and
+    does not decide which of two operators or steps takes longer.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter

@@ -78,7 +78,10 @@ def _replacements(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]
 
 
 def _whole_steps(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> Sequence[WholeStep]:
-    """Steps of a copy: with the trained tensors, twice (it is its own baseline), and with the classifier alone."""
+    """Steps of a copy.
+
+    With the current trained tensors, twice (it is its own baseline), and with the classifier alone.
+    """
     network = copy.deepcopy(chain)
     module, head = network.to_module(), set(classifier_names(chain))
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -141,7 +141,12 @@ class _Found:
         return self.maps
 
     def saved(self, kept: Kept, inside: dict[SavedTensor, int]) -> tuple[Saved, ...]:
-        """Bytes per sample of the saved tensors, of any shape, that grow with the batch; extends ``inside``."""
+        """Bytes per sample that an operator saves, without those that do not grow with the batch.
+
+        Args:
+            kept: the saved tensors, of any shape.
+            inside: the saved tensors made inside this operator; the function appends to it.
+        """
         return tuple(
             Saved(self._inside(one, inside) if one.map is None else one.map, one.bytes // self.batch)
             for one in kept.values()

@@ -1,4 +1,4 @@
-"""Checks of the arrays that functions of this package are given; each raises UsageError."""
+"""Checks of the arrays that functions of this package are given."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ Mask = NDArray[np.bool_]
 
 
 def importances(values: Any) -> Floats:
-    """Importance of every tensor (N,); any finite number."""
-    return _finite("importance", values)
+    """Importance of every tensor (N,); any finite number. Raises UsageError otherwise."""
+    return _finite(_vector("importance", values, np.float64), "importance")
 
 
 def seconds(name: str, values: Any, count: int | None = None) -> Floats:
-    """Times (N,) in seconds, finite and at least 0; ``count`` of them if given."""
-    return _not_negative(name, _finite(name, values, count))
+    """Times (N,) in seconds, finite and at least 0. Raises UsageError otherwise, or if there are not ``count``."""
+    return _not_negative(_finite(_vector(name, values, np.float64, count), name), name)
 
 
 def byte_counts(name: str, values: Any, count: int | None = None) -> Integers:
-    """Whole bytes (N,), at least 0; ``count`` of them if given."""
-    return _not_negative(name, whole(name, values, count))
+    """Whole bytes (N,), at least 0. Raises UsageError otherwise, or if there are not ``count``."""
+    return _not_negative(whole(name, values, count), name)
 
 
 def whole(name: str, values: Any, count: int | None = None) -> Integers:
-    """Whole numbers (N,); ``count`` of them if given."""
-    floats = _finite(name, values, count)
+    """Whole numbers (N,). Raises UsageError for fractions and NaN, or if there are not ``count``."""
+    floats = _finite(_vector(name, values, np.float64, count), name)
     if np.any(floats != np.floor(floats)):
         raise UsageError(f"{name} holds fractions of a byte or of an index; give whole numbers.")
     return _vector(name, values, np.int64, count)
 
 
 def mask(values: Any, count: int) -> Mask:
-    """Which tensors are selected (N,), ``count`` of them."""
+    """Which tensors are selected (N,). Raises UsageError if there are not ``count``."""
     return _vector("mask", values, np.bool_, count)
 
 
 def budget(name: str, value: float) -> float:
-    """A limit, at least 0; infinite means none."""
+    """A limit, at least 0; infinite means none. Raises UsageError for NaN and negative ones."""
     if math.isnan(value) or value < 0:
         raise UsageError(f"{name} is {value}; a budget is a number that is at least 0.")
     return value
 
 
 def steps(resolution: int) -> int:
-    """Number of steps of a time budget, at least 1."""
+    """Number of steps of a time budget, at least 1. Raises UsageError otherwise."""
     if resolution != int(resolution) or resolution < 1:
         raise UsageError(f"resolution is {resolution}; it is a whole number of steps, at least 1.")
     return int(resolution)
@@ -69,14 +69,13 @@ def _vector(name: str, values: Any, dtype: Any, count: int | None = None) -> NDA
     return array
 
 
-def _finite(name: str, values: Any, count: int | None = None) -> Floats:
-    array = _vector(name, values, np.float64, count)
+def _finite(array: NDArray[Any], name: str) -> NDArray[Any]:
     if not np.all(np.isfinite(array)):
         raise UsageError(f"{name} holds NaN or an infinite number at index {int(np.argmin(np.isfinite(array)))}.")
     return array
 
 
-def _not_negative(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _not_negative(array: NDArray[Any], name: str) -> NDArray[Any]:
     if np.any(array < 0):
         raise UsageError(f"{name} is negative at index {int(np.argmax(array < 0))}; it is at least 0.")
     return array

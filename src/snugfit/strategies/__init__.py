@@ -34,25 +34,19 @@ if TYPE_CHECKING:
     from snugfit.strategies.memory_estimates import step_headroom, with_safety
 
 _WITH_TORCH = {
-    "Chain": "snugfit._chain",
-    "Forward": "snugfit._training.network",
-    "FullNetwork": "snugfit.strategies.full_network",
-    "MakeTrainer": "snugfit.strategies.full_network",
-    "NetworkTrainer": "snugfit._training.network",
-    "Probe": "snugfit.profiling",
-    "Run": "snugfit._training.run",
-    "Strategy": "snugfit._training.strategy",
-    "TrainingData": "snugfit._training.strategy",
-    "by_own_loss": "snugfit.strategies.full_network",
-    "dry_run_phase": "snugfit._training.dry_run",
-    "evaluate_model": "snugfit._training.finalize",
-    "fit_network": "snugfit.strategies.full_network",
-    "make_record": "snugfit._training.finalize",
-    "save_model": "snugfit._storage.weights_file",
-    "step_headroom": "snugfit.strategies.memory_estimates",
-    "train_phase": "snugfit._training.loop",
-    "with_safety": "snugfit.strategies.memory_estimates",
+    "snugfit._chain": ("Chain",),
+    "snugfit._storage.weights_file": ("save_model",),
+    "snugfit._training.dry_run": ("dry_run_phase",),
+    "snugfit._training.finalize": ("evaluate_model", "make_record"),
+    "snugfit._training.loop": ("train_phase",),
+    "snugfit._training.network": ("Forward", "NetworkTrainer"),
+    "snugfit._training.run": ("Run",),
+    "snugfit._training.strategy": ("Strategy", "TrainingData"),
+    "snugfit.profiling": ("Probe",),
+    "snugfit.strategies.full_network": ("FullNetwork", "MakeTrainer", "by_own_loss", "fit_network"),
+    "snugfit.strategies.memory_estimates": ("step_headroom", "with_safety"),
 }
+"""Names that need torch, by module."""
 
 __all__ = [
     "AccumulationOptions",
@@ -98,6 +92,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a name that needs torch."""
-    if name in _WITH_TORCH:
-        return getattr(import_module(_WITH_TORCH[name]), name)
+    for module, names in _WITH_TORCH.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

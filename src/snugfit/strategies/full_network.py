@@ -61,16 +61,9 @@ def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
 def network_probe(
     name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool
 ) -> Probe:
-    """The probe of one training step of the whole network.
+    """The probe of one training step of the whole network; its key is :func:`line_name` of ``name``.
 
-    Args:
-        name: key of the line; with held gradients, :func:`line_name` of it.
-        chain: the network, on the meta device.
-        workload: model, data shapes, optimizer and precision.
-        device: the device to measure on.
-        make_trainer: makes the trainer.
-        hold: whether gradients are held, and applied after a second micro-batch; otherwise the backward pass applies
-            them.
+    With ``hold`` gradients are held, and applied after a second micro-batch; otherwise the backward pass applies them.
     """
 
     def batch_of(batch: int, where: str) -> tuple[Tensor, Tensor]:
@@ -123,9 +116,9 @@ def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroB
     return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
 
 
-def network_shortfall(profile: Profile, probe: str, budget: Budget) -> Shortfall:
-    """Why the network does not fit even at one sample, and the smallest budget that suffices."""
-    smallest = max(smallest_budget(profile, profile.floors[probe]), (budget.memory_bytes or 0) + 1_000_000)
+def network_shortfall(profile: Profile, floor_bytes: int, budget: Budget) -> Shortfall:
+    """Why a network does not fit even at one sample, whose floor this is, and the smallest budget that suffices."""
+    smallest = max(smallest_budget(profile, floor_bytes), (budget.memory_bytes or 0) + 1_000_000)
     return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
 
 
@@ -152,11 +145,7 @@ def fit_network(
 class Trained:
     """A network after its last step, without optimizer state.
 
-    Attributes:
-        trainer: the trainer.
-        phase: the phase, with the batch size that it ran at.
-        steps: steps of an epoch.
-        settings: the micro-batches at the end of training.
+    The phase has the batch size that it ran at; ``steps`` are those of an epoch, ``settings`` the micro-batches.
     """
 
     trainer: NetworkTrainer
@@ -166,21 +155,12 @@ class Trained:
 
 
 def train_network(
-    load: Callable[[int], NetworkTrainer],
-    data: TrainingData,
-    run: Run,
-    *,
-    micro_batches: int,
-    accumulates: bool,
+    load: Callable[[int], NetworkTrainer], data: TrainingData, run: Run, *, micro_batches: int, accumulates: bool
 ) -> Trained:
     """Run a dry run and train a network in the run's current phase. The caller ends the phase.
 
-    Args:
-        load: makes the trainer for a number of micro-batches, with the initial weights.
-        data: the training, validation and test splits.
-        run: the run.
-        micro_batches: micro-batches of a step, as planned.
-        accumulates: whether a batch that does not fit may be accumulated in smaller parts.
+    ``load`` makes the trainer for a number of micro-batches, with the initial weights. A batch that does not fit is
+    accumulated in smaller parts if ``accumulates``, and made smaller otherwise.
     """
     index, workload = run.position.phase, run.workload
     phase = run.predicted.phases[index]
@@ -277,7 +257,7 @@ class FullNetwork(MicroBatching, ABC):
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
-        return network_shortfall(profile, self.probe, budget)
+        return network_shortfall(profile, profile.floors[self.probe], budget)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""

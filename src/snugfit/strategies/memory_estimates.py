@@ -72,11 +72,6 @@ def partial_gradient_bytes(workload: Workload, device: str, *modules: nn.Module)
     earlier for multiples of the number of threads: 512 to 512 channels on 12x12 feature maps with 2 threads needed
     14.4 MB at 31, 33 and 35 images, and 24.1 MB at 32, 34 and 36. In float32 the workspace does not depend on the
     batch size.
-
-    Args:
-        workload: sets the precision.
-        device: the device of training.
-        modules: the trained modules.
     """
     if workload.precision != "bfloat16" or device != "cpu":
         return 0
@@ -86,12 +81,7 @@ def partial_gradient_bytes(workload: Workload, device: str, *modules: nn.Module)
 
 
 def forward_images(workload: Workload, *, tracks: bool) -> int:
-    """Images of an epoch that only pass forward: for validation, and to recompute the statistics of norms.
-
-    Args:
-        workload: sets the numbers of images.
-        tracks: whether trained norms have running statistics.
-    """
+    """Images of an epoch that only pass forward: for validation, and if norms track statistics, to recompute these."""
     return workload.val_count + (images_for(workload.train_count) if tracks else 0)
 
 
@@ -102,12 +92,7 @@ def smallest_budget(profile: Profile, floor_bytes: int) -> int:
 
 
 def step_floor(trainable: Trainable, batch: Callable[[], tuple[Tensor, Tensor]]) -> int:
-    """Peak tensor bytes of two steps on the meta device, each on a new batch; the second has optimizer state.
-
-    Args:
-        trainable: the trainable, on the meta device.
-        batch: makes inputs (B, ...) and targets (B, ...).
-    """
+    """Peak tensor bytes of two steps on the meta device, each on a new batch (B, ...); the second has state."""
     return tensor_peak_bytes(lambda: trainable.step(*batch(), 1.0, True), trainable.modules, repeats=2)
 
 
@@ -115,12 +100,8 @@ def require_images(batch: int, most: int, *modules: nn.Module) -> None:
     """Refuse to train batch norms on micro-batches of one image, as torch does for 1x1 feature maps only.
 
     Normalising the few values of a small feature map removes the difference between classes: MobileNetV2 at 96 px
-    diverged at step 3. Norms in evaluation mode use their stored statistics and accept any batch.
-
-    Args:
-        batch: images at once.
-        most: the user's batch size; a batch size of 1 is accepted.
-        modules: the modules, in the modes of a step.
+    diverged at step 3. Norms in evaluation mode use their stored statistics and accept any batch. If ``most``, the
+    user's batch size, is 1, it is accepted.
 
     Raises:
         ValueError: batch norms cannot train on one image.

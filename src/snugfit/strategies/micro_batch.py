@@ -67,13 +67,7 @@ class MicroBatching(AccumulationOptions):
         return line.seconds_at(self.micro_batch) / (2 if self.holds_gradients else 1)
 
     def epoch_seconds(self, line: ProbeLine, train_count: int, passed: int) -> float:
-        """Seconds of an epoch.
-
-        Args:
-            line: the line of the step.
-            train_count: images to train on.
-            passed: images that only pass forward: for validation, and to recompute statistics.
-        """
+        """Seconds of an epoch by a step's line, in which ``passed`` images only pass forward."""
         steps = max(train_count // self.effective_batch, 1) * self.micro_batches
         seconds = self.seconds(line)
         return steps * seconds + VALIDATION_SHARE * passed * seconds / self.micro_batch
@@ -104,12 +98,7 @@ def choose_batch(
 ) -> MicroBatching | None:
     """The whole batch if it fits, else accumulation to it, else the largest batch that fits without accumulation.
 
-    Args:
-        lines: measured lines by name.
-        probe: name of the probe of the step.
-        headroom: bytes available to a step; infinite without a budget.
-        batch: the effective batch.
-        accumulate: whether micro-batches may be accumulated.
+    ``headroom`` is infinite without a budget.
 
     Returns:
         The settings, with ``accumulate`` on if gradients accumulate; None if not even one image fits.

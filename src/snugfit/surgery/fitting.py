@@ -40,7 +40,7 @@ def widths_for(
     Args:
         module: a traced network with torch's own layers, possibly on meta; it is not changed.
         input_shape: channels, height, width of one image.
-        profile: returns the temporary memory of each block, equation (5).
+        profile: returns the temporary memory of each block, equation (5), in the units of ``target``.
         target: bytes; the paper takes the overall cumulative gradient memory before pruning.
         blocks: those that must reach the target; all if None.
 
@@ -69,16 +69,21 @@ def widest_widths(
     target: int,
     blocks: Collection[int] | None = None,
 ) -> dict[str, int]:
-    """The search of :func:`widths_for`, for any memory model (section V, step 2).
+    """The smallest pruning ratios that bring every sensitive block's temporary memory to a target (section V, step 2).
 
     A block with several groups first shrinks them by one ratio, as little as possible. Then every group grows, in
     order, as far as the target allows, so that no width could be larger with the others unchanged.
 
     Args:
         before: channels of every group that may be pruned.
-        carriers: groups whose channels each block's layers read or make, by block; a group may belong to two blocks.
+        carriers: groups whose channels each block's layers read or make, by block. (A group between two blocks belongs
+            to both.)
         temporary: bytes of each block for any widths; they must not fall as a width grows.
-        target, blocks: as for :func:`widths_for`.
+        target: bytes; the paper takes the overall cumulative gradient memory before pruning.
+        blocks: those that must reach the target; all if None.
+
+    Returns:
+        The width of each group that loses channels.
 
     Raises:
         ModelError: a block cannot reach the target; the message contains the smallest value.

@@ -57,9 +57,11 @@ def channel_importance(
 
 
 def most_important(importance: Mapping[str, Tensor], widths: Mapping[str, int]) -> dict[str, list[int]]:
-    """Select the channels of each group with the highest scores (channels,), as many as ``widths`` says.
+    """Select the channels of each group with the highest scores, for ``remove_channels``.
 
-    The result is for ``remove_channels``.
+    Args:
+        importance: scores (channels,) by the group's name.
+        widths: number of channels to keep, by the group's name.
 
     Raises:
         ModelError: a width of no channel.

@@ -8,9 +8,8 @@ feature maps, and correct the shift that all channels share.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,8 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import DivergedError, UsageError
-from snugfit.lean import use_lean
-from snugfit.surgery.distil import TeacherStudent
+from snugfit.surgery.distil import TeacherStudent, training
 from snugfit.surgery.importance import evaluating
 
 LEARNING_RATE = 5e-3
@@ -32,8 +30,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 def later_biases(student: fx.GraphModule, own: Collection[str], until: Collection[str]) -> set[str]:
     """Give a pruned network its own biases behind the first pruned block; returns their names.
 
-    The student is from ``copy_for_pruning``, ``own`` names the tensors of its pruned blocks, ``until`` the layers of
-    the classifier, which is retrained later.
+    Args:
+        student: from ``copy_for_pruning``, which shares what is not pruned with the unpruned network.
+        own: names of the tensors of its pruned blocks, which are its own.
+        until: layers of the classifier, which is retrained later.
     """
     layers = {name.rpartition(".")[0] for name in own}
     order = [str(node.target) for node in student.graph.nodes if node.op == "call_module"]
@@ -96,7 +96,7 @@ class JointDistillation:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * learning_rate_factor(self.done, self.steps)
         total = 0.0
-        with evaluating(self.pair.modules[0]), evaluating(self.student), _training(self.student, self.weights.values()):
+        with evaluating(self.pair.modules[0]), evaluating(self.student), training(self.student, self.weights.values()):
             for micro in torch.split(images, self.micro_batch):
                 error = self._error(micro) * (len(micro) / len(images))
                 error.backward()
@@ -172,22 +172,3 @@ def _matched_parts(
         last = next(node for node in reversed(list(learn.graph.nodes)) if node.op not in ("output", "get_attr"))
         found[-1] = (teach, learn, last)
     return found
-
-
-@contextlib.contextmanager
-def _training(part: nn.Module, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Train only these weights, with lean layers; restore everything afterwards."""
-    layers = {layer: layer.__class__ for layer in part.modules()}
-    flags = {parameter: parameter.requires_grad for parameter in part.parameters()}
-    try:
-        use_lean(part)
-        part.requires_grad_(False)
-        for parameter in weights:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for layer, kind in layers.items():
-            layer.__class__ = kind
-        for parameter, flag in flags.items():
-            parameter.requires_grad_(flag)
-            parameter.grad = None

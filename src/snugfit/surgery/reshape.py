@@ -38,8 +38,9 @@ def dead_channels(module: nn.Module, group: ChannelGroup, threshold: float = DEF
     """Channels of a group that hardly contribute to the network's output, shape (channels,), bool.
 
     A channel is dead if no weight that reads it, or no weight or bias that makes it (BatchNorm's and depthwise ones
-    included), reaches the threshold: it adds almost nothing to later layers, and exactly nothing if those weights are
-    zero. A bias or BatchNorm's beta counts, because it makes a constant of the channel.
+    included), reaches the threshold. Either way it adds almost nothing to later layers, and exactly nothing if those
+    weights are zero. A convolution's weights alone are not enough: a bias or BatchNorm's beta would make a constant of
+    the channel, and to remove it would change the network.
     """
     tensors = dict(module.state_dict(keep_vars=True))
     return _below(tensors, group.readers, threshold) | _below(tensors, group.producers, threshold)
@@ -49,7 +50,12 @@ def dead_channels(module: nn.Module, group: ChannelGroup, threshold: float = DEF
 def prune(module: nn.Module, groups: Iterable[ChannelGroup], threshold: float = DEFAULT_THRESHOLD) -> dict[str, Cut]:
     """Remove the dead channels of every group from a network, in place; every group keeps at least one channel.
 
-    The notes of :func:`remove_channels` apply. All weights of a dead channel are below the threshold in absolute value.
+    The notes of :func:`remove_channels` apply.
+
+    Args:
+        module: the network that the groups were found in, or one with its state-dict names.
+        groups: from ``find_groups``; they stay valid and can be used again.
+        threshold: all weights of a dead channel are below it in absolute value.
 
     Returns:
         The remaining part of each tensor that shrank, by state-dict name; empty if no channel was dead.
@@ -185,8 +191,12 @@ def adopt_widths(
     """Resize the layers of a newly built network to the shapes of saved weights, which then load into it.
 
     Convolutions, linear layers, BatchNorm and LayerNorm whose tensors have other shapes in the state get empty tensors
-    of those shapes; everything else is left for ``load_state_dict`` to check. It may be on meta. With the shape
-    of one sample, the layers must also fit each other.
+    of those shapes; everything else is left for ``load_state_dict`` to check.
+
+    Args:
+        module: the network before channels were removed; on any device, including meta.
+        state: weights of the network after removal.
+        input_shape: shape of one sample; if given, the layers must also fit each other.
 
     Raises:
         CheckpointError: a layer's tensors contradict each other or differ in more than channels, or the layers do not

@@ -180,10 +180,10 @@ class TestRuns:
 
     def test_a_frozen_tensor_takes_no_part_in_the_trial_step(self, tmp_path, monkeypatch):
         """Others' importance is told where it stays."""
-        from snugfit.strategies.elastic import ranking
+        from snugfit.strategies.elastic import runner
 
         stepped = []
-        make = ranking.trial_updates
+        make = runner.trial_updates
 
         def noted(*arguments):
             update = make(*arguments)
@@ -195,7 +195,7 @@ class TestRuns:
 
             return step
 
-        monkeypatch.setattr(ranking, "trial_updates", noted)
+        monkeypatch.setattr(runner, "trial_updates", noted)
         module = net()
         module[4].requires_grad_(False)
         plan(module, epochs=1, time_ratio=1.0).run((), out=tmp_path / "run")

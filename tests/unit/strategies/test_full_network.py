@@ -154,9 +154,9 @@ def test_cost_of_accumulation_by_hand():
 
 def test_reasons_name_the_smallest_budget():
     found = profile({}, floors={"network": 100 * MB})
-    lack = network_shortfall(found, "network", Budget("50MB"))
+    lack = network_shortfall(found, found.floors["network"], Budget("50MB"))
     assert lack == Shortfall((f"one sample needs {ONE_SAMPLE // MB} MB",), ONE_SAMPLE)
-    assert network_shortfall(found, "network", Budget("200MB")).smallest_bytes == 201 * MB, (
+    assert network_shortfall(found, found.floors["network"], Budget("200MB")).smallest_bytes == 201 * MB, (
         "what was measured not to fit does not fit"
     )
 

@@ -88,8 +88,8 @@ class Checkpoint(MicroBatching):
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest sufficient memory budget."""
-        floors = {name: profile.floors[name] for name in profile.floors if schedule_probes([name])}
-        return network_shortfall(profile, min(floors, key=lambda name: floors[name]), budget)
+        floor = min(profile.floors[name] for name in profile.floors if schedule_probes([name]))
+        return network_shortfall(profile, floor, budget)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""

@@ -1,10 +1,11 @@
-"""Predicted peaks of training selected tensors: analytic bytes of operators, calibrated by measured steps."""
+"""Settings of ``elastic``, and predicted peaks of selections: bytes of operators, calibrated by measured steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, SnugfitEr
 from snugfit.selection.choice import Headroom, choose, needed_bytes
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
+from snugfit.strategies.elastic.config import ElasticOptions, ElasticScheme
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
 from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,
@@ -29,13 +31,7 @@ from snugfit.strategies.micro_batch import MicroBatching
 
 @dataclass(frozen=True)
 class SelectionCosts:
-    """Memory and time of selections, in a profiled network at its batch size.
-
-    Attributes:
-        profile: the measurements.
-        workload: the number of samples, optimizer and precision.
-        micro: the micro-batches of a step.
-    """
+    """Memory and time of selections, in a profiled network at the micro-batches of a step."""
 
     profile: Profile
     workload: Workload
@@ -63,9 +59,8 @@ class SelectionCosts:
 
     def analytic_bytes(self, mask: Mask) -> int:
         """Tensor bytes at the peak of a step with a selection (N,): weights, state, feature maps and gradients."""
-        return self.weight_bytes + needed_bytes(
-            self.memory, mask, Headroom(1.0, holds_gradients=self.micro.holds_gradients)
-        )
+        headroom = Headroom(1.0, holds_gradients=self.micro.holds_gradients)
+        return self.weight_bytes + needed_bytes(self.memory, mask, headroom)
 
     def peak(self, mask: Mask) -> int:
         """Predicted peak of a step with a selection (N,), above the memory before it."""
@@ -76,12 +71,10 @@ class SelectionCosts:
     @cached_property
     def _overheads(self) -> tuple[tuple[int, float], tuple[int, float]]:
         """Analytic bytes and excess of the measured peak over them: with the fewest tensors and with all."""
-        everything = np.ones(len(self.memory.tensors), dtype=bool)
-        found = []
-        for name, mask in ((HEAD, self.memory.head), (FULL, everything)):
-            analytic = replace(self, micro=replace(self.micro, micro_batches=1)).analytic_bytes(mask)
-            found.append((analytic, analytic * self._excess_share(name, mask)))
-        return found[0], found[1]
+        costs = replace(self, micro=replace(self.micro, micro_batches=1))
+        head, full = self.memory.head, self.times.everything
+        least, most = costs.analytic_bytes(head), costs.analytic_bytes(full)
+        return (least, least * self._excess_share(HEAD, head)), (most, most * self._excess_share(FULL, full))
 
     def _excess_share(self, probe: str, mask: Mask) -> float:
         """Relative excess of a probe's measured peak over the analytic one, at the nearest measured batch size."""
@@ -122,6 +115,63 @@ class SelectionCosts:
             if self.times.smallest_ratio_for(alone) <= ratio:
                 peaks.append(self.predicted_peak(network.head | alone))
         return min(peaks, default=None)
+
+
+@dataclass(frozen=True)
+class ElasticSettings(ElasticOptions, MicroBatching):
+    """Settings of ``elastic``: its options, and values that ``propose`` sets.
+
+    Attributes:
+        time_ratio: rho, step time over that of full training.
+        budget_bytes: memory budget of selections.
+        chunk: images at once in the importance pass.
+    """
+
+    name: ClassVar[str] = "elastic"
+    exact: ClassVar[bool] = False
+
+    scheme: ElasticScheme = "elastic"
+    time_ratio: float | None = None
+    budget_bytes: int | None = None
+    chunk: int = 0
+
+    @property
+    def selects(self) -> bool:
+        """Whether tensors are selected at run time."""
+        return self.scheme == "elastic"
+
+    @property
+    def prunes(self) -> bool:
+        """Whether channels are removed at run time."""
+        return self.scheme == "prunetrain"
+
+    @property
+    def budget(self) -> Budget:
+        """The budget of its selections."""
+        return Budget(self.budget_bytes, None, self.time_ratio)
+
+    def costs(self, workload: Workload, profile: Profile) -> SelectionCosts:
+        """Memory and time of selections with these settings."""
+        return SelectionCosts(profile, workload, MicroBatching(self.micro_batch, self.micro_batches))
+
+    def fixed(self, network: Network) -> Mask:
+        """The tensors that a baseline trains (N,), bool (ElasticTrainer section 8).
+
+        ``full`` and ``prunetrain`` train everything, ``head`` the classifier (traditional transfer learning),
+        ``bn+bias`` all tensors of norms, every bias, and the classifier.
+        """
+        if self.scheme == "head":
+            return network.head
+        if self.scheme == "bn+bias":
+            norms = np.array(["norm" in network.operators[place].kind.lower() for place in network.place])
+            biases = np.array([name.endswith("bias") for name in network.names])
+            return np.asarray(norms | biases | network.head)
+        return np.ones(len(network.names), dtype=bool)
+
+    def spans(self, epochs: int) -> list[range]:
+        """Epochs of each interval."""
+        length = self.interval if self.selects or self.prunes else epochs
+        return [range(start, min(start + length, epochs)) for start in range(0, epochs, length)]
 
 
 def importance_peak(profile: Profile, chunk: int) -> int:

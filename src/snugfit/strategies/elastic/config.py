@@ -12,10 +12,8 @@ from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig, present
 from snugfit.errors import UsageError
 from snugfit.strategies.micro_batch import AccumulationOptions
-from snugfit.strategies.schemes import foreign_scheme, require_scheme
 
 ElasticScheme = Literal["elastic", "full", "head", "bn+bias", "prunetrain"]
-SCHEMES: tuple[ElasticScheme, ...] = get_args(ElasticScheme)
 
 
 @dataclass(frozen=True)
@@ -50,27 +48,20 @@ class Config(StrategyConfig):
     name = "elastic"
     implementation = "snugfit.strategies.elastic.strategy:Elastic"
     options = ElasticOptions
+    schemes = get_args(ElasticScheme)
     order = 40
     accuracy = "Its gradients are exact, but only the most important tensors train, so accuracy may differ."
     keeps_time_ratio = True
-    rebuild = "snugfit.strategies.rebuilding:with_saved_widths"
+    rebuild = "snugfit.strategies.elastic.pruning:with_saved_widths"
 
     def check(self, request: BaseRequest) -> None:
-        """Check the scheme; only the scheme ``elastic`` keeps a time ratio.
-
-        Raises:
-            UsageError: the scheme is unknown, or cannot keep the time ratio.
-        """
+        """As in the base class; also, only the scheme ``elastic`` keeps a time ratio."""
         scheme = getattr(request.strategy, "scheme", None)
         if request.budget.time_ratio is not None and scheme not in (None, "elastic"):
             raise UsageError(
                 f"--time-ratio applies to --scheme elastic, not to --scheme {scheme}; leave one of them out."
             )
-        require_scheme(self.name, SCHEMES, scheme)
-
-    def why_not(self, request: BaseRequest) -> str | None:
-        """As in the base class; also excludes schemes of other strategies."""
-        return super().why_not(request) or foreign_scheme(SCHEMES, request)
+        super().check(request)
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """The scheme, and rho."""

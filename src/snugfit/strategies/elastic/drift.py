@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,16 +11,15 @@ import numpy as np
 from torch import nn
 
 from snugfit._chain import Chain
-from snugfit._core.profile import OperatorStats, StepSeconds, TensorProfile
+from snugfit._core.profile import StepSeconds, TensorProfile
 from snugfit._core.record import IntervalRecord
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
 from snugfit.profiling.operator import timed
 from snugfit.selection.network import Mask, Network
 from snugfit.selection.timing import StepTimes
-from snugfit.strategies.elastic.budgets import SelectionCosts
+from snugfit.strategies.elastic.budgets import ElasticSettings, SelectionCosts
 from snugfit.strategies.elastic.probes import ElasticProbes
-from snugfit.strategies.elastic.settings import ElasticSettings
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.strategies.memory_estimates import random_batch, with_safety
 
@@ -44,14 +43,8 @@ def drifted(trainer: TensorTrainer, costs: SelectionCosts, run: Run, input_shape
     """Whether steps with the selection, relative to steps of only the classifier, differ from their prediction.
 
     A selection depends on ratios of operator times, so only ratios matter. Both kinds of step alternate, and the
-    shortest of each counts, because a busy machine lengthens both. Full steps would serve as well, but may not fit the
-    memory budget. The steps change nothing.
-
-    Args:
-        trainer: the trainer, with the current selection.
-        costs: the costs that the selection was based on.
-        run: the run.
-        input_shape: (channels, height, width) of an image.
+    shortest of each counts, because a busy machine lengthens both. Full steps may not fit the memory budget. The steps
+    change nothing.
     """
     network = costs.memory
     predicted = ratio_without_updates(costs.times, network.mask(trainer.selected))
@@ -83,17 +76,17 @@ def profile_again(
     """Measure every operator of the network in memory again, at the largest batch within the run's predicted peak.
 
     All ``parameters`` may train, because the next selection chooses among all of them. Neither updates nor whole steps
-    are run: times of whole steps are scaled by the change in the sums over operators.
+    are run: times of updates stay, and those of whole steps are scaled by the change in the sums over operators.
 
     Returns:
         The new profile; None if the predicted peak or the memory budget does not allow it.
     """
-    old = costs.memory.profile
-    probes = ElasticProbes(chain, run.workload, str(run.device), strategy.lean)
-    tensors, batch = None, min(old.batch, strategy.micro_batch)
+    old, tensors = costs.memory.profile, None
+    batch = min(old.batch, strategy.micro_batch)
     while batch and profiling_peak(costs, batch) > run.predicted.peak_bytes:
         batch //= 2
     if batch:
+        probes = ElasticProbes(chain, run.workload, str(run.device), strategy.lean)
         with _trainable(parameters):
             tensors = probes.tensors(batch, live=True).measure_operators(run.limit)
         run.tick()
@@ -101,7 +94,12 @@ def profile_again(
         run.emit(Notice("steps have drifted from their prediction, but there is no memory to measure operators again"))
         return None
     run.emit(Notice("steps have drifted from their prediction; operators were measured again"))
-    tensors = replace(tensors, operators=_with_updates(tensors.operators, old))
+    known = {tensor.name: tensor.update_seconds for tensor in old.tensors}
+    operators = tuple(
+        replace(op, tensors=tuple(replace(t, update_seconds=known.get(t.name, 0.0)) for t in op.tensors))
+        for op in tensors.operators
+    )
+    tensors = replace(tensors, operators=operators)
     return replace(tensors, steps=_scaled_steps(old, tensors))
 
 
@@ -113,15 +111,6 @@ def profiling_peak(costs: SelectionCosts, batch: int) -> int:
     state = costs.memory.state_bytes(costs.times.everything)
     held = costs.weight_bytes + state + 2 * weights + _FEATURE_MAPS * largest
     return with_safety(costs.profile.base_bytes, held)
-
-
-def _with_updates(operators: Sequence[OperatorStats], old: TensorProfile) -> tuple[OperatorStats, ...]:
-    """Operators with the update times of the old profile."""
-    known = {tensor.name: tensor.update_seconds for tensor in old.tensors}
-    return tuple(
-        replace(op, tensors=tuple(replace(t, update_seconds=known.get(t.name, 0.0)) for t in op.tensors))
-        for op in operators
-    )
 
 
 @contextmanager
@@ -143,11 +132,10 @@ def _scaled_steps(old: TensorProfile, new: TensorProfile) -> StepSeconds | None:
     if steps is None:
         return None
     before, after = (Network(profile, steps.batch) for profile in (old, new))
-    everything = np.ones(len(before.names), dtype=bool)
 
-    def scale(full: bool) -> float:
-        masks = [everything if full else network.head for network in (before, after)]
-        sums = [n.forward_seconds() + n.backward_seconds(m) for n, m in zip((before, after), masks, strict=True)]
-        return sums[1] / sums[0]
+    def seconds(network: Network, *, full: bool) -> float:
+        mask = np.ones(len(network.names), dtype=bool) if full else network.head
+        return network.forward_seconds() + network.backward_seconds(mask)
 
-    return StepSeconds(steps.batch, steps.stock * scale(True), steps.full * scale(True), steps.head * scale(False))
+    full, head = (seconds(after, full=each) / seconds(before, full=each) for each in (True, False))
+    return StepSeconds(steps.batch, steps.stock * full, steps.full * full, steps.head * head)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,14 +39,7 @@ NO_STATE: Mapping[str, StoredTensor] = {}
 
 @dataclass(frozen=True)
 class ElasticProbes:
-    """Makes the probes of one network.
-
-    Attributes:
-        chain: the network, on the meta device.
-        workload: data shapes, optimizer and precision.
-        device: the device to measure on.
-        lean: whether to use the lean operators.
-    """
+    """Makes the probes of a network on the meta device, which measure it on ``device``."""
 
     chain: Chain
     workload: Workload
@@ -72,11 +64,8 @@ class ElasticProbes:
         module = clone.to_module()
         place_synthetic_weights(module, where)
         trainer = TensorTrainer(module, clone.forward, self.workload, lean=self.lean)
-        trainer.select(self._names(trainer, which))
+        trainer.select(trainer.parameters if which == "full" else classifier_names(self.chain))
         return trainer
-
-    def _names(self, trainer: TensorTrainer, which: TrainedPart) -> Sequence[str]:
-        return tuple(trainer.parameters) if which == "full" else classifier_names(self.chain)
 
     def _step(self, name: str, which: TrainedPart) -> Probe:
         def build() -> Callable[[int], object]:
@@ -100,11 +89,11 @@ class ElasticProbes:
 
             def step(chunk: int) -> None:
                 images, labels = self._batch(batch, self.device)
-                with ExitStack() as stack:
-                    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                    size = scratch_bytes(units, shapes, batch)
-                    scratch = stack.enter_context(ScratchFile(folder / "importance", size))
-                    stack.enter_context(precision_context(images, bfloat16=self.workload.precision == "bfloat16"))
+                with (
+                    tempfile.TemporaryDirectory() as folder,
+                    ScratchFile(Path(folder) / "importance", scratch_bytes(units, shapes, batch)) as scratch,
+                    precision_context(images, bfloat16=self.workload.precision == "bfloat16"),
+                ):
                     importance("contribution", units, images, labels, chunk=chunk, scratch=scratch, update=update)
 
             return step
@@ -135,23 +124,14 @@ class ElasticProbes:
         def make_update(parameter: nn.Parameter) -> Callable[[], object]:
             return ParameterOptimizers([("tensor", parameter)], self.workload.optimizer).step
 
-        return TensorProbe(
-            TENSORS,
-            self.chain,
-            self.device,
-            prepare,
-            make_update,
-            lambda value: precision_context(value, bfloat16=self.workload.precision == "bfloat16"),
-            self._whole_steps,
-            batch_limit,
-            live,
-        )
+        context = partial(precision_context, bfloat16=self.workload.precision == "bfloat16")
+        steps = self._whole_steps
+        return TensorProbe(TENSORS, self.chain, self.device, prepare, make_update, context, steps, batch_limit, live)
 
     def _whole_steps(self, batch: int) -> Sequence[WholeStep]:
         """Steps of three variants of one network; switching between variants is not timed."""
         inputs, labels = self._batch(batch, self.device)
-        trainer = self.trainer(self.device, "full")
-        head = set(classifier_names(self.chain))
+        trainer, head = self.trainer(self.device, "full"), set(classifier_names(self.chain))
 
         def switch(*, lean: bool, everything: bool) -> None:
             use_lean(trainer.module) if lean else use_stock(trainer.module)
@@ -179,7 +159,7 @@ def trial_updates(
     Args:
         settings: the optimizer.
         factor: factor of the peak learning rate.
-        state: the result of :meth:`ParameterOptimizers.state`, in a scratch file.
+        state: from :meth:`ParameterOptimizers.state`, in a scratch file.
         names: the parameters to update; all by default.
     """
 
@@ -187,8 +167,7 @@ def trial_updates(
         if names is not None and name not in names:
             return
         optimizers = ParameterOptimizers([(name, parameter)], settings)
-        own = {key: stored.read() for key, stored in state.items() if key.rpartition("/")[0] == name}
-        optimizers.load_state(own)
+        optimizers.load_state({key: stored.read() for key, stored in state.items() if key.rpartition("/")[0] == name})
         optimizers.set_lr_factor(factor)
         optimizers.step()
         optimizers.release()

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from snugfit import surgery
+from snugfit._chain import Chain
 from snugfit._chain.propagation import BATCH, run_on_meta
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
 from snugfit.lean import use_lean, use_stock
 from snugfit.strategies.elastic.trainer import TensorTrainer
-from snugfit.surgery import (
-    add_penalty_gradient,
-    find_groups,
-    penalised_weights,
-    penalty,
-    penalty_scale,
-    prune,
-    prune_optimizer,
-)
 
 _SCALE = "lasso_scale"
 
@@ -31,24 +25,21 @@ _SCALE = "lasso_scale"
 class Pruner:
     """Adds group lasso to every step of a trainer, and removes channels that it has driven to zero.
 
-    Args:
-        trainer: the trainer of the network.
-        input_shape: (channels, height, width) of an image.
-        ratio: share of the penalty in the loss at the start (PruneTrain section 4).
+    ``ratio`` is the share of the penalty in the loss at the start (PruneTrain section 4).
     """
 
     def __init__(self, trainer: TensorTrainer, input_shape: tuple[int, ...], ratio: float) -> None:
         self.trainer, self.input_shape, self.ratio, self.scale = trainer, input_shape, ratio, 0.0
         use_stock(trainer.module)  # find_groups distinguishes layers by class
-        self.groups = find_groups(cast(fx.GraphModule, trainer.module), input_shape)
+        self.groups = surgery.find_groups(cast(fx.GraphModule, trainer.module), input_shape)
         if trainer.lean:
             use_lean(trainer.module)
-        self.slots = penalised_weights(trainer.module, self.groups)
+        self.slots = surgery.penalised_weights(trainer.module, self.groups)
         trainer.before_update = self._penalise
 
     def _penalise(self, name: str, parameter: nn.Parameter) -> None:
         if name in self.slots:
-            add_penalty_gradient(parameter, self.slots[name], self.scale)
+            surgery.add_penalty_gradient(parameter, self.slots[name], self.scale)
 
     def start(self, data: TrainingData, run: Run, batch: int) -> None:
         """Scale the penalty by the loss of the first batch; after an interruption, restore the scale."""
@@ -58,19 +49,19 @@ class Pruner:
             images, labels = next(data.train.epoch(0, batch))
             with torch.no_grad(), run.limit.allow_kernels():
                 loss = float(F.cross_entropy(module(images.to(run.device)).float(), labels.to(run.device)))
-            whole = penalty(module, self.groups)
+            whole = surgery.penalty(module, self.groups)
             if not whole:
                 run.emit(Notice("prunetrain finds no removable channels in this network; it trains all weights"))
-            notes[_SCALE] = penalty_scale(loss, whole, self.ratio) if whole else 0.0
+            notes[_SCALE] = surgery.penalty_scale(loss, whole, self.ratio) if whole else 0.0
         self.scale = float(notes[_SCALE])
 
     def prune(self) -> int:
         """Remove dead channels and their optimizer state; return the number of removed parameters."""
         trainer = self.trainer
         before = sum(parameter.numel() for parameter in trainer.parameters.values())
-        cuts = prune(trainer.module, self.groups)
+        cuts = surgery.prune(trainer.module, self.groups)
         for optimizer in trainer.optimizers if cuts else ():
-            prune_optimizer(optimizer, trainer.module, cuts)
+            surgery.prune_optimizer(optimizer, trainer.module, cuts)
         return before - sum(parameter.numel() for parameter in trainer.parameters.values())
 
     def macs(self) -> int:
@@ -78,3 +69,11 @@ class Pruner:
         with FlopCounterMode(display=False) as counter:
             run_on_meta(self.trainer.module, self.input_shape, training=False)
         return int(counter.get_total_flops()) // (2 * BATCH)
+
+
+def with_saved_widths(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
+    """Rebuild the network of a run; if it was pruned, with layers as wide as the saved tensors, of any shapes."""
+    module = chain.to_module()
+    if structure.get("pruned"):
+        surgery.adopt_widths(module, state, chain.input_shape)
+    return module

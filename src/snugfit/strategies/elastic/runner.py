@@ -6,13 +6,14 @@ import copy
 import statistics
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit._chain import Chain, load_into, release
+from snugfit._chain import Chain
 from snugfit._core.plan import Phase
 from snugfit._core.profile import TensorProfile
 from snugfit._core.record import IntervalRecord, Record
@@ -22,21 +23,24 @@ from snugfit._training.dry_run import SPARE_BYTES
 from snugfit._training.events import Notice, TensorsSelected
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import train_phase
+from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
+from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.strategy import TrainingData
-from snugfit._training.task import measure, task_of
-from snugfit._upstream import to_channels_last
+from snugfit._training.task import measure, precision_context, task_of
 from snugfit.errors import BudgetExceededError, DivergedError
 from snugfit.memory import is_out_of_memory, release_memory
+from snugfit.memory.scratch import ScratchFile, stored_bytes
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.selection.choice import choose, needed_bytes
+from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.selection.network import Mask
-from snugfit.strategies.elastic.budgets import importance_peak, nothing_selected
+from snugfit.strategies.elastic.budgets import ElasticSettings, importance_peak, nothing_selected
 from snugfit.strategies.elastic.drift import drifted, looks_drifted, profile_again, profiling_peak
+from snugfit.strategies.elastic.probes import trial_updates
 from snugfit.strategies.elastic.pruning import Pruner
-from snugfit.strategies.elastic.ranking import rank_tensors
-from snugfit.strategies.elastic.settings import ElasticSettings
 from snugfit.strategies.elastic.trainer import TensorTrainer
+from snugfit.strategies.full_network import load_network
 from snugfit.strategies.memory_estimates import random_batch
 
 _INTERVALS = "intervals"
@@ -64,6 +68,46 @@ def fit_elastic(strategy: ElasticSettings, chain: Chain, data: TrainingData, run
     return make_record(run, data, replace(outcome, intervals=fit.intervals, tensors=fit.costs.memory.names))
 
 
+def rank_tensors(
+    strategy: ElasticSettings, chain: Chain, trainer: TensorTrainer, data: TrainingData, run: Run
+) -> dict[str, float]:
+    """Importance by tensor name, on a few training images drawn for this epoch. Weights and optimizer do not change.
+
+    Meanwhile the optimizer's state is in a file. Dropout is off, because different masks also change the loss.
+    """
+    epoch, workload = run.position.epoch, run.workload
+    seed_all(derive_seed(workload.seed, "importance", epoch))
+    batch = min(strategy.importance_batch, len(data.train))
+    images, labels = next(data.train.epoch(epoch, batch))
+    units = [unit.module.eval() for unit in chain.all_units]
+    state = trainer.optimizers.state()
+    factor = lr_factor(workload.optimizer.schedule, epoch / workload.epochs)
+    size = scratch_bytes(units, [unit.input_shape for unit in chain.all_units], batch)
+    size += sum(stored_bytes(tensor.shape, tensor.dtype) for tensor in state.values())
+    with ExitStack() as stack:
+        scratch = stack.enter_context(ScratchFile(run.cache_dir / "importance", size))
+        spilled = {name: scratch.store(tensor) for name, tensor in state.items()}
+        selected = trainer.selected
+        del state
+        trainer.optimizers.release()
+        release_memory()
+        stack.enter_context(run.limit.allow_kernels())
+        stack.enter_context(precision_context(images.to(run.device), bfloat16=workload.precision == "bfloat16"))
+        found = importance(
+            strategy.importance,
+            units,
+            images.to(run.device),
+            labels.to(run.device),
+            chunk=strategy.chunk,
+            scratch=scratch,
+            update=trial_updates(workload.optimizer, factor, spilled, trainer.parameters.keys()),
+        )
+        release_memory()
+        trainer.restore_state(selected, {name: stored.read() for name, stored in spilled.items()})
+    run.tick()
+    return {name: value for name, value in found.items() if name in trainer.parameters}
+
+
 class _ElasticRun:
     """A run with its network in memory and its intervals so far."""
 
@@ -71,11 +115,11 @@ class _ElasticRun:
         self.strategy, self.chain, self.data, self.run = strategy, chain, data, run
         notes = run.position.notes
         self.intervals = [from_data(IntervalRecord, each) for each in notes.setdefault(_INTERVALS, [])]
-        self.profile, self.parameters = run.profile, chain.parameters
+        self.parameters, self.costs = chain.parameters, strategy.costs(run.workload, run.profile)
         if _PROFILE in notes:
-            self.profile = replace(run.profile, tensors=from_data(TensorProfile, notes[_PROFILE]))
-        self.costs = strategy.costs(run.workload, self.profile)
-        self.trainer = self._load()
+            self._use(from_data(TensorProfile, notes[_PROFILE]))
+        module, lean = load_network(chain, run), strategy.lean
+        self.trainer = TensorTrainer(module, chain.forward, run.workload, strategy.micro_batches, lean=lean)
         self.pruner = Pruner(self.trainer, chain.input_shape, strategy.lasso) if strategy.prunes else None
         if self.pruner is not None and not run.resumed:
             self.pruner.start(data, run, strategy.micro_batch)
@@ -88,15 +132,9 @@ class _ElasticRun:
             if self.pruner is not None:
                 self.pruner.start(data, run, strategy.micro_batch)
 
-    def _load(self) -> TensorTrainer:
-        for index, unit in enumerate(self.chain.all_units):
-            release(unit)
-            load_into(unit, self.run.weights.load(index))
-        module = self.chain.to_module()
-        to_channels_last(module, self.run.device)
-        return TensorTrainer(
-            module, self.chain.forward, self.run.workload, self.strategy.micro_batches, lean=self.strategy.lean
-        )
+    def _use(self, tensors: TensorProfile) -> None:
+        profile = replace(self.run.profile, tensors=tensors)
+        self.costs = self.strategy.costs(self.run.workload, profile)
 
     def _warn_without_statistics(self) -> None:
         norms = [layer for layer in self.trainer.module.modules() if isinstance(layer, _BatchNorm)]
@@ -119,33 +157,20 @@ class _ElasticRun:
         if self._is_finished():
             self._start_interval()
         present = self.intervals[-1]
-        end = min(present.first_epoch + self._length, run.workload.epochs)
-        phase = replace(
-            self._phase,
-            name=f"interval {len(self.intervals)}",
-            peak_bytes=present.predicted_peak_bytes,
-            units=(),
-            seconds=self._phase.seconds,
-        )
-        count = max(len(run.predicted.phases), len(self.intervals))
+        length = len(self.strategy.spans(run.workload.epochs)[0])
+        end = min(present.first_epoch + length, run.workload.epochs)
+        name, phases = f"interval {len(self.intervals)}", run.predicted.phases
+        planned = phases[min(run.position.phase, len(phases) - 1)]
+        phase = replace(planned, name=name, peak_bytes=present.predicted_peak_bytes, units=())
+        count = max(len(phases), len(self.intervals))
         steps = self.data.train.steps(phase.batch_size * self.strategy.micro_batches)
         run.start_phase(phase, len(self.intervals) - 1, count, end - present.first_epoch, steps, present.first_epoch)
-        while epoch < end and not self._drifted():
-            train_phase(
-                self.trainer, self.data.train, phase, run, lambda: self._end_epoch(phase), range(epoch, epoch + 1)
-            )
+        while epoch < end and not self.intervals[-1].drifted:
+            epochs = range(epoch, epoch + 1)
+            train_phase(self.trainer, self.data.train, phase, run, lambda: self._end_epoch(phase), epochs)
             epoch = run.position.epoch
         run.end_phase(phase, epoch - present.first_epoch, steps)
         run.position.start_epoch(epoch)
-
-    @property
-    def _length(self) -> int:
-        return len(self.strategy.spans(self.run.workload.epochs)[0])
-
-    @property
-    def _phase(self) -> Phase:
-        phases = self.run.predicted.phases
-        return phases[min(self.run.position.phase, len(phases) - 1)]
 
     def _is_finished(self) -> bool:
         """Whether the last interval, if any, has run all its epochs."""
@@ -155,16 +180,15 @@ class _ElasticRun:
         """Make and store the next interval's selection, so that it is never repeated."""
         started = time.perf_counter()
         self.trainer.step_seconds.clear()
-        profiled = bool(self.intervals) and self._drifted() and self._profile_again()
+        profiled = bool(self.intervals) and self.intervals[-1].drifted and self._profile_again()
         pruned = self._prune() if self.intervals else 1.0
         scores = self._importance() if self.strategy.selects else {}
         mask = self._choose(scores)
         network, times = self.costs.memory, self.costs.times
-        everything = np.ones(len(network.names), dtype=bool)
         macs = int(network.macs(mask) * pruned)
         peaks = [self.costs.predicted_peak(mask)]
         if self.strategy.selects:
-            peaks.append(importance_peak(self.profile, self.strategy.chunk))
+            peaks.append(importance_peak(self.run.profile, self.strategy.chunk))
         if profiled:
             peaks.append(profiling_peak(self.costs, self.costs.memory.profile.batch))
         self.intervals.append(
@@ -175,7 +199,7 @@ class _ElasticRun:
                 full_seconds=times.full,
                 macs=macs,
                 flops_per_epoch=2 * macs * self.run.workload.train_count,
-                full_macs=network.macs(everything),
+                full_macs=network.macs(times.everything),
                 predicted_peak_bytes=max(peaks),
                 analytic_peak_bytes=self.costs.analytic_bytes(mask),
                 selection_seconds=time.perf_counter() - started,
@@ -185,7 +209,7 @@ class _ElasticRun:
         )
         self.run.add_overhead("selection", time.perf_counter() - started)
         self.run.emit(TensorsSelected(len(self.intervals) - 1, self.intervals[-1], len(network.names)))
-        self._save_intervals()
+        self.run.position.notes[_INTERVALS] = to_data(self.intervals)
         self.run.save(self.trainer.state())
 
     def _prune(self) -> float:
@@ -195,10 +219,7 @@ class _ElasticRun:
         removed = self.pruner.prune()
         if removed:
             self.run.emit(Notice(f"prunetrain removed {removed:,} parameters"))
-        return self.pruner.macs() / sum(unit.macs for unit in self.profile.units)
-
-    def _save_intervals(self) -> None:
-        self.run.position.notes[_INTERVALS] = to_data(self.intervals)
+        return self.pruner.macs() / sum(unit.macs for unit in self.run.profile.units)
 
     def _importance(self) -> dict[str, float]:
         """Importance of every tensor.
@@ -263,8 +284,7 @@ class _ElasticRun:
 
     def _dry_run_fits(self) -> bool:
         """Run a dry step on a synthetic batch; return whether it fits together with the future optimizer state."""
-        run, costs = self.run, self.costs
-        state = self.trainer.optimizers.state()
+        run, costs, state = self.run, self.costs, self.trainer.optimizers.state()
         held = sum(t.numel() * t.element_size() for t in state.values() if t.dim())
         mask = costs.memory.mask(self.trainer.selected)
         coming = max(costs.memory.state_bytes(mask) - held, 0)
@@ -306,23 +326,15 @@ class _ElasticRun:
             epochs=run.position.epoch + 1 - present.first_epoch,
             measured_seconds=statistics.median(seconds) if seconds else present.measured_seconds,
         )
-        self.intervals[-1] = replace(present, drifted=self._has_drifted(present))
-        self._save_intervals()
+        may_drift = self.strategy.selects and not present.profiled and looks_drifted(present)
+        found = may_drift and drifted(self.trainer, self.costs, run, self.chain.input_shape)
+        self.intervals[-1] = replace(present, drifted=found)
+        run.position.notes[_INTERVALS] = to_data(self.intervals)
         if len(self.data.val) == 0:
             return None
         with run.limit.allow_kernels():
             batches = self.data.val.in_order(phase.batch_size)
             return measure(task_of(run.workload), self.trainer.module.eval(), batches, run.device).value
-
-    def _has_drifted(self, present: IntervalRecord) -> bool:
-        """Whether steps have drifted; False if operators were measured just before this interval."""
-        if not self.strategy.selects or present.profiled or not looks_drifted(present):
-            return False
-        return drifted(self.trainer, self.costs, self.run, self.chain.input_shape)
-
-    def _drifted(self) -> bool:
-        """Whether drift was found in the last interval, by this process or before a resume."""
-        return self.intervals[-1].drifted
 
     def _profile_again(self) -> bool:
         """Measure the operators again (ElasticTrainer section 5.4), once; a checkpoint stores the result."""
@@ -333,8 +345,7 @@ class _ElasticRun:
         tensors = profile_again(self.strategy, self.chain, self.costs, self.run, parameters)
         if tensors is None:
             return False
-        self.profile = replace(self.profile, tensors=tensors)
-        self.costs = self.strategy.costs(self.run.workload, self.profile)
+        self._use(tensors)
         notes[_PROFILE], notes[_MEASURED] = to_data(tensors), len(self.intervals)
         self.run.save(self.trainer.state())
         return True

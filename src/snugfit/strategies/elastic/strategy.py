@@ -18,10 +18,9 @@ from snugfit._training.strategy import TrainingData
 from snugfit._training.task import needs_classes
 from snugfit.profiling import Probe, TensorProbe
 from snugfit.selection.choice import choose
-from snugfit.strategies.elastic.budgets import budget_for, importance_peak, largest_chunk
+from snugfit.strategies.elastic.budgets import ElasticSettings, budget_for, importance_peak, largest_chunk
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE, ElasticProbes
 from snugfit.strategies.elastic.runner import fit_elastic
-from snugfit.strategies.elastic.settings import ElasticSettings
 from snugfit.strategies.memory_estimates import MB, smallest_budget, step_headroom
 from snugfit.strategies.micro_batch import VALIDATION_SHARE, divisors
 
@@ -40,17 +39,13 @@ class Elastic(ElasticSettings):
             reasons.append(
                 "schedulefree averages weights over all steps, but the selection of tensors changes; use sgd or adamw"
             )
-        if not any(parameter.requires_grad for unit in chain.all_units for parameter in unit.module.parameters()):
+        named = (pair for unit in chain.all_units for pair in unit.module.named_parameters())
+        trainable = {name for name, parameter in named if parameter.requires_grad}
+        if not trainable:
             reasons.append("no parameter of the model requires a gradient: nothing to select")
-        elif self.selects and not self._trainable_outside_head(chain):
+        elif self.selects and trainable <= set(classifier_names(chain)):
             reasons.append("only the classifier's parameters require gradients; train them with --scheme head")
         return reasons
-
-    @staticmethod
-    def _trainable_outside_head(chain: Chain) -> set[str]:
-        """Names of the trainable tensors other than the classifier's."""
-        named = (pair for unit in chain.all_units for pair in unit.module.named_parameters())
-        return {name for name, parameter in named if parameter.requires_grad} - set(classifier_names(chain))
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe | TensorProbe]:
         """Probes of steps with the fewest tensors and with all, of the importance pass, and of every operator."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from snugfit._chain import Chain
-from snugfit._core.profile import OperatorStats, Profile, TensorProfile
+from snugfit._core.profile import Profile, TensorProfile
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit.errors import InfeasibleBudgetError
@@ -21,15 +21,7 @@ def tensor_table(
 ) -> dict[str, Any]:
     """Time every operator under each output mask (ElasticTrainer sections 3.2 and 5), then whole steps.
 
-    Args:
-        chain: the network, on the meta device.
-        workload: what is trained.
-        profile: what is known of it; its base bytes are in use already.
-        limit: memory budget, which is enforced meanwhile.
-        lean: use the lean operators.
-
-    Returns:
-        ``tensors``, a row each in order of execution, and ``tensor_timing``: see :func:`tensor_rows`.
+    The limit is enforced meanwhile; see :func:`tensor_rows` for the result.
 
     Raises:
         InfeasibleBudgetError: not even one image's operators fit the memory budget.
@@ -53,22 +45,20 @@ def tensor_rows(found: TensorProfile, state_copies: int = 1) -> dict[str, Any]:
         without gradients, and ``steps``, whole steps as ``core.tensors.StepSeconds``; None where memory refuses them.
     """
     network = Network(found, found.batch, state_copies)
-    rows = []
-    for tensor, place, t_dw, t_dy in zip(network.tensors, network.place, network.t_dw, network.t_dy, strict=True):
-        operator: OperatorStats = found.operators[int(place)]
-        rows.append(
-            {
-                "name": tensor.name,
-                "operator": operator.name,
-                "kind": operator.kind,
-                "t_dw": float(t_dw),
-                "t_dy": float(t_dy),
-                "update_seconds": tensor.update_seconds,
-                "parameters": tensor.parameters,
-                "macs": tensor.macs,
-                "saved_bytes": sum(saved.bytes for saved in tensor.saved),
-            }
-        )
+    rows = [
+        {
+            "name": tensor.name,
+            "operator": found.operators[int(place)].name,
+            "kind": found.operators[int(place)].kind,
+            "t_dw": float(t_dw),
+            "t_dy": float(t_dy),
+            "update_seconds": tensor.update_seconds,
+            "parameters": tensor.parameters,
+            "macs": tensor.macs,
+            "saved_bytes": sum(saved.bytes for saved in tensor.saved),
+        }
+        for tensor, place, t_dw, t_dy in zip(network.tensors, network.place, network.t_dw, network.t_dy, strict=True)
+    ]
     timing = {"batch": found.batch, "forward_seconds": network.forward_seconds(), "steps": to_data(found.steps)}
     return {"tensors": rows, "tensor_timing": timing}
 

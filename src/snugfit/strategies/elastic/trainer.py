@@ -30,21 +30,15 @@ def set_modes(module: nn.Module) -> None:
 class TensorTrainer:
     """Trains a network by cross entropy; only the selected tensors have gradients and updates.
 
-    Args:
-        module: the network.
-        forward: images (B, C, H, W) to logits (B, classes).
-        workload: optimizer and precision.
-        micro_batches: batches accumulated to one step; with 1, a hook applies and frees every gradient.
-        lean: whether to use lean operators, so that frozen tensors keep no activations.
+    With lean operators frozen tensors keep no activations. ``forward`` maps images (B, C, H, W) to logits (B, classes).
+    Without accumulation, a hook applies and frees every gradient.
     """
 
     def __init__(
         self, module: nn.Module, forward: Forward, workload: Workload, micro_batches: int = 1, *, lean: bool = True
     ) -> None:
-        self.module, self.forward, self.micro_batches = module, forward, micro_batches
-        self.modules = [module]
-        self.settings = workload.optimizer
-        self.lean = lean
+        self.module, self.forward, self.micro_batches, self.lean = module, forward, micro_batches, lean
+        self.modules, self.settings = [module], workload.optimizer
         if lean:
             use_lean(module)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -83,11 +77,14 @@ class TensorTrainer:
         self.optimizers.set_lr_factor(self._factor)
         self._hook()
 
-    def _hook(self) -> None:
-        """Register hooks that change and apply each gradient in the backward pass, unless gradients accumulate."""
+    def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _hook(self) -> None:
+        """Register hooks that change and apply each gradient in the backward pass, unless gradients accumulate."""
+        self._unhook()
         if self.micro_batches > 1:
             return
         if self.before_update is not None:
@@ -120,22 +117,17 @@ class TensorTrainer:
         self.optimizers.step()
 
     def dry_step(self, inputs: Tensor, labels: Tensor, only: Container[str] | None = None) -> None:
-        """Run a step's forward and backward pass, and free the gradients instead of applying them.
+        """Run forward and backward on a micro-batch (B, C, H, W) and labels (B,); free gradients without updates.
 
-        If gradients accumulate, a second pass runs with the gradients of the first in memory.
-
-        Args:
-            inputs: a micro-batch (B, C, H, W).
-            labels: its labels (B,).
-            only: the selected tensors that get gradients; all by default.
+        If gradients accumulate, a second pass runs with those of the first in memory. Of the selected tensors, those in
+        ``only`` get gradients; all by default.
         """
         trained = {name: p for name, p in self.optimizers.parameters.items() if only is None or name in only}
         idle = [p for name, p in self.optimizers.parameters.items() if name not in trained]
         self.optimizers.detach_hooks()
-        for handle in self._handles:
-            handle.remove()
-        drop = _drop_gradient if self.micro_batches == 1 else _keep_gradient
-        handles = [p.register_post_accumulate_grad_hook(drop) for p in trained.values()]
+        self._unhook()
+        if self.micro_batches == 1:
+            self._handles = [p.register_post_accumulate_grad_hook(_drop_gradient) for p in trained.values()]
         try:
             for parameter in idle:
                 parameter.requires_grad_(False)
@@ -145,8 +137,6 @@ class TensorTrainer:
                 loss.backward()
                 del loss
         finally:
-            for handle in handles:
-                handle.remove()
             for parameter in idle:
                 parameter.requires_grad_(True)
             self.optimizers.zero_grad()
@@ -177,7 +167,3 @@ class TensorTrainer:
 
 def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
-
-
-def _keep_gradient(parameter: Tensor) -> None:
-    pass

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,21 +25,15 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory, resident_bytes
 from snugfit.profiling.liveness import StepOptions
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_synthetic_weights, random_batch
-from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
+from snugfit.strategies.sidenet.config import SidenetScheme
+from snugfit.strategies.sidenet.frozen import SIDE_PREFIX
 from snugfit.strategies.sidenet.network import trained_names
-from snugfit.strategies.sidenet.trainer import SIDE_PREFIX
 from snugfit.surgery.sidenet import attach_side_network
 
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A network and its trained parameters.
-
-    Attributes:
-        module: on the meta device, its layers in the modes of training.
-        trained: which part trains.
-        names: the trained parameters.
-    """
+    """A network on the meta device, its layers in the modes of training; and its trained part, also by names."""
 
     module: fx.GraphModule
     trained: Trained
@@ -69,33 +61,28 @@ def activation_table(
     Raises:
         ModelError: ``trained`` is ``sidenet``, and no side network can be attached to the model.
     """
-    shape, prepared, spent = workload.input_shape, prepare_network(chain, trained), False
-    network = copy.deepcopy(prepared.module)
+    shape, batch, prepared = workload.input_shape, workload.batch_size, prepare_network(chain, trained)
+    network, copies = copy.deepcopy(prepared.module), workload.optimizer.state_per_parameter
     if lean:
         use_lean(network)
         enable_inplace(network)
-    lean_network = copy.deepcopy(network)
-    if lean and prepared.trained != "full":
-        spent = release_images(lean_network)
+    measured_network = copy.deepcopy(network)
+    spent = lean and prepared.trained != "full" and release_images(measured_network)
     paper, ahead = (
-        analytic_activation_memory(prepared.module, shape, prepared.names, batch=workload.batch_size, side_first=first)
+        analytic_activation_memory(prepared.module, shape, prepared.names, batch=batch, side_first=first)
         for first in (False, True)
     )
-    copies = workload.optimizer.state_per_parameter
-    true = liveness_activation_memory(
-        network, shape, prepared.names, StepOptions(batch=workload.batch_size, state_copies=copies, spent=spent)
-    )
+    options = StepOptions(batch=batch, state_copies=copies, spent=spent)
+    true = liveness_activation_memory(network, shape, prepared.names, options)
     with limit:
-        measured = _measured(lean_network, workload, limit.device, true)
+        measured = _measured(measured_network, workload, limit.device, true)
+    resident = resident_bytes(network, prepared.names, state_copies=copies)
     return {
         **to_data(paper),
         "trained": prepared.trained,
         "side_first": {"peak_bytes": ahead.peak_bytes, "total_bytes": ahead.total_bytes},
-        "true": {
-            **to_data(true),
-            "resident": to_data(resident_bytes(network, prepared.names, state_copies=copies)),
-        },
-        "measured": {"batch": workload.batch_size, "tensor_peak_bytes": measured},
+        "true": {**to_data(true), "resident": to_data(resident)},
+        "measured": {"batch": batch, "tensor_peak_bytes": measured},
     }
 
 
@@ -109,22 +96,16 @@ def prepare_network(chain: Chain, trained: Trained | None) -> TrainedNetwork:
             if trained is not None:
                 raise
             trained = "full"
-    head = set(classifier_names(chain))
     every = [name for name, _ in module.named_parameters()]
-    scheme: Scheme = "bias+head" if trained == "bias+head" else "head"
-    names = frozenset(every if trained == "full" else trained_names(every, head, scheme))
-    _set_modes(module)
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name in names)
-    return TrainedNetwork(module, trained, names)
-
-
-def _set_modes(module: nn.Module) -> None:
-    """Set training mode, but keep the backbone's BatchNorm in evaluation mode; side modules have their own."""
+    scheme: SidenetScheme = "bias+head" if trained == "bias+head" else "head"
+    names = frozenset(every if trained == "full" else trained_names(every, classifier_names(chain), scheme))
     module.train()
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and not name.startswith(SIDE_PREFIX):
             layer.eval()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in names)
+    return TrainedNetwork(module, trained, names)
 
 
 def _measured(module: nn.Module, workload: Workload, device: torch.device, true: ActivationMemory) -> int | None:
@@ -143,30 +124,21 @@ def _measured(module: nn.Module, workload: Workload, device: torch.device, true:
 def step_peak(module: nn.Module, workload: Workload, device: torch.device) -> int:
     """Peak tensor bytes of two steps on synthetic images and weights; the second step has optimizer state.
 
-    Args:
-        module: the network. Parameters that require gradients train; each gradient is applied and freed in the
-            backward pass. Weights on the meta device get synthetic values on ``device``.
-        workload: shapes, batch size, optimizer and precision.
-        device: the device of the steps.
+    Parameters that require gradients train; each gradient is applied and freed in the backward pass. Weights on the
+    meta device get synthetic values on ``device``.
     """
     if any(parameter.is_meta for parameter in module.parameters()):
         fill_synthetic_weights(module.to_empty(device=device))
-    with _optimizers(module, workload):
-
-        def step() -> None:
-            images, labels = random_batch(workload.input_shape, workload.classes, workload.batch_size, str(device))
-            with precision_context(images, bfloat16=workload.precision == "bfloat16"):
-                loss = nn.functional.cross_entropy(module(images), labels)
-            loss.backward()
-
-        return tensor_peak_bytes(step, [module], repeats=2)
-
-
-@contextmanager
-def _optimizers(module: nn.Module, workload: Workload) -> Iterator[None]:
     optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
     optimizers.apply_in_backward()
+
+    def step() -> None:
+        images, labels = random_batch(workload.input_shape, workload.classes, workload.batch_size, str(device))
+        with precision_context(images, bfloat16=workload.precision == "bfloat16"):
+            loss = nn.functional.cross_entropy(module(images), labels)
+        loss.backward()
+
     try:
-        yield
+        return tensor_peak_bytes(step, [module], repeats=2)
     finally:
         optimizers.release()

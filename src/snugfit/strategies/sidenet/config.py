@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import Choice, DataSetName, Positive, Range, Text
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig, present
 from snugfit._core.workload import OptimizerSettings
 from snugfit.strategies.micro_batch import AccumulationOptions
-from snugfit.strategies.schemes import foreign_scheme, require_scheme
 
 SidenetScheme = Literal["rep-net", "bias+head", "head"]
-SCHEMES: tuple[SidenetScheme, ...] = get_args(SidenetScheme)
 PruneImportance = Literal["reconstruction", "activation", "filter"]
 WeightStorage = Literal["auto", "float32", "int8"]
 
@@ -75,6 +72,7 @@ class Config(StrategyConfig):
     name = "sidenet"
     implementation = "snugfit.strategies.sidenet.strategy:Sidenet"
     options = SidenetOptions
+    schemes = get_args(SidenetScheme)
     order = 50
     expected_loss = 1
     accuracy = "The network stays frozen, and only a small network next to it trains, so accuracy may differ."
@@ -83,20 +81,7 @@ class Config(StrategyConfig):
     optimizers: ClassVar[Mapping[str, OptimizerSettings]] = {
         "adamw": OptimizerSettings("adamw", lr=0.0006, weight_decay=0.0)
     }
-    rebuild = "snugfit.strategies.sidenet.rebuild:side_network"
-
-    def check(self, request: BaseRequest) -> None:
-        """Check the options, the scheme included.
-
-        Raises:
-            UsageError: the scheme is of another strategy.
-        """
-        super().check(request)
-        require_scheme(self.name, SCHEMES, getattr(request.strategy, "scheme", None))
-
-    def why_not(self, request: BaseRequest) -> str | None:
-        """Why ``auto`` does not consider it; a scheme of another strategy is a reason, too."""
-        return super().why_not(request) or foreign_scheme(SCHEMES, request)
+    rebuild = "snugfit.strategies.sidenet.network:side_network"
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """The scheme, the width of the side network, and how memory is saved."""

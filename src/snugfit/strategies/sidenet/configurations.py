@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
-from snugfit._core.profile import ProbeLine
 from snugfit._core.request import StrategyOptions
-from snugfit._core.workload import Workload
 from snugfit.errors import UsageError
-from snugfit.strategies.micro_batch import MicroBatching, choose_batch
+from snugfit.strategies.micro_batch import MicroBatching
 from snugfit.strategies.sidenet.config import SidenetOptions, SidenetScheme
 
 PREFIX = "sidenet"
@@ -135,45 +133,9 @@ def _values(choice: str) -> tuple[bool, ...]:
 
 @dataclass(frozen=True)
 class FittedConfiguration:
-    """A configuration at a batch that fits.
-
-    Attributes:
-        configuration: how the network is stored and run.
-        micro: the micro-batches of a step.
-        loss: expected loss of accuracy in percentage points.
-        seconds: of a step.
-    """
+    """A configuration at a batch that fits, its expected loss in percentage points, and the seconds of a step."""
 
     configuration: Configuration
     micro: MicroBatching
     loss: float
     seconds: float
-
-
-def fit_configuration(
-    configuration: Configuration,
-    lines: Mapping[str, ProbeLine],
-    workload: Workload,
-    headroom: float,
-    *,
-    accumulate: bool,
-) -> FittedConfiguration | None:
-    """A configuration at the batch from :func:`snugfit.strategies.micro_batch.choose_batch`.
-
-    Args:
-        configuration: how the network is stored and run.
-        lines: measured lines by name.
-        workload: what is trained.
-        headroom: bytes for a step.
-        accumulate: whether micro-batches may be accumulated to the batch.
-
-    Returns:
-        None if not one image fits.
-    """
-    batch = workload.effective_batch
-    micro = choose_batch(lines, configuration.probe, headroom, batch, accumulate=accumulate)
-    if micro is None:
-        return None
-    loss = configuration.loss_at(micro.micro_batch, batch)
-    seconds = micro.seconds(lines[micro.line(configuration.probe)]) * (batch / micro.micro_batch)
-    return FittedConfiguration(configuration, micro, loss, seconds)

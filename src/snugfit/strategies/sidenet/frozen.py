@@ -12,26 +12,17 @@ from typing import cast
 import numpy as np
 from torch import fx, nn
 
+from snugfit import surgery
 from snugfit._chain import Chain, ModuleBlock, classifier_names, find_blocks
+from snugfit._chain.blocks import SIDE_NETWORK
 from snugfit.errors import ModelError
 from snugfit.lean import run_per_sample
 from snugfit.memory.activation import ActivationMemory
 from snugfit.profiling.activation import analytic_activation_memory
-from snugfit.strategies.sidenet.config import SidenetScheme as Scheme
-from snugfit.strategies.sidenet.config import prune_ratio
-from snugfit.strategies.sidenet.trainer import SIDE_PREFIX
-from snugfit.surgery import (
-    ChannelGroup,
-    attach_side_network,
-    blocks_of,
-    hidden_groups,
-    kept_width,
-    narrowed_meta_copy,
-    remove_channels,
-    widest_widths,
-    width,
-)
+from snugfit.strategies.sidenet.config import SidenetScheme, prune_ratio
 
+SIDE_PREFIX = f"{SIDE_NETWORK}."
+"""Prefix of the names of the side network's tensors."""
 MIN_KEPT_SHARE = 1 / 8
 """Share of a group's channels that always stay."""
 MAX_BLOCK_RATIO = 8
@@ -41,14 +32,10 @@ MAX_BLOCK_RATIO = 8
 class FrozenNetwork:
     """A network that will be frozen, on the meta device; its properties are computed on first use.
 
-    Args:
-        chain: the network.
-        scheme: what trains.
-        side_width: width of the side network; 0 if there is none.
-        prune: ``on`` for computed ratios, or a ratio for every block with large feature maps.
+    ``prune`` is ``on`` for computed ratios, or a ratio for every block with large feature maps.
     """
 
-    def __init__(self, chain: Chain, scheme: Scheme, side_width: float, prune: str) -> None:
+    def __init__(self, chain: Chain, scheme: SidenetScheme, side_width: float, prune: str) -> None:
         self.chain, self.scheme, self.side_width, self.ratio = chain, scheme, side_width, prune_ratio(prune)
         self.input_shape = chain.input_shape
 
@@ -66,7 +53,7 @@ class FrozenNetwork:
         """Activation memory of an image by the paper's rule, with the side network added to a backbone."""
         network = backbone
         if self.side_width:
-            network = attach_side_network(backbone, self.input_shape, width=self.side_width)
+            network = surgery.attach_side_network(backbone, self.input_shape, width=self.side_width)
         trains = self.classifier | {name for name, _ in network.named_parameters() if name.startswith(SIDE_PREFIX)}
         return analytic_activation_memory(network, self.input_shape, trains)
 
@@ -92,14 +79,14 @@ class FrozenNetwork:
         )
 
     @cached_property
-    def groups(self) -> tuple[ChannelGroup, ...]:
+    def groups(self) -> tuple[surgery.ChannelGroup, ...]:
         """Groups of channels that may be removed, in order of execution."""
-        return tuple(joined.from_iterable(hidden_groups(self.backbone, self.input_shape).values()))
+        return tuple(joined.from_iterable(surgery.hidden_groups(self.backbone, self.input_shape).values()))
 
     @cached_property
     def channels(self) -> dict[str, int]:
         """Number of channels of each of these groups."""
-        return {group.name: width(self.backbone, group) for group in self.groups}
+        return {group.name: surgery.width(self.backbone, group) for group in self.groups}
 
     @cached_property
     def widths(self) -> dict[str, int]:
@@ -109,9 +96,9 @@ class FrozenNetwork:
             ModelError: there is nothing to prune, or a ratio would empty a layer.
         """
         if self.ratio is None:
-            found = widest_widths(self._prunable, self._carriers, self._temporary, self.target_bytes)
+            found = surgery.widest_widths(self._prunable, self._carriers, self._temporary, self.target_bytes)
         else:
-            found = {name: kept_width(count, self.ratio, name) for name, count in self._prunable.items()}
+            found = {name: surgery.kept_width(count, self.ratio, name) for name, count in self._prunable.items()}
         if not found:
             raise ModelError(
                 "--prune: there is nothing to prune: no block's feature maps need more than the backward pass keeps."
@@ -131,7 +118,7 @@ class FrozenNetwork:
 
     @cached_property
     def _spans(self) -> dict[str, tuple[int, int]]:
-        return blocks_of(self.backbone, self.input_shape, self.groups)
+        return surgery.blocks_of(self.backbone, self.input_shape, self.groups)
 
     @cached_property
     def _prunable(self) -> dict[str, int]:
@@ -148,7 +135,7 @@ class FrozenNetwork:
 
     def _layers(self, widths: Mapping[str, int]) -> list[np.ndarray]:
         """Temporary bytes of every block's layers at some widths: (layers,) for each block."""
-        narrowed = narrowed_meta_copy(self.backbone, self.groups, widths)
+        narrowed = surgery.narrowed_meta_copy(self.backbone, self.groups, widths)
         blocks = analytic_activation_memory(narrowed, self.input_shape, self.classifier).blocks
         return [np.array([layer.temporary_bytes for layer in block.layers]) for block in blocks]
 
@@ -183,13 +170,13 @@ class FrozenNetwork:
             return False
 
     @property
-    def pruned_groups(self) -> tuple[ChannelGroup, ...]:
+    def pruned_groups(self) -> tuple[surgery.ChannelGroup, ...]:
         """The groups that lose channels."""
         return tuple(group for group in self.groups if group.name in self.widths)
 
     def prune(self, module: nn.Module) -> None:
         """Remove the first channels of each pruned group, in place; for purposes that depend on widths alone."""
-        remove_channels(module, self.groups, {name: range(count) for name, count in self.widths.items()})
+        surgery.remove_channels(module, self.groups, {name: range(count) for name, count in self.widths.items()})
 
     @property
     def width_changes(self) -> dict[str, tuple[int, int]]:
@@ -198,7 +185,7 @@ class FrozenNetwork:
 
     def pruned_names(self, module: fx.GraphModule) -> set[str]:
         """Names of the tensors of all pruned blocks, which retraining may change."""
-        spans = blocks_of(module, self.input_shape, self.pruned_groups).values()
+        spans = surgery.blocks_of(module, self.input_shape, self.pruned_groups).values()
         blocks = find_blocks(module, self.input_shape)
         inside = [blocks[index] for first, last in spans for index in range(first, last + 1)]
         layers = {layer for block in inside for layer in _layers(block.nodes)}

@@ -23,10 +23,8 @@ Variant = tuple[Configuration, bool]
 class LowerBounds:
     """Lower bounds on the process memory of each variant, at the smallest and at the full batch.
 
-    Args:
-        probes: of every variant.
-        retraining: the probe of the phase that retrains a pruned network; None if no variant is pruned.
-        applies: whether a configuration differs from those before it, for this network.
+    ``retraining`` is the probe of the phase that retrains a pruned network. ``applies`` says whether a configuration
+    differs from those before it, for this network.
     """
 
     def __init__(
@@ -71,12 +69,9 @@ class LowerBounds:
         return min(found, key=self.smallest_batch_bytes)
 
     def may_fit(self, variant: Variant, headroom: float, lines: Mapping[str, ProbeLine]) -> bool:
-        """Whether a variant may fit; if none fits, whether it is the smallest.
+        """Whether a variant may fit in ``headroom`` bytes; if none fits, whether it is the smallest.
 
-        Args:
-            variant: the variant.
-            headroom: bytes for a step and for what measuring leaves behind.
-            lines: as measured so far; the first measurement leaves the most behind.
+        The headroom is for a step and for what measuring leaves behind; the first of the ``lines`` leaves the most.
         """
         if headroom == float("inf"):
             return True

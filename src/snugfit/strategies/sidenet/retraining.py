@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, fx, nn
 
+from snugfit import surgery
 from snugfit._chain import Chain
 from snugfit._core.plan import Phase
 from snugfit._core.profile import ProbeLine
@@ -25,25 +26,11 @@ from snugfit.errors import CheckpointError
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe
 from snugfit.strategies.full_network import load_network
-from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch, with_safety
+from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch, weight_layers, with_safety
 from snugfit.strategies.micro_batch import divisors
 from snugfit.strategies.sidenet.config import PruneImportance
 from snugfit.strategies.sidenet.configurations import PREFIX
 from snugfit.strategies.sidenet.frozen import FrozenNetwork
-from snugfit.surgery import (
-    BlockDistillation,
-    Cut,
-    JointDistillation,
-    TeacherStudent,
-    adopt_widths,
-    channel_importance,
-    channels_by_reconstruction,
-    copy_for_pruning,
-    distil,
-    later_biases,
-    most_important,
-    remove_channels,
-)
 
 RETRAIN = f"{PREFIX}:retrain"
 """Name of the probe."""
@@ -60,6 +47,43 @@ PREPARATION_TIME = 2.0
 """Time per image of choosing channels and solving blocks, over that of a step."""
 
 _CHANNELS, _SOLVED, _RETRAINED = "kept", "solved", "retrained"
+
+
+@dataclass(frozen=True)
+class PrunedPair:
+    """A network and its pruned copy, which shares the tensors that retraining does not change.
+
+    Attributes:
+        teacher: the full network.
+        pruned: the pruned copy.
+        cuts: the kept channels of the pruned tensors.
+        input_shape: channels, height, width of one image.
+        names: names of the tensors that are not shared.
+        until: layers of the classifier.
+    """
+
+    teacher: fx.GraphModule
+    pruned: fx.GraphModule
+    cuts: dict[str, surgery.Cut]
+    input_shape: tuple[int, ...]
+    names: frozenset[str]
+    until: frozenset[str]
+
+    @property
+    def blocks(self) -> surgery.TeacherStudent:
+        """Both networks block by block."""
+        return surgery.TeacherStudent(self.teacher, self.pruned, self.cuts, self.input_shape)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The pruned and retrained tensors by name, in their pruned shapes."""
+        return {name: tensor for name, tensor in self.pruned.state_dict().items() if name in self.names}
+
+    def joint(self, steps: int, micro_batch: int) -> surgery.JointDistillation:
+        """The joint retraining of all pruned blocks."""
+        return surgery.JointDistillation(
+            self.blocks, trained=self.names, until=self.until, steps=steps, micro_batch=micro_batch
+        )
 
 
 @dataclass(frozen=True)
@@ -82,71 +106,19 @@ class Retraining:
         """The channels that each pruned group keeps, chosen on images (batch, *input_shape)."""
         groups, widths = self.frozen.pruned_groups, self.frozen.widths
         if self.importance == "reconstruction":
-            return channels_by_reconstruction(teacher, groups, widths, batches, micro_batch=micro_batch)
-        found = channel_importance(teacher, groups, batches(), by=self.importance, micro_batch=micro_batch)
-        return most_important(found, widths)
+            return surgery.channels_by_reconstruction(teacher, groups, widths, batches, micro_batch=micro_batch)
+        found = surgery.channel_importance(teacher, groups, batches(), by=self.importance, micro_batch=micro_batch)
+        return surgery.most_important(found, widths)
 
     def prune(self, teacher: fx.GraphModule, kept: dict[str, list[int]]) -> PrunedPair:
         """The full network and a pruned copy with these channels."""
-        groups = self.frozen.pruned_groups
-        pruned = copy_for_pruning(teacher, self.frozen.input_shape, groups)
-        cuts = remove_channels(pruned, groups, kept)
-        names = self.frozen.pruned_names(pruned)
-        until = {name.rpartition(".")[0] for name in self.frozen.classifier}
-        return PrunedPair(
-            teacher, pruned, cuts, frozenset(names | later_biases(pruned, names, until)), frozenset(until)
-        )
-
-    def solve(
-        self,
-        pair: PrunedPair,
-        batches: Callable[[], Iterable[Tensor]],
-        micro_batch: int,
-        done: int = 0,
-        on_block: Callable[[BlockDistillation], object] | None = None,
-    ) -> None:
-        """Fit each pruned block's weights to its former output; see :func:`snugfit.surgery.distil`.
-
-        Args:
-            pair: the networks.
-            batches: images (batch, *input_shape).
-            micro_batch: images in memory at once.
-            done: number of blocks that are solved already.
-            on_block: called after each block.
-        """
-        distil(self._blocks(pair), batches, micro_batch=micro_batch, done=done, on_block=on_block)
-
-    def joint(self, pair: PrunedPair, steps: int, micro_batch: int) -> JointDistillation:
-        """The joint retraining of all pruned blocks."""
-        blocks = self._blocks(pair)
-        return JointDistillation(blocks, trained=pair.names, until=pair.until, steps=steps, micro_batch=micro_batch)
-
-    def _blocks(self, pair: PrunedPair) -> TeacherStudent:
-        return TeacherStudent(pair.teacher, pair.pruned, pair.cuts, self.frozen.input_shape)
-
-
-@dataclass(frozen=True)
-class PrunedPair:
-    """A network and its pruned copy.
-
-    Attributes:
-        teacher: the full network.
-        pruned: the pruned copy, which shares the tensors that retraining does not change.
-        cuts: the kept channels of the pruned tensors.
-        names: names of the tensors that are not shared.
-        until: layers of the classifier.
-    """
-
-    teacher: fx.GraphModule
-    pruned: fx.GraphModule
-    cuts: dict[str, Cut]
-    names: frozenset[str]
-    until: frozenset[str]
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The pruned and retrained tensors by name, in their pruned shapes."""
-        return {name: tensor for name, tensor in self.pruned.state_dict().items() if name in self.names}
+        frozen = self.frozen
+        pruned = surgery.copy_for_pruning(teacher, frozen.input_shape, frozen.pruned_groups)
+        cuts = surgery.remove_channels(pruned, frozen.pruned_groups, kept)
+        names = frozen.pruned_names(pruned)
+        until = {name.rpartition(".")[0] for name in frozen.classifier}
+        names |= surgery.later_biases(pruned, names, until)
+        return PrunedPair(teacher, pruned, cuts, frozen.input_shape, frozenset(names), frozenset(until))
 
 
 def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, device: str) -> Probe:
@@ -163,9 +135,9 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
         def step(micro_batch: int) -> None:
             batch = images(STEP_IMAGES, device)
             pair = retraining.prune(module, retraining.choose_channels(module, lambda: [batch], micro_batch))
-            retraining.solve(pair, lambda: [batch], micro_batch)
+            surgery.distil(pair.blocks, lambda _: [batch], surgery.Recipe(epochs=0, micro_batch=micro_batch))
             if retraining.epochs:
-                retraining.joint(pair, 1, micro_batch).step(batch)
+                pair.joint(1, micro_batch).step(batch)
 
         return step
 
@@ -179,19 +151,14 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
 
         return tensor_peak_bytes(forward, [module, inputs])
 
-    layers = sum(isinstance(layer, (nn.Conv2d, nn.Linear)) for layer in chain.to_module().modules())
-    return Probe(RETRAIN, build, floor, STEP_IMAGES, sizes=divisors(STEP_IMAGES), layers=layers, network=PREFIX)
+    layers, sizes = weight_layers(chain), divisors(STEP_IMAGES)
+    return Probe(RETRAIN, build, floor, STEP_IMAGES, sizes=sizes, layers=layers, network=PREFIX)
 
 
 def retrain_phase(line: ProbeLine, headroom: float, resident_bytes: int, images: int, epochs: int) -> Phase | None:
     """The phase at the largest micro-batch that fits in ``headroom`` bytes; None if none fits.
 
-    Args:
-        line: the measured line, with one pass of steps.
-        headroom: bytes for a step.
-        resident_bytes: in memory before the phase.
-        images: number of available images.
-        epochs: passes of training steps.
+    ``images`` are available, for ``epochs`` passes of steps; ``resident_bytes`` are in memory before the phase.
     """
     sizes = [size for size in divisors(STEP_IMAGES) if size >= line.smallest_batch and line.bytes_at(size) <= headroom]
     if not sizes:
@@ -221,14 +188,15 @@ def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, 
         if run.resumed:
             pair.pruned.load_state_dict(run.resumed_tensors("pruned"), strict=False)
 
-        def save_block(found: BlockDistillation) -> None:
+        def save_block(found: surgery.BlockDistillation) -> None:
             position.step += 1
             notes.setdefault(_SOLVED, []).append([found.block, found.before, found.after])
             run.emit(Notice(f"block {found.block}: its error fell from {found.before:.3f} to {found.after:.3f}"))
             run.save({"pruned": pair.state})
             stop_if_requested(run)
 
-        retraining.solve(pair, selection, phase.batch_size, len(notes.get(_SOLVED, [])), save_block)
+        recipe, done = surgery.Recipe(epochs=0, micro_batch=phase.batch_size), len(notes.get(_SOLVED, []))
+        surgery.distil(pair.blocks, lambda _: selection(), recipe, done=done, on_block=save_block)
         _retrain(retraining, pair, source, phase.batch_size, run)
     write_tensors(run.folder / PRUNED_FILE, pair.state, run.manifest)
     run.end_phase(phase, 1, 1)
@@ -242,7 +210,7 @@ def _retrain(retraining: Retraining, pair: PrunedPair, source: BatchSource, micr
     steps = min(source.steps(min(STEP_IMAGES, len(source))), PASS_IMAGES // STEP_IMAGES)
     if len(done) >= retraining.epochs:
         return
-    joint = retraining.joint(pair, steps * retraining.epochs, micro_batch)
+    joint = pair.joint(steps * retraining.epochs, micro_batch)
     if done:
         joint.load_state(run.resumed_tensors("joint"), steps * len(done))
     for epoch in range(len(done), retraining.epochs):
@@ -271,6 +239,6 @@ def load_pruned(module: nn.Module, run: Run) -> None:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; the run cannot be resumed without it. Start a new run.")
     state = read_tensors(path)
-    adopt_widths(module, state)
+    surgery.adopt_widths(module, state)
     to_channels_last(module)
     module.load_state_dict(state, strict=False)

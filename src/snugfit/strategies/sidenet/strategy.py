@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
 
@@ -17,38 +18,41 @@ from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
+from snugfit._storage.weights_file import save_model
+from snugfit._training.finalize import Outcome, evaluate_model, make_record
+from snugfit._training.network import NetworkTrainer
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
 from snugfit._training.task import needs_classes
+from snugfit.lean import FloatState
 from snugfit.profiling import Probe
-from snugfit.strategies.full_network import network_probe
+from snugfit.strategies.full_network import load_network, network_probe, network_shortfall, train_network
 from snugfit.strategies.memory_estimates import (
     available_headroom,
     forward_images,
-    smallest_budget,
     step_headroom,
     with_safety,
 )
-from snugfit.strategies.micro_batch import divisors, hold_modes, line_name
+from snugfit.strategies.micro_batch import choose_batch, divisors, hold_modes, line_name
 from snugfit.strategies.sidenet.configurations import (
     PREFIX,
     Configuration,
     FittedConfiguration,
     SidenetSettings,
-    fit_configuration,
     low_memory_settings,
 )
 from snugfit.strategies.sidenet.frozen import FrozenNetwork
 from snugfit.strategies.sidenet.lower_bounds import LowerBounds, Variant
-from snugfit.strategies.sidenet.network import make_trainer
+from snugfit.strategies.sidenet.network import make_trainer, restore_layers
 from snugfit.strategies.sidenet.retraining import (
     PASS_IMAGES,
     RETRAIN,
     Retraining,
+    load_pruned,
+    prune_and_retrain,
     retrain_phase,
     retraining_probe,
 )
-from snugfit.strategies.sidenet.runner import fit_sidenet
 from snugfit.surgery import attach_side_network
 
 MARGIN_BYTES = 1_000_000
@@ -62,8 +66,6 @@ LEFT_BY_RETRAINING = 4_000_000
 """Memory that a thousand retraining steps leave behind, unlike the one step of a probe. Without this margin, a run was
 0.5 MB above its prediction, although that includes a safety of 6.6 MB."""
 
-FINE_TUNE = "fine-tune"
-
 
 @dataclass(frozen=True)
 class Sidenet(SidenetSettings):
@@ -72,7 +74,7 @@ class Sidenet(SidenetSettings):
     @staticmethod
     def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
         """Settings with less memory, for the options that the user left open; tried if nothing fits."""
-        yield from low_memory_settings(options)
+        return low_memory_settings(options)
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot train this model: averaged weights, or no classifier that trains.
@@ -104,9 +106,7 @@ class Sidenet(SidenetSettings):
 
         They are lazy: a configuration is measured only if it may lose less accuracy than the measured ones that fit.
         """
-        known = {
-            width: self._frozen(chain, Configuration(width)) for width in {each.side_width for each in self.candidates}
-        }
+        known = {each.side_width: self._frozen(chain, each) for each in self.candidates}
         variants: dict[Variant, Probe] = {}
         for each, hold in sorted(self._variants(workload), key=lambda variant: _least_loss(workload, *variant)):
             make = make_trainer(each, known[each.side_width], self.side_lr)
@@ -155,12 +155,15 @@ class Sidenet(SidenetSettings):
     def _fitting(
         self, workload: Workload, lines: Mapping[str, ProbeLine], headroom: float
     ) -> Iterator[FittedConfiguration]:
+        batch = workload.effective_batch
         for each in self.candidates:
             left = headroom - LEFT_BY_RETRAINING if each.pruned else headroom
-            if not each.pruned or self._retraining(workload, lines, left, 0) is not None:
-                option = fit_configuration(each, lines, workload, left, accumulate=self.accumulate)
-                if option is not None:
-                    yield option
+            if each.pruned and self._retraining(workload, lines, left, 0) is None:
+                continue
+            micro = choose_batch(lines, each.probe, left, batch, accumulate=self.accumulate)
+            if micro is not None:
+                seconds = micro.seconds(lines[micro.line(each.probe)]) * (batch / micro.micro_batch)
+                yield FittedConfiguration(each, micro, each.loss_at(micro.micro_batch, batch), seconds)
 
     def _retraining(
         self, workload: Workload, lines: Mapping[str, ProbeLine], headroom: float, resident_bytes: int
@@ -176,20 +179,19 @@ class Sidenet(SidenetSettings):
         """The configuration that fits with the least expected loss of accuracy; the fastest among equals."""
         headroom = step_headroom(budget, profile.base_bytes)
         found = _best(self._fitting(workload, profile.lines, headroom))
-        if found is not None:
+        if found is None:
+            return
+        chosen, retraining = found.configuration, None
+        if chosen.pruned:
             retraining = self._retraining(workload, profile.lines, headroom - LEFT_BY_RETRAINING, 0)
-            yield self._with_configuration(found, retraining if found.configuration.pruned else None)
-
-    def _with_configuration(self, option: FittedConfiguration, retraining: Phase | None) -> Sidenet:
-        chosen = option.configuration
-        return replace(
+        yield replace(
             self,
             side_width=chosen.side_width or None,
             prune=("off" if not chosen.pruned else "on" if self.prune == "auto" else self.prune),
             sample_wise="on" if chosen.by_sample else "off",
             weight_storage="int8" if chosen.int8 else "float32",
-            micro_batch=option.micro.micro_batch,
-            micro_batches=option.micro.micro_batches,
+            micro_batch=found.micro.micro_batch,
+            micro_batches=found.micro.micro_batches,
             retrain_batch=0 if retraining is None else retraining.batch_size,
         )
 
@@ -200,7 +202,7 @@ class Sidenet(SidenetSettings):
         epoch = self.epoch_seconds(line, workload.train_count, passed)
         resident = profile.base_bytes + LEFT_BY_RETRAINING * self.configuration.pruned
         peak = with_safety(resident, line.bytes_at(self.micro_batch))
-        phases = [Phase(FINE_TUNE, peak, epoch * workload.epochs, self.micro_batch)]
+        phases = [Phase("fine-tune", peak, epoch * workload.epochs, self.micro_batch)]
         if self.configuration.pruned:
             headroom = profile.lines[RETRAIN].bytes_at(self.retrain_batch)
             retraining = self._retraining(workload, profile.lines, headroom, resident)
@@ -212,8 +214,7 @@ class Sidenet(SidenetSettings):
         """Why nothing was proposed, and the smallest sufficient memory budget."""
         bounds = len({replace(each, by_sample=False) for each in self.candidates})
         floor = min(self._floors(workload, profile)) + bounds * GRAPH_BYTES
-        smallest = max(smallest_budget(profile, floor), (budget.memory_bytes or 0) + 1_000_000)
-        return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
+        return network_shortfall(profile, floor, budget)
 
     def _floors(self, workload: Workload, profile: Profile) -> list[int]:
         """Lower bounds in tensor bytes of the variants, retraining included for pruned ones.
@@ -228,8 +229,30 @@ class Sidenet(SidenetSettings):
         return [floor for (_, hold), floor in found.items() if hold] or list(found.values())
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
-        """Train."""
-        return fit_sidenet(self, chain, data, run)
+        """Prune and retrain if planned, then fine-tune."""
+        chain, configuration = copy.deepcopy(chain), self.configuration
+        frozen = FrozenNetwork(copy.deepcopy(chain), self.scheme, configuration.side_width, self.prune)
+        if configuration.pruned and run.position.phase == 0:
+            retraining = Retraining(frozen, self.prune_importance, self.retrain_epochs)
+            prune_and_retrain(retraining, copy.deepcopy(chain), data, run)
+        make = make_trainer(configuration, frozen, self.side_lr, lambda module: load_pruned(module, run))
+
+        def load(micro_batches: int) -> NetworkTrainer:
+            fresh = copy.deepcopy(chain)  # its parameters are frozen below, and its layers may shrink
+            return make(fresh, load_network(fresh, run), run.workload, micro_batches)
+
+        trained = train_network(load, data, run, micro_batches=self.micro_batches, accumulates=self.holds_gradients)
+        module, phase = trained.trainer.module, trained.phase
+        evaluation = evaluate_model(module.eval(), data, run, phase.batch_size)
+        state = FloatState(restore_layers(module))
+        save_model(run.folder, state, run.manifest)
+        run.end_phase(phase, run.workload.epochs, trained.steps)
+        buffers = {name for name, _ in module.named_buffers()}
+        kept = sum(tensor.numel() for name, tensor in state.items() if name not in buffers)
+        widths = frozen.width_changes if configuration.pruned else {}
+        settings = {**asdict(self), **asdict(trained.settings), "widths": widths}
+        parameters = {"full": chain.parameters, "trained_model": kept}
+        return make_record(run, data, Outcome(self.name, settings, evaluation, parameters))
 
 
 def _applies(configuration: Configuration, frozen: FrozenNetwork) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar, cast
 
@@ -23,7 +24,7 @@ from snugfit.tiling.candidates import (
     scratch_bytes,
     subsample,
 )
-from snugfit.tiling.grouping import CostModel, Direction, Prices
+from snugfit.tiling.grouping import CostModel, Direction
 from snugfit.tiling.layers import Layers, require_grid
 from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.plan import Shares, TilePlan, tiling_of
@@ -89,11 +90,7 @@ def find_plans(
 ) -> dict[str, TilePlan]:
     """The plans that are worth measuring, the fastest first, by the names of their probes.
 
-    Args:
-        chain: the network.
-        settings: the strategy's settings.
-        cluster: the measured processes, if any.
-        images: images of a tile at once, for which several processes choose groups: a step's divided by replicas.
+    Several processes choose groups for ``images`` of a tile at once: a step's divided by replicas.
 
     Raises:
         ModelError: no leading layer can be tiled, or the grid of ``tiles`` is too fine.
@@ -126,11 +123,9 @@ def _plans_on_one_device(layers: Layers, settings: TiledSettings) -> list[TilePl
 
 def _in_memory(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> list[TilePlan]:
     if groups != "auto":
-        return [TilePlan(each, forward=groups, backward=groups, recompute=True) for each in grids]
+        return [_plan_on_one_device(each, groups) for each in grids]
     found = subsample(candidates_on_one_device(layers, grids))
-    return [
-        TilePlan(each.grid, forward=str(each.profile), backward=str(each.profile), recompute=True) for each in found
-    ]
+    return [_plan_on_one_device(each.grid, str(each.profile)) for each in found]
 
 
 def _with_scratch(layers: Layers, grids: Sequence[tuple[int, int]], groups: str) -> list[TilePlan]:
@@ -138,9 +133,11 @@ def _with_scratch(layers: Layers, grids: Sequence[tuple[int, int]], groups: str)
     profile = Profile(group_boundaries(layers)) if groups == "auto" else named_profile(groups, layers.cuts)
     finer = [each for each in grids if each != (1, 1)] or grids
     stored = scratch_bytes(layers, profile)
-    return [
-        TilePlan(each, forward=str(profile), backward=str(profile), recompute=True, scratch=stored) for each in finer
-    ]
+    return [_plan_on_one_device(each, str(profile), stored) for each in finer]
+
+
+def _plan_on_one_device(grid: tuple[int, int], groups: str, scratch: int = 0) -> TilePlan:
+    return TilePlan(grid, forward=groups, backward=groups, recompute=True, scratch=scratch)
 
 
 def _plans_over_processes(
@@ -151,9 +148,13 @@ def _plans_over_processes(
         max(settings.processes // settings.replicas, 1), last.height, last.width
     )
     require_grid(grid, last)
-    owners = tile_ranks(grid, settings.replicas, min(settings.processes, grid[0] * grid[1] * settings.replicas))
-    shares = speed_shares(cluster, grid, owners[0]) if settings.tile_sizes == "speed" else None
-    prices = _slowest_prices([prices_of(cluster, each) for each in owners])
+    owners = _tile_ranks(grid, settings.replicas, min(settings.processes, grid[0] * grid[1] * settings.replicas))
+    shares = None
+    if settings.tile_sizes == "speed":
+        speeds = [cluster.ranks[rank].macs_per_second / owners[0].count(rank) for rank in owners[0]]
+        shares = shares_by_speed(grid, speeds)
+    replicas = zip(*(prices_of(cluster, each) for each in owners), strict=True)
+    prices = [max(each, key=lambda price: price.mac) for each in replicas]  # the slowest device sets the pace
     model = CostModel(tiling_of(prefix.layers, grid, shares), prices, images, owners=owners[0])
 
     def groups(option: str, direction: Direction) -> list[str]:
@@ -167,14 +168,11 @@ def _plans_over_processes(
 
     pairs = list(product(groups(settings.forward_groups, "forward"), groups(settings.backward_groups, "backward")))
     again = {"auto": (False, True), "on": (True,), "off": (False,)}[settings.recompute]
-    plans: list[TilePlan] = []
-    for recompute in again:
-        found = [
-            TilePlan(grid, settings.replicas, *pair, recompute, settings.weight_update, shares, settings.rest)
-            for pair in pairs
-        ]
-        plans.append(_fastest_plan(prefix, cluster, images * settings.replicas, found))
-    return plans
+    plans = [
+        TilePlan(grid, settings.replicas, *pair, False, settings.weight_update, shares, settings.rest) for pair in pairs
+    ]
+    fastest = partial(_fastest_plan, prefix, cluster, images * settings.replicas)
+    return [fastest([replace(plan, recompute=each) for plan in plans]) for each in again]
 
 
 def _fastest_plan(prefix: TileablePrefix, cluster: Cluster, images: int, plans: Sequence[TilePlan]) -> TilePlan:
@@ -187,36 +185,19 @@ def _fastest_plan(prefix: TileablePrefix, cluster: Cluster, images: int, plans: 
     return min(plans, key=lambda plan: Prediction(step_cost(prefix, plan, cluster, images), cluster).seconds)
 
 
-def tile_ranks(grid: tuple[int, int], replicas: int, processes: int) -> list[list[int]]:
+def _tile_ranks(grid: tuple[int, int], replicas: int, processes: int) -> list[list[int]]:
     """For each replica, the rank of each tile, row by row."""
     tiles = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
     ranks = [cell.rank for cell in cells_of(tiles, replicas, processes)]
     return [ranks[start : start + len(tiles)] for start in range(0, len(ranks), len(tiles))]
 
 
-def speed_shares(cluster: Cluster, grid: tuple[int, int], owners: Sequence[int]) -> Shares:
-    """Shares of rows and columns by which tiles are in proportion to the speeds of one replica's devices."""
-    speeds = [cluster.ranks[rank].macs_per_second / owners.count(rank) for rank in owners]
-    return shares_by_speed(grid, speeds)
-
-
-def _slowest_prices(prices: Sequence[Sequence[Prices]]) -> list[Prices]:
-    """For each tile, the prices of the slowest device among those that run it in the replicas."""
-    return [max(each, key=lambda price: price.mac) for each in zip(*prices, strict=True)]
-
-
 def probe_name(plan: TilePlan, network: str = "") -> str:
-    """The name of the probe of a plan.
-
-    Args:
-        plan: the plan.
-        network: the overhead of the network, as :class:`NetworkOverhead` prints.
-    """
-    again, scratch = "again" if plan.recompute else "kept", str(plan.scratch)
-    grid = f"{plan.grid[0]}x{plan.grid[1]}"
-    groups, update = (plan.forward, plan.backward, again), (plan.update, plan.rest)
-    parts = (PREFIX, grid, str(plan.replicas), *groups, *update, format_shares(plan.shares))
-    return ":".join((*parts, scratch, network))
+    """The name of the probe of a plan; ``network`` is the text of a network's overhead."""
+    down, across = plan.grid
+    groups = (plan.forward, plan.backward, "again" if plan.recompute else "kept")
+    parts = (PREFIX, f"{down}x{across}", plan.replicas, *groups, plan.update, plan.rest, format_shares(plan.shares))
+    return ":".join(map(str, (*parts, plan.scratch, network)))
 
 
 def settings_of_probe(key: str) -> dict[str, Any]:
@@ -242,19 +223,22 @@ def format_shares(shares: Shares | None) -> str:
     return "x".join(",".join(f"{each:.6g}" for each in part) for part in shares or ())
 
 
-def parse_shares(text: str) -> Shares | None:
-    """Parse the text of :func:`format_shares`."""
-    if not text:
-        return None
-    rows, columns = (tuple(map(float, part.split(","))) for part in text.split("x"))
-    return rows, columns
-
-
 def chosen_plan(settings: TiledSettings) -> TilePlan:
     """The plan of complete settings."""
     grid = parse_grid(settings.tiles)
     assert grid is not None and settings.recompute != "auto"
-    groups = (settings.forward_groups, settings.backward_groups)
-    again, shares = settings.recompute == "on", parse_shares(settings.shares)
-    rest, scratch = settings.rest, settings.scratch_bytes
-    return TilePlan(grid, settings.replicas, *groups, again, settings.weight_update, shares, rest, scratch)
+    shares: Shares | None = None
+    if settings.shares:
+        rows, columns = (tuple(map(float, part.split(","))) for part in settings.shares.split("x"))
+        shares = rows, columns
+    return TilePlan(
+        grid,
+        settings.replicas,
+        settings.forward_groups,
+        settings.backward_groups,
+        settings.recompute == "on",
+        settings.weight_update,
+        shares,
+        settings.rest,
+        settings.scratch_bytes,
+    )

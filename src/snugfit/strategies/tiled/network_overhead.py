@@ -49,13 +49,9 @@ class NetworkOverhead:
         return cls(*map(float, text.split("/")))
 
     def add_to(self, cost: Cost, workload: Workload, micro: MicroBatching, *, tracks: bool) -> Cost:
-        """The cost of a run with this overhead.
+        """The cost of a run with this overhead in addition to ``cost``, that of the gateway's own work.
 
-        Args:
-            cost: of the gateway's own work.
-            workload: what is trained.
-            micro: the micro-batches of a step.
-            tracks: whether norms that train have running statistics.
+        ``tracks`` is as in :func:`snugfit.strategies.memory_estimates.forward_images`.
         """
         steps = max(workload.train_count // micro.effective_batch, 1)
         images = steps * micro.effective_batch + VALIDATION_SHARE * forward_images(workload, tracks=tracks)
@@ -74,9 +70,7 @@ class NetworkOverhead:
 def rest_macs(module: fx.GraphModule, prefix: TileablePrefix) -> int:
     """Multiply-accumulates of an image's forward pass through the layers after the tiled ones.
 
-    Args:
-        module: the traced network; the weights of these layers go to the meta device.
-        prefix: its tiled layers.
+    The weights of these layers go to the meta device.
     """
     rest, last = rest_of(module, prefix), prefix.layers.maps[-1]
     if rest is None:
@@ -90,11 +84,7 @@ def rest_macs(module: fx.GraphModule, prefix: TileablePrefix) -> int:
 def network_overhead(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, macs: int = 0) -> NetworkOverhead:
     """The overhead on a cluster: a line through steps of one image per replica and of two.
 
-    Args:
-        prefix: the tiled layers, in training mode.
-        plan: grid and groups.
-        cluster: the processes.
-        macs: multiply-accumulates of an image's forward pass through the layers after them.
+    ``macs`` is the result of :func:`rest_macs`.
     """
     few, more = (step_cost(prefix, plan, cluster, images * plan.replicas, macs) for images in (1, 2))
     seconds = _line(_seconds(few, cluster), _seconds(more, cluster), plan.replicas)
@@ -123,14 +113,9 @@ def _bytes(step: StepCost) -> float:
 
 
 def step_cost(prefix: TileablePrefix, plan: TilePlan, cluster: Cluster, images: int, macs: int = 0) -> StepCost:
-    """The cost of a training step for every process of a cluster.
+    """The cost of a training step on a batch of ``images`` for every process of a cluster.
 
-    Args:
-        prefix: the tiled layers, in training mode.
-        plan: grid and groups.
-        cluster: the processes.
-        images: of the batch.
-        macs: multiply-accumulates of an image's forward pass through the layers after them; 0 by default.
+    The layers of ``prefix`` are in training mode. ``macs`` is the result of :func:`rest_macs`.
     """
     layers, count = prefix.layers, len(prefix.operators)
     forward, backward = (named_profile(text, layers.cuts) for text in (plan.forward, plan.backward))

@@ -1,32 +1,114 @@
-"""Runs over several processes: the gateway's messages to the others, and the work of the others."""
+"""Training in tiles, on one device or over processes: trainers, the gateway's messages, and the work of the others."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from snugfit._chain import Chain
 from snugfit._core.record import Record
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
-from snugfit._training.network import NetworkTrainer
+from snugfit._training.network import Forward, NetworkTrainer
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
+from snugfit._training.task import StepResult
 from snugfit._upstream import to_channels_last
 from snugfit.errors import UsageError
+from snugfit.memory.mapped import MappedScratch
 from snugfit.strategies.full_network import fit_network
 from snugfit.strategies.micro_batch import MicroBatching
-from snugfit.strategies.tiled.trainer import gateway_trainer
-from snugfit.tiling.coordinator import Command, OverTiles, Worker, replicated_step, serve, worker_step
+from snugfit.tiling.coordinator import Command, GatewayForward, OverTiles, Worker, replicated_step, serve, worker_step
 from snugfit.tiling.messages import CommandChannel
 from snugfit.tiling.plan import TilePlan, Tiles
+from snugfit.tiling.profile import named_profile
+from snugfit.tiling.sequential import TiledForward
+from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import ProcessTransport, Transport
+
+
+class OneDeviceTrainer(NetworkTrainer):
+    """Train a network, traced as one module, tile by tile; ``scratch`` stores whole feature maps if the plan does."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        module: nn.Module,
+        workload: Workload,
+        micro_batches: int,
+        plan: TilePlan,
+        scratch: MappedScratch,
+    ) -> None:
+        super().__init__(module, module, workload, micro_batches)
+        assert isinstance(module, fx.GraphModule)
+        self.prefix = find_tileable_prefix(module.train(), chain.input_shape)
+        profile = named_profile(plan.forward, self.prefix.layers.cuts)
+        storage = scratch if plan.scratch else None
+        self.forward = TiledForward(module, chain.input_shape, plan.grid, profile, storage)
+
+    def evaluating(self) -> Forward:
+        """The tiled forward pass, from images (B, C, H, W) to outputs (B, ...)."""
+        self.module.eval()
+        return self.forward
+
+    def tiled_norms(self) -> dict[nn.Module, int]:
+        """The norms of the tiled layers."""
+        return self.prefix.norms()
+
+
+class GatewayTrainer(NetworkTrainer):
+    """Train a network, traced as one module, over several processes; the others update their weights or receive them.
+
+    If the rest is replicated, the others train it like this process, with the same batches, weights and random draws.
+    """
+
+    forward: GatewayForward
+
+    def __init__(
+        self,
+        chain: Chain,
+        module: nn.Module,
+        workload: Workload,
+        micro_batches: int,
+        plan: TilePlan,
+        transport: Transport,
+        channel: CommandChannel,
+    ) -> None:
+        super().__init__(module, module, workload, micro_batches)
+        assert isinstance(module, fx.GraphModule)
+        tiles = Tiles(module, chain.input_shape, plan, transport)
+        state = partial(self._state_of, set(tiles.updated_by_all()))
+        self.forward = GatewayForward(tiles, channel, state, micro_batches)
+
+    def _state_of(self, names: set[str]) -> dict[str, Tensor]:
+        """The optimizer state that the other processes have, too, in the shapes of the parameters."""
+        return {key: value for key, value in self.optimizers.state().items() if key.rpartition("/")[0] in names}
+
+    def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
+        """One forward and backward pass over all processes; inputs (B, C, H, W), labels (B,) or targets."""
+        self.forward.update, self.forward.share, self.forward.targets = update, share, labels
+        return super().step(inputs, labels, share, update)
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Scale the peak learning rate of all processes."""
+        super().set_lr_factor(factor)
+        self.forward.lr_factor = factor
+
+    def evaluating(self) -> Forward:
+        """The forward pass over all processes, from images (B, C, H, W) to outputs (B, ...)."""
+        self.module.eval()
+        return self.forward
+
+    def tiled_norms(self) -> dict[nn.Module, int]:
+        """The norms of the tiled layers."""
+        return self.forward.tiles.prefix.norms()
 
 
 def fit_over_processes(strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, plan: TilePlan) -> Record:
@@ -36,7 +118,8 @@ def fit_over_processes(strategy: MicroBatching, chain: Chain, data: TrainingData
         raise UsageError("several processes require `snugfit cluster launch`; use one process without it.")
     task = {"strategy": strategy.name, "workload": to_data(run.workload), "plan": asdict(plan)}
     channel.send(json.dumps({**task, "memory_bytes": run.budget.memory_bytes}))
-    record = fit_network(strategy, chain, data, run, gateway_trainer(plan, transport, channel))
+    make = partial(GatewayTrainer, plan=plan, transport=transport, channel=channel)
+    record = fit_network(strategy, chain, data, run, make)
     channel.send(str(Command("stop")))
     peaks = gather_peaks(float(record.measured["peak_bytes"]), transport)
     return replace(record, measured={**record.measured, "process_peak_bytes": [int(peak) for peak in peaks]})
@@ -69,16 +152,9 @@ def serve_gateway(
     device: torch.device,
     tick: Callable[[], None],
 ) -> None:
-    """Execute the gateway's commands until it sends ``stop``.
+    """Execute the gateway's commands until it sends ``stop``, and call ``tick`` after every command.
 
-    Args:
-        chain: the network, on the meta device; only layers that this process computes get memory.
-        workload: what is trained.
-        plan: grid and groups.
-        transport: to the other processes.
-        channel: commands from the gateway.
-        device: the device of the computation.
-        tick: called after every command.
+    Only layers of the chain that this process computes get memory.
     """
     module = cast(fx.GraphModule, chain.to_module())
     tiles = Tiles(module, chain.input_shape, plan, transport)

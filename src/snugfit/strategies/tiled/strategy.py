@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,7 @@ from snugfit.strategies.tiled.candidates import (
     typical_cluster,
 )
 from snugfit.strategies.tiled.network_overhead import NetworkOverhead
-from snugfit.strategies.tiled.runner import fit_over_processes
-from snugfit.strategies.tiled.trainer import gateway_trainer, one_device_trainer
+from snugfit.strategies.tiled.runner import GatewayTrainer, OneDeviceTrainer, fit_over_processes
 from snugfit.tiling.messages import NullChannel
 from snugfit.tiling.plan import TilePlan
 from snugfit.tiling.transport import DryRunTransport, world_size
@@ -77,22 +77,24 @@ class Tiled(TiledSettings):
             return find_plans(chain, self, read_cluster(self.cluster, self.processes))
         return find_plans(chain, self, typical_cluster(self.processes) if self.processes > 1 else None)
 
-    def make_trainer(self, plan: TilePlan, rank: int = 0) -> MakeTrainer:
-        """Factory of trainers of one process's share, with simulated other processes."""
+    def _make_trainer(self, plan: TilePlan) -> MakeTrainer:
+        """Factory of trainers of the gateway's share, with simulated other processes."""
         if self.processes > 1:
-            return gateway_trainer(plan, DryRunTransport(rank, self.processes), NullChannel())
-        return one_device_trainer(plan, MappedScratch(Path(tempfile.gettempdir())))
+            transport = DryRunTransport(0, self.processes)
+            return partial(GatewayTrainer, plan=plan, transport=transport, channel=NullChannel())
+        return partial(OneDeviceTrainer, plan=plan, scratch=MappedScratch(Path(tempfile.gettempdir())))
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """A step by each plan; a slower one is measured only if none before it fits."""
         limit = workload.effective_batch
-        found, faster = list[Probe](), list[str]()
+        found: list[Probe] = []
+        faster: list[str] = []
         for key, plan in self._plans(chain).items():
             if plan.scratch and hardware.device != "cpu":
                 continue
-            needed = _needed_unless_fitting(tuple(faster), limit)
+            needed = partial(_none_fits, tuple(faster), limit)
             for hold in hold_modes(self.accumulate):
-                make = self.make_trainer(plan)
+                make = self._make_trainer(plan)
                 probe = network_probe(key, chain, workload, hardware.device, make, hold=hold)
                 # mapped pages grow in the first step
                 found.append(replace(probe, needed=needed, warm_up=plan.scratch > 0))
@@ -101,7 +103,8 @@ class Tiled(TiledSettings):
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Tiled]:
         """Every measured plan that fits, at the full batch or accumulated to it."""
-        for key in _probe_names(profile):
+        measured = {probe_of_line(key) for key in profile.lines if key.startswith(PREFIX)}
+        for key in (each for each in profile.floors if each in measured):
             micro = batch_settings(workload, profile, budget, key, accumulate=self.accumulate)
             if micro is not None:
                 yield replace(self, **settings_of_probe(key), **asdict(micro))
@@ -109,7 +112,9 @@ class Tiled(TiledSettings):
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines and, on a measured cluster, the overhead of its network."""
         cost = network_cost(profile, probe_name(chosen_plan(self), self.network), workload, self)
-        cost = _with_storage(cost, self.scratch_bytes * self.micro_batch)
+        size = self.scratch_bytes * self.micro_batch
+        phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
+        cost = replace(cost, storage_bytes=size, phases=phases)
         if not self.network:
             return cost
         tracks = any(unit.tracks for unit in profile.units)
@@ -117,8 +122,8 @@ class Tiled(TiledSettings):
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest sufficient memory budget."""
-        floors = {key: bytes_ for key, bytes_ in profile.floors.items() if key.startswith(PREFIX)}
-        return network_shortfall(profile, min(floors, key=lambda key: floors[key]), budget)
+        floor = min(floor for key, floor in profile.floors.items() if key.startswith(PREFIX))
+        return network_shortfall(profile, floor, budget)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train; the other processes, if any, must be serving."""
@@ -127,15 +132,15 @@ class Tiled(TiledSettings):
         plan = chosen_plan(self)
         if self.processes > 1:
             return fit_over_processes(self, chain, data, run, plan)
-        return fit_network(self, chain, data, run, one_device_trainer(plan, _scratch_of(run)))
+        make = partial(OneDeviceTrainer, plan=plan, scratch=_scratch_of(run))
+        return fit_network(self, chain, data, run, make)
 
     def _for_present_processes(self, chain: Chain, run: Run) -> Tiled:
         """The same settings for the present number of processes, since a resumed run may have lost some."""
-        free: dict[str, Any] = {"tiles": "auto", "forward_groups": "auto", "backward_groups": "auto"}
-        free |= {"scratch": "auto", "scratch_bytes": 0, "cluster": None, "tile_sizes": "equal"}
-        free |= {"shares": "", "network": ""}
-        key = next(iter(find_plans(chain, replace(self, **free, processes=world_size(), replicas=1))))
-        changed = replace(self, **{**free, **settings_of_probe(key)}, processes=world_size())
+        unset: dict[str, Any] = dict.fromkeys(("tiles", "forward_groups", "backward_groups", "scratch"), "auto")
+        unset |= {"cluster": None, "tile_sizes": "equal", "scratch_bytes": 0, "shares": "", "network": ""}
+        free = replace(self, **unset, processes=world_size(), replicas=1)
+        changed = replace(free, **settings_of_probe(next(iter(find_plans(chain, free)))))
         tiles = f"{self.tiles} tiles become {changed.tiles}"
         run.emit(Notice(f"{self.processes} processes are {changed.processes} now: {tiles}"))
         return changed
@@ -150,25 +155,7 @@ def _scratch_of(run: Run) -> MappedScratch:
     return MappedScratch(run.cache_dir, run.budget.storage_bytes, grown)
 
 
-def _with_storage(cost: Cost, size: int) -> Cost:
-    """A cost with ``size`` bytes of scratch files."""
-    phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
-    return replace(cost, storage_bytes=size, phases=phases)
-
-
-def _probe_names(profile: Profile) -> list[str]:
-    """The names of the plans' probes, without the suffix for held gradients."""
-    keys = {probe_of_line(key) for key in profile.lines if key.startswith(PREFIX)}
-    return sorted(keys, key=lambda key: list(profile.floors).index(key))
-
-
-def _needed_unless_fitting(
-    names: tuple[str, ...], limit: int
-) -> Callable[[Mapping[str, ProbeLine | None], float], bool]:
+def _none_fits(names: tuple[str, ...], limit: int, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
     """Whether none of these probes fits the full batch."""
-
-    def needed(tried: Mapping[str, ProbeLine | None], available: float) -> bool:
-        lines, headroom = map(tried.get, names), available_headroom(available)
-        return not any(line is not None and line.largest_batch(headroom, limit) >= limit for line in lines)
-
-    return needed
+    lines, headroom = map(tried.get, names), available_headroom(available)
+    return not any(line is not None and line.largest_batch(headroom, limit) >= limit for line in lines)

@@ -18,15 +18,12 @@ from snugfit.strategies.tiled.config import TileOptions, TileRequest
 from snugfit.strategies.tiled.network_overhead import rest_macs, step_cost
 from snugfit.strategies.tiled.strategy import Tiled
 from snugfit.tiling.candidates import group_boundaries
-from snugfit.tiling.grouping import Direction
 from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.plan import TilePlan
 from snugfit.tiling.pricing import Prediction
 from snugfit.tiling.profile import every_cut, named_profile, one_group
 from snugfit.tiling.step_cost import FLOAT, StepCost
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
-
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
@@ -37,7 +34,7 @@ def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
         ModelError: the model cannot be built, or no leading part of it can be tiled.
         UnknownNameError: there is no such model.
     """
-    cluster = choose_cluster(request, cut)
+    cluster = _choose_cluster(request, cut)
     if request.batch_size < cut.replicas:
         raise UsageError(
             f"--replicas {cut.replicas} requires a --batch-size of at least {cut.replicas}, not {request.batch_size}."
@@ -49,8 +46,10 @@ def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
     prefix = find_tileable_prefix(traced, chain.input_shape)
     plans = _plans(chain, prefix, request, cut, cluster)
     macs = rest_macs(traced, prefix)
-    steps = {name: step_cost(prefix, plan, cluster, request.batch_size, macs) for name, plan in plans.items()}
-    found = {name: Prediction(step, cluster) for name, step in steps.items()}
+    found = {
+        name: Prediction(step_cost(prefix, plan, cluster, request.batch_size, macs), cluster)
+        for name, plan in plans.items()
+    }
     plan, chosen = plans["chosen"], found["chosen"]
     return {
         "schema": SCHEMA,
@@ -62,14 +61,14 @@ def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
         "forward_groups": plan.forward,
         "backward_groups": plan.backward,
         "recompute": plan.recompute,
-        "tiled_layers": _layers(prefix),
+        "tiled_layers": [each.name for each in prefix.layers.layers],
         "predicted": _seconds(chosen),
         "devices": [_device(chosen.cost, cluster, rank) for rank in range(cluster.size)],
         "compared": [_compared(name, plans[name], each) for name, each in found.items()],
     }
 
 
-def choose_cluster(request: TileRequest, cut: TileOptions) -> Cluster:
+def _choose_cluster(request: TileRequest, cut: TileOptions) -> Cluster:
     """The measured cluster, or a typical one.
 
     Raises:
@@ -90,31 +89,23 @@ def _plans(
     """The chosen plan, one group, and a group per layer that reads more than single pixels."""
     strategy = Tiled(**asdict(cut), processes=cluster.size, cluster=request.cluster)
     chosen = next(iter(find_plans(chain, strategy, cluster, request.batch_size // strategy.replicas).values()))
-    forward, backward = (str(named_profile(each, prefix.layers.cuts)) for each in (chosen.forward, chosen.backward))
-    forward_cuts, backward_cuts = (
-        group_boundaries(prefix.layers, each, apart=each == "backward") for each in DIRECTIONS
-    )
-    one, every = (
-        replace(chosen, forward=str(corner(forward_cuts)), backward=str(corner(backward_cuts)))
-        for corner in (one_group, every_cut)
-    )
-    return {"chosen": replace(chosen, forward=forward, backward=backward), "one": one, "every": every}
-
-
-def _layers(prefix: TileablePrefix) -> list[str]:
-    """Names of the tiled layers; group ``0-3`` is the first three of them."""
-    return [each.name for each in prefix.layers.layers]
+    layers, groups = prefix.layers, (chosen.forward, chosen.backward)
+    cuts = [group_boundaries(layers), group_boundaries(layers, "backward", apart=True)]
+    profiles = {
+        "chosen": [named_profile(each, layers.cuts) for each in groups],
+        "one": [one_group(each) for each in cuts],
+        "every": [every_cut(each) for each in cuts],
+    }
+    return {name: replace(chosen, forward=str(each[0]), backward=str(each[1])) for name, each in profiles.items()}
 
 
 def _seconds(found: Prediction) -> dict[str, float]:
-    parts = {"forward": found.part("forward"), "backward": found.part("backward") + found.part("recompute")}
-    weights, rest = found.sending("weights"), sum(each.computing for each in found.spans if each.stage.kind == "rest")
-    named = {f"{name}_seconds": seconds for name, seconds in parts.items()}
     return {
         "seconds": found.seconds,
-        **named,
-        "weight_seconds": weights,
-        "rest_seconds": rest,
+        "forward_seconds": found.part("forward"),
+        "backward_seconds": found.part("backward") + found.part("recompute"),
+        "weight_seconds": found.sending("weights"),
+        "rest_seconds": sum(each.computing for each in found.spans if each.stage.kind == "rest"),
         "last_map_seconds": found.sending("last map", "gradient"),
         "computing_seconds": found.computing(),
         "sending_seconds": found.sending(),
@@ -135,14 +126,13 @@ def _device(step: StepCost, cluster: Cluster, rank: int) -> dict[str, Any]:
 
 def _compared(name: str, plan: TilePlan, found: Prediction) -> dict[str, Any]:
     step = found.cost
-    halos = step.total("forward halo", "backward halo", "maps anew")
     return {
         "groups": name,
         "forward_groups": plan.forward,
         "backward_groups": plan.backward,
         **_seconds(found),
         "macs": max(step.macs(rank) for rank in range(step.processes)),
-        "halo_bytes": FLOAT * halos,
+        "halo_bytes": FLOAT * step.total("forward halo", "backward halo", "maps anew"),
         "synchronisations": step.synchronisations,
         "kept_bytes": max(step.kept_bytes),
     }
