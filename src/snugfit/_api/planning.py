@@ -194,7 +194,7 @@ def profile_request(
         request: the options.
         subscribers: called with every measured probe.
         learning_signal: add each method's learning signal (``strategies.blockwise.probes.signal_table``).
-        tensors: add the seconds of training each tensor (``strategies.elastic.tensor_table``).
+        tensors: add the seconds of training each tensor (``strategies.elastic.probes``).
         activation_memory: add the activation memory of every block (``strategies.sidenet.activation_table``).
         trained: what trains; by default a side network if the model can have one, else everything.
 

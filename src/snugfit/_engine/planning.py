@@ -25,7 +25,7 @@ from snugfit._training.initial_weights import check_weights
 from snugfit.errors import UsageError
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 from snugfit.strategies.blockwise.probes import signal_table
-from snugfit.strategies.elastic.tensor_table import tensor_table
+from snugfit.strategies.elastic.probes import tensor_table
 from snugfit.strategies.sidenet.activation_table import activation_table
 
 

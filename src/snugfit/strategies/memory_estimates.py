@@ -22,27 +22,20 @@ from snugfit.memory.tensors import tensor_peak_bytes
 
 SAFETY = 0.02
 """Share of a peak that is added for memory that no probe sees: Python objects, file buffers, allocator slack."""
-
 SAFETY_BYTES = 5_500_000
 """Bytes added to every peak: kernels of new shapes, heap fragments, and reading, augmentation and saving, which probes
 do not have. Real phases were up to 6 MB above their probes."""
-
 RESERVED_BYTES = 1_000_000
 """Bytes that a budget must have beyond the predicted peak. A dry run reserves space for kernels (4.2 MB) and for the
 real phase (1 MB), and new shapes leave up to 1 MB of kernels behind. The safety covers 5.5 MB."""
-
 DRIFT_BYTES = 2_000_000
 """Difference in memory before training between two processes; a recommended budget must suffice in the next one."""
-
 TENSOR_TO_PROCESS = 1.12
 """Upper bound of process peak over tensor peak: measured 2-9 %, and workspace of the first layers."""
-
 MAX_PARTIALS = 3
 """Most additional partial weight gradients that oneDNN sums: 1 with 2 or 4 threads, 3 with 8 or 16."""
-
 SYNTHETIC_SAMPLES = 8
 """Distinct samples in a synthetic batch, which repeats them: drawing takes longer than copying."""
-
 DISTINCT_WEIGHTS = 4099
 """Distinct values in synthetic weights; a prime number, so that no two rows of a matrix are equal."""
 

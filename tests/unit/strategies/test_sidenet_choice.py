@@ -18,8 +18,8 @@ from snugfit.strategies.sidenet.configurations import (
     NARROW,
     PRUNED,
     Configuration,
+    LowerBounds,
 )
-from snugfit.strategies.sidenet.lower_bounds import LowerBounds
 from snugfit.strategies.sidenet.retraining import RETRAIN
 from snugfit.strategies.sidenet.strategy import LEFT_BY_RETRAINING, Sidenet
 

@@ -13,8 +13,8 @@ from snugfit._models import build
 from snugfit._training.events import Notice
 from snugfit.errors import InfeasibleBudgetError
 from snugfit.profiling import TensorProbe
-from snugfit.strategies.elastic import tensor_table as tensor_timing
-from snugfit.strategies.elastic.tensor_table import tensor_rows
+from snugfit.strategies.elastic import probes as tensor_timing
+from snugfit.strategies.elastic.probes import tensor_rows
 
 CONV = TensorStats("conv.weight", 36, 144, 0.4, 0.1, 576, (Saved(0, 64), Saved(7, 32)))
 HEAD = (TensorStats("fc.weight", 20, 80, 0.2, 0.1, 20, (Saved(2, 8),)), TensorStats("fc.bias", 2, 8, 0.1, 0.1))

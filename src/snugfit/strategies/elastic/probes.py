@@ -1,4 +1,4 @@
-"""Probes of ``elastic``: every operator, two whole steps, and the importance pass."""
+"""Probes of ``elastic``: every operator, two whole steps, and the importance pass; and the table of the operators."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from snugfit._chain import Chain, Unit, classifier_names
+from snugfit._core.profile import Profile, TensorProfile
+from snugfit._core.serial import to_data
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.task import precision_context
+from snugfit.errors import InfeasibleBudgetError
 from snugfit.lean import use_lean, use_stock
+from snugfit.memory import MemoryLimit
 from snugfit.memory.scratch import ScratchFile, StoredTensor
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, TensorProbe, WholeStep
 from snugfit.selection.importance import Update, importance, scratch_bytes
+from snugfit.selection.network import Network
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
 from snugfit.strategies.memory_estimates import (
+    MB,
     fill_synthetic_weights,
     place_synthetic_weights,
     random_batch,
+    smallest_budget,
     step_floor,
     weight_layers,
 )
@@ -181,3 +188,62 @@ def _with_synthetic_weights(module: nn.Module, *, lean: bool) -> nn.Module:
     if lean:
         use_lean(module)
     return module
+
+
+def tensor_table(
+    chain: Chain, workload: Workload, profile: Profile, limit: MemoryLimit, *, lean: bool = True
+) -> dict[str, Any]:
+    """Time every operator under each output mask (ElasticTrainer sections 3.2 and 5), then whole steps.
+
+    The limit is enforced meanwhile; see :func:`tensor_rows` for the result.
+
+    Raises:
+        InfeasibleBudgetError: not even one image's operators fit the memory budget.
+        ModelError: an operator cannot be run alone, or two read the same tensor.
+    """
+    probes = ElasticProbes(chain, workload, str(limit.device), lean)
+    with limit:
+        found = probes.tensors(probes.limit).measure(limit)
+    if found is None:
+        raise _infeasible(probes, profile, limit.budget_bytes or 0)
+    return tensor_rows(found, workload.optimizer.state_per_parameter)
+
+
+def tensor_rows(found: TensorProfile, state_copies: int = 1) -> dict[str, Any]:
+    """A tensor profile in the form of ``snugfit profile --json``; seconds are those of the timed batch.
+
+    Returns:
+        ``tensors``: of each ``name``, ``operator`` and ``kind``, ``t_dw`` (its gradient and update), ``t_dy`` (from it
+        to the tensor before), ``update_seconds`` (the update alone), ``parameters``, ``macs`` of its gradient and
+        ``saved_bytes`` (kept because it trains), both per image. ``tensor_timing``: ``batch``, ``forward_seconds``
+        without gradients, and ``steps``, whole steps as ``core.tensors.StepSeconds``; None where memory refuses them.
+    """
+    network = Network(found, found.batch, state_copies)
+    rows = [
+        {
+            "name": tensor.name,
+            "operator": found.operators[int(place)].name,
+            "kind": found.operators[int(place)].kind,
+            "t_dw": float(t_dw),
+            "t_dy": float(t_dy),
+            "update_seconds": tensor.update_seconds,
+            "parameters": tensor.parameters,
+            "macs": tensor.macs,
+            "saved_bytes": sum(saved.bytes for saved in tensor.saved),
+        }
+        for tensor, place, t_dw, t_dy in zip(network.tensors, network.place, network.t_dw, network.t_dy, strict=True)
+    ]
+    timing = {"batch": found.batch, "forward_seconds": network.forward_seconds(), "steps": to_data(found.steps)}
+    return {"tensors": rows, "tensor_timing": timing}
+
+
+def _infeasible(probes: ElasticProbes, profile: Profile, allowed: int) -> InfeasibleBudgetError:
+    """What would do: a whole step of one image takes more than each of its operators alone."""
+    floors = [probe.floor(1) for probe in probes.all(None) if isinstance(probe, Probe)]
+    smallest = max(smallest_budget(profile, max(floors)), allowed + MB)
+    return InfeasibleBudgetError(
+        "The network's operators cannot be timed within the memory budget.",
+        closest="one image at a time",
+        lacking_bytes=smallest - allowed,
+        smallest_bytes=smallest,
+    )

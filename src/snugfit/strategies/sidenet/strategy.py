@@ -38,11 +38,12 @@ from snugfit.strategies.sidenet.configurations import (
     PREFIX,
     Configuration,
     FittedConfiguration,
+    LowerBounds,
     SidenetSettings,
+    Variant,
     low_memory_settings,
 )
 from snugfit.strategies.sidenet.frozen import FrozenNetwork
-from snugfit.strategies.sidenet.lower_bounds import LowerBounds, Variant
 from snugfit.strategies.sidenet.network import make_trainer, restore_layers
 from snugfit.strategies.sidenet.retraining import (
     PASS_IMAGES,
@@ -58,10 +59,8 @@ from snugfit.surgery import attach_side_network
 MARGIN_BYTES = 1_000_000
 """Margin for the headroom of a step. Each further probe leaves about as much memory behind, so that a configuration
 that fitted may no longer fit. Whether another probe is needed is decided with this margin."""
-
 GRAPH_BYTES = 300_000
 """Memory that a lower bound leaves behind: the code of its graph. A budget in which nothing fits needs fewer bounds."""
-
 LEFT_BY_RETRAINING = 4_000_000
 """Memory that a thousand retraining steps leave behind, unlike the one step of a probe. Without this margin, a run was
 0.5 MB above its prediction, although that includes a safety of 6.6 MB."""
