@@ -68,13 +68,13 @@ GROUPS = {
     "feedback": Group(("strategies/feedback/rules.py",), ("strategies/test_feedback_formulas.py",)),
     "memory": Group(("memory/line_fit.py",), ("memory/test_line_fit.py",)),
     "store": Group(
-        ("_chain/store.py", "_storage/tensor_file.py", "_storage/weights_file.py"),
+        ("_chain/store.py", "_storage/tensor_file.py"),
         ("chain/test_store.py", "storage/test_tensor_file.py", "storage/test_checkpoint.py",
          "engine/test_weights.py"),
     ),
     "rows": Group(
-        ("_storage/row_format.py", "_storage/activation_cache.py"),
-        ("storage/test_row_format.py", "storage/test_activation_cache.py", "training/test_cached_batches.py"),
+        ("_storage/activation_cache.py",),
+        ("storage/test_row_format.py", "storage/test_activation_cache.py", "training/test_batches.py"),
     ),
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ NEUTRAL = (
     "snugfit._planner", "snugfit.profiling", "snugfit._quantities", "snugfit._report", "snugfit._training.launch",
 )  # fmt: skip
 
-FIRST = ("snugfit._engine.builder", "snugfit._training.initial_weights", "snugfit._storage.weights_file")
+FIRST = ("snugfit._engine.builder", "snugfit._training.initial_weights", "snugfit._storage.tensor_file")
 """Without what they import: they make the weights that training begins with."""
 
 

@@ -24,7 +24,7 @@ def main(modules):
 
 
 def uses_runs(name):
-    on_the_ground_floor = ("snugfit._core.record", "snugfit._storage.verify")
+    on_the_ground_floor = ("snugfit._core.record", "snugfit._storage.run_folder")
     return name in ("snugfit", *on_the_ground_floor) or name.startswith(
         ("snugfit._api", "snugfit._engine", "snugfit._training")
     )

@@ -13,7 +13,7 @@ from snugfit._data import Splits, from_dataset, load_boxed
 from snugfit._engine.loading import Architecture
 from snugfit._engine.process import prepare_process
 from snugfit._report.console import ConsoleProgress
-from snugfit._storage.verify import Verification, verify
+from snugfit._storage.run_folder import Verification, verify
 from snugfit._training.events import (
     CacheProgress,
     EpochDone,

@@ -16,7 +16,7 @@ from snugfit._api.trained_models import export, load
 from snugfit._core.record import Record
 from snugfit._engine import running
 from snugfit._report.console import ConsoleProgress
-from snugfit._storage.weights_file import MODEL_FILE
+from snugfit._storage.tensor_file import MODEL_FILE
 from snugfit._training.events import Subscriber
 from snugfit._training.stopping import StopFlag
 

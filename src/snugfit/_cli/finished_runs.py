@@ -17,8 +17,8 @@ from snugfit._core.option_groups import ExportFormat, Split
 from snugfit._core.options import Count, Workers
 from snugfit._core.serial import to_data
 from snugfit._storage.outputs import require_file, require_folder, whole_file
-from snugfit._storage.verify import Verification
-from snugfit._storage.verify import verify as verify_files
+from snugfit._storage.run_folder import Verification
+from snugfit._storage.run_folder import verify as verify_files
 from snugfit.errors import CheckpointError, DataError, UsageError
 
 COLUMNS = ("path", "class", "probability", "left", "top", "right", "bottom")

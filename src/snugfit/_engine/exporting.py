@@ -15,7 +15,7 @@ from snugfit._core.serial import to_data
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._storage.manifest import listing
 from snugfit._storage.outputs import require_file, require_folder
-from snugfit._storage.weights_file import MODEL_FILE
+from snugfit._storage.tensor_file import MODEL_FILE
 from snugfit.errors import ModelError, UnusableInputError
 
 TOLERANCE = 1e-3

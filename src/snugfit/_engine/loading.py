@@ -20,8 +20,7 @@ from snugfit._core.workload import TaskName
 from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import Manifest, check_files
 from snugfit._storage.run_folder import read_data, read_record
-from snugfit._storage.tensor_file import read_tensors
-from snugfit._storage.weights_file import MODEL_FILE
+from snugfit._storage.tensor_file import MODEL_FILE, read_tensors
 from snugfit._training.network import mismatch_errors
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.memory import is_out_of_memory

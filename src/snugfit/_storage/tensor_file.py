@@ -46,6 +46,9 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _MOST_ELEMENTS = 2**60
+MODEL_FILE = "model.safetensors"
+_WRAPPERS = ("state_dict", "model")
+"""Keys below which training scripts save weights."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -77,17 +80,15 @@ def write_tensors(
 ) -> FileDigest:
     """Write a safetensors file, replacing an older one only once all is on disk.
 
-    Tensors may be on any device. Each is looked up when it is written, and at most one is copied at a time.
+    Tensors may be of any shape, and on any device. Each is looked up when it is written, and at most one is copied at a
+    time.
 
     Args:
         path: the file.
-        tensors: by name, of any shape.
+        tensors: by name.
         manifest: lists the file, in a run folder.
         along_memory: store dense tensors in the order of their memory, without a copy, and note the order of their axes
             in the header's metadata under ``axes``, which other readers ignore. Otherwise all are stored row-major.
-
-    Returns:
-        The file's size and digest.
 
     Raises:
         OutOfStorageError: the disk is full; an older file is intact.
@@ -106,10 +107,6 @@ def write_tensors(
 
 def read_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:
     """Read tensors into private memory on the CPU, in the shapes and memory layout that :func:`write_tensors` got.
-
-    Args:
-        path: a regular file.
-        advice: sentence that ends an error's message.
 
     Raises:
         CheckpointError: the file is missing, truncated or not a safetensors file.
@@ -188,11 +185,8 @@ def _header(entries: Mapping[str, _Entry], compact: bool) -> bytes:
     axes = {name: entry.axes for name, entry in entries.items() if entry.axes is not None}
     data: dict[str, Any] = {"__metadata__": {"axes": json.dumps(axes)}} if axes else {}
     for name, entry in entries.items():
-        data[name] = {
-            "dtype": _NAMES[entry.dtype],
-            "shape": entry.shape,
-            "data_offsets": [entry.first, entry.last],
-        }
+        offsets = [entry.first, entry.last]
+        data[name] = {"dtype": _NAMES[entry.dtype], "shape": entry.shape, "data_offsets": offsets}
     text = json.dumps(data, separators=(",", ":") if compact else None).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -265,3 +259,51 @@ def _mapped(mapped: mmap.mmap, entry: _Entry) -> Tensor:
 def _restored(tensor: Tensor, axes: list[int] | None) -> Tensor:
     """A tensor in its original shape, from the order of axes in which it is stored."""
     return tensor if axes is None else tensor.permute([axes.index(axis) for axis in range(len(axes))])
+
+
+def save_model(folder: Path, state: Mapping[str, Tensor], manifest: Manifest) -> Path:
+    """Write a run's trained weights, a state dict, in their shapes, atomically and without a second copy in memory.
+
+    Raises:
+        OutOfStorageError: the disk is full.
+    """
+    path = folder / MODEL_FILE
+    write_tensors(path, state, manifest)
+    return path
+
+
+def read_weights(path: Path, device: str = "cpu") -> Mapping[str, Tensor]:
+    """Read a state dict from safetensors or a weights-only ``.pth``; pickled code is never run.
+
+    On the device ``cpu`` the tensors must not be written to; on ``meta`` there are names and shapes alone.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or holds more than weights.
+    """
+    if not path.exists():
+        raise CheckpointError(f"there is no weights file {path}.")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is no regular file, and is not read; give a file of weights.")
+    if path.suffix == ".safetensors":
+        return (describe_tensors if device == "meta" else map_tensors)(path, "Give another file of weights.")
+    return _state_in(path, _read_pth(path, device))
+
+
+def _read_pth(path: Path, device: str) -> object:
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{path} is damaged or not a weights file ({reason}).") from error
+    except Exception as error:  # torch.load raises pickle errors of its own kind for anything but weights
+        raise CheckpointError(f"{path} holds more than weights, and is not read: convert it to safetensors.") from error
+
+
+def _state_in(path: Path, content: object) -> Mapping[str, Tensor]:
+    """The weights by name, in their shapes, of a ``.pth`` with or without a wrapper."""
+    for key in _WRAPPERS:
+        if isinstance(content, dict) and (key == "state_dict" or isinstance(content.get(key), dict)):
+            content = content.get(key, content)
+    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+        raise CheckpointError(f"{path} does not hold weights by name; save module.state_dict() instead.")
+    return content

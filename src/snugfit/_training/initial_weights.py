@@ -9,7 +9,7 @@ import torch
 
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, load_into, release
-from snugfit._storage.weights_file import read_weights
+from snugfit._storage.tensor_file import read_weights
 from snugfit.errors import CheckpointError
 
 State = Mapping[str, torch.Tensor]

@@ -22,7 +22,7 @@ from snugfit.strategies.micro_batch import AccumulationOptions
 
 if TYPE_CHECKING:
     from snugfit._chain import Chain
-    from snugfit._storage.weights_file import save_model
+    from snugfit._storage.tensor_file import save_model
     from snugfit._training.dry_run import dry_run_phase
     from snugfit._training.finalize import evaluate_model, make_record
     from snugfit._training.loop import train_phase
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _WITH_TORCH = {
     "snugfit._chain": ("Chain",),
-    "snugfit._storage.weights_file": ("save_model",),
+    "snugfit._storage.tensor_file": ("save_model",),
     "snugfit._training.dry_run": ("dry_run_phase",),
     "snugfit._training.finalize": ("evaluate_model", "make_record"),
     "snugfit._training.loop": ("train_phase",),

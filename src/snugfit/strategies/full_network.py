@@ -18,7 +18,7 @@ from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
-from snugfit._storage.weights_file import save_model
+from snugfit._storage.tensor_file import save_model
 from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import train_phase

@@ -13,7 +13,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.options import CacheDtype
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
-from snugfit._storage.row_format import RowFormat
+from snugfit._storage.activation_cache import RowFormat
 from snugfit._training.statistics import images_for
 from snugfit._training.strategy import Trainable
 from snugfit._training.task import Classification, Task

@@ -134,7 +134,7 @@ class TestDigest:
             "local/loss": '"""Loss."""\ndef f():\n    """Do."""\n    return 1  # one\n',
             **{f"_data/{name}": "" for name in ("batches", "split", "transform")},
             "_engine": "", "_engine/builder": "", "_engine/history": "",
-            "_training/initial_weights": "", "_storage/weights_file": "",
+            "_training/initial_weights": "", "_storage/tensor_file": "",
         }  # fmt: skip
         for name, text in files.items():
             folder = tmp_path / "snugfit" / name

@@ -15,7 +15,7 @@ from snugfit._core.request import Request
 from snugfit._data import from_dataset
 from snugfit._engine.builder import assemble
 from snugfit._engine.loading import on_meta
-from snugfit._storage.weights_file import read_weights
+from snugfit._storage.tensor_file import read_weights
 from snugfit.errors import CheckpointError, ModelError
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit._storage.row_format import RowFormat
+from snugfit._storage.activation_cache import RowFormat
 
 SHAPES = [(3, 9, 8), (5, 2, 3), (1, 8, 8), (4, 1, 1), (7,)]
 
@@ -81,7 +81,7 @@ def test_slices_join_without_a_seam(monkeypatch):
     features = torch.randn(7, 3, 8, 8)
     rows = RowFormat((3, 8, 8), "uint8")
     whole = rows.encode(features)
-    monkeypatch.setattr("snugfit._storage.row_format._SLICE_BYTES", 2 * 4 * 192)
+    monkeypatch.setattr("snugfit._storage.activation_cache._SLICE_BYTES", 2 * 4 * 192)
     assert torch.equal(rows.encode(features), whole)
 
 

@@ -16,7 +16,7 @@ from snugfit._core.options import CacheDtype
 from snugfit._core.plan import Phase
 from snugfit._core.record import ExitRecord, Record
 from snugfit._storage.activation_cache import ActivationCache, CacheWriter
-from snugfit._storage.weights_file import save_model
+from snugfit._storage.tensor_file import save_model
 from snugfit._training.batches import THREAD_BYTES, CachedBatches, RecomputedBatches
 from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
 from snugfit._training.events import CacheProgress, ExitMeasured, Notice

@@ -18,7 +18,7 @@ from snugfit._core.profile import ProbeLine, Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
-from snugfit._storage.row_format import RowFormat
+from snugfit._storage.activation_cache import RowFormat
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
 from snugfit._training.task import needs_classes

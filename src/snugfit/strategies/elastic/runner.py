@@ -18,7 +18,7 @@ from snugfit._core.plan import Phase
 from snugfit._core.profile import TensorProfile
 from snugfit._core.record import IntervalRecord, Record
 from snugfit._core.serial import from_data, to_data
-from snugfit._storage.weights_file import save_model
+from snugfit._storage.tensor_file import save_model
 from snugfit._training.dry_run import SPARE_BYTES
 from snugfit._training.events import Notice, TensorsSelected
 from snugfit._training.finalize import Outcome, evaluate_model, make_record

@@ -18,7 +18,7 @@ from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
-from snugfit._storage.weights_file import save_model
+from snugfit._storage.tensor_file import save_model
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.run import Run
