@@ -97,7 +97,7 @@ def _cache(root: Path) -> None:
     if cache is not None:
         count = min(cache.rows, 32)
         rows = cache.read(np.arange(count))
-        assert rows.shape == (count, *cache.row_shape), rows.shape
+        assert rows.shape == (count, *cache.format.row_shape), rows.shape
         assert len(cache.labels) == cache.rows
 
 

@@ -44,14 +44,11 @@ _SLICE_BYTES = 1 << 20
 class RowFormat:
     """Layout of cached rows.
 
-    ``uint8`` rows are affine: each range of a row holds its smallest value and its step, then ``value = smallest +
-    step * byte``, so no value is clipped and the error is at most half a step, (largest - smallest) / 510. A range
-    is one channel of one row. In feature maps of fewer than 64 elements, where two floats per channel would cost more
-    than an eighth of the bytes, it is the whole row. ``float16`` saturates at 65504 instead of overflowing.
-
-    Attributes:
-        row_shape: shape of one row, ``(C, H, W)`` or ``(D,)``.
-        dtype: stored type.
+    A row has the shape ``(C, H, W)`` or ``(D,)``. ``uint8`` rows are affine: each range of a row has its smallest value
+    and its step, then ``value = smallest + step * byte``, so no value is clipped and the error is at most half a step,
+    (largest - smallest) / 510. A range is one channel of one row. In feature maps of fewer than 64 elements, where two
+    floats per channel would cost more than an eighth of the bytes, it is the whole row. ``float16`` saturates at 65504
+    instead of overflowing.
     """
 
     row_shape: tuple[int, ...]
@@ -135,7 +132,7 @@ def _paths(folder: Path, name: str) -> tuple[Path, Path]:
 
 @dataclass(frozen=True)
 class _Description:
-    """What the JSON file next to the rows says of them."""
+    """The JSON file next to the rows."""
 
     format: int
     rows: int
@@ -264,19 +261,13 @@ class CacheWriter:
     def _remove(self, *paths: Path) -> None:
         if self._manifest is not None:
             self._manifest.remove(paths)
-        for path in paths:
-            path.unlink(missing_ok=True)
+        else:
+            for path in paths:
+                path.unlink(missing_ok=True)
 
 
 class ActivationCache:
-    """A complete cache on disk.
-
-    Attributes:
-        folder, name: its place.
-        rows: samples, over all views.
-        format: layout of a row.
-        labels: labels of the rows, (rows,) int64.
-    """
+    """A complete cache on disk: ``rows`` samples over all views, and their labels, (rows,) int64."""
 
     def __init__(self, folder: Path, name: str, rows: int, row_format: RowFormat) -> None:
         self.folder, self.name, self.rows, self.format = folder, name, rows, row_format
@@ -307,21 +298,12 @@ class ActivationCache:
         return cls(Path(folder), name, described.rows, row_format)
 
     @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Shape of one row."""
-        return self.format.row_shape
-
-    @property
     def bytes(self) -> int:
         """Bytes on disk, labels included."""
         return cache_bytes(self.rows, self.format.row_shape, self.format.dtype)
 
     def read(self, indices: np.ndarray) -> Tensor:
-        """Read rows: float32 (B, *row_shape), channels-last for feature maps.
-
-        Raises:
-            CheckpointError: the file is shorter than it was.
-        """
+        """Read rows: float32 (B, *row_shape), channels-last for feature maps."""
         raw = self.buffer(len(indices))
         self.read_raw(indices, raw)
         return self.format.decode(raw)
@@ -331,7 +313,11 @@ class ActivationCache:
         return torch.empty(rows, self.format.row_bytes, dtype=torch.uint8)
 
     def read_raw(self, indices: np.ndarray, raw: Tensor) -> None:
-        """Fill ``raw`` (B, row_bytes), uint8, with the stored rows of ``indices`` (B,), neighbours in one call."""
+        """Fill ``raw`` (B, row_bytes), uint8, with the stored rows of ``indices`` (B,), neighbours in one call.
+
+        Raises:
+            CheckpointError: the file is shorter than it was.
+        """
         if len(indices) == 0:
             return
         order = np.argsort(indices, kind="stable")

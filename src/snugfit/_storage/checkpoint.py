@@ -27,13 +27,7 @@ _POSITION = "position.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One complete saved position.
-
-    Attributes:
-        folder: its folder.
-        position: JSON data that was saved with it.
-        groups: names of the groups of tensors.
-    """
+    """One complete saved position: JSON data, and groups of tensors."""
 
     folder: Path
     position: dict[str, Any]
@@ -75,12 +69,9 @@ class CheckpointStore:
         position: dict[str, Any],
         others: Mapping[Path, FileDigest] = MappingProxyType({}),
     ) -> Path:
-        """Save groups of tensors and a JSON-able position; returns the new checkpoint's folder.
+        """Save tensors of any shape, by group and name, and a JSON-able position; returns the new checkpoint's folder.
 
-        Args:
-            tensors: by group and name, of any shape.
-            position: JSON-able.
-            others: digests of other files at this moment, which the manifest lists with the checkpoint's.
+        The manifest lists ``others``, digests of other files at this moment, with the checkpoint's.
 
         Raises:
             OutOfStorageError: the disk is full; the previous checkpoint stays.
@@ -89,7 +80,8 @@ class CheckpointStore:
         older = self._numbered()
         final = self.folder / f"{int(older[-1].name) + 1 if older else 0:06d}"
         draft = final.with_name(final.name + ".tmp")
-        self._clear_drafts()
+        for unfinished in self.folder.glob("*.tmp"):
+            shutil.rmtree(unfinished, ignore_errors=True)
         try:
             with storage_errors(draft):
                 files = _write(draft, tensors, position)
@@ -111,23 +103,19 @@ class CheckpointStore:
         Raises:
             CheckpointError: all checkpoints are damaged.
         """
-        failure: CheckpointError | None = None
+        failures: list[CheckpointError] = []
         for folder in reversed(self._numbered()):
             try:
                 return _open(folder)
             except CheckpointError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return None
 
     def _numbered(self) -> list[Path]:
         folders = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((f for f in folders if f.name.isdigit()), key=lambda f: int(f.name))
-
-    def _clear_drafts(self) -> None:
-        for draft in self.folder.glob("*.tmp"):
-            shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write(
@@ -152,11 +140,7 @@ def _open(folder: Path) -> Checkpoint:
             "Resume with the version of snugfit that wrote it."
         )
     for group, expected in described.files.items():
-        _verify(folder / f"{group}.safetensors", expected)
+        path = folder / f"{group}.safetensors"
+        if flaw := expected.flaw(path):
+            raise CheckpointError(f"{path} {flaw}. Start the run again.")
     return Checkpoint(folder, described.position, tuple(described.files))
-
-
-def _verify(path: Path, expected: FileDigest) -> None:
-    flaw = expected.flaw(path)
-    if flaw is not None:
-        raise CheckpointError(f"{path} {flaw}. Start the run again.")

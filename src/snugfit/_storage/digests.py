@@ -15,12 +15,9 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class FileDigest:
-    """Size and digest of a file, which reveal damage.
+    """Size and digest of a file, which reveal damage; ``grows`` if data may have been appended since, as to a log.
 
-    Attributes:
-        bytes: size.
-        blake2b: BLAKE2b of the content, 128 bits in hexadecimal; faster in software than the SHA family.
-        grows: whether data may have been appended since, as to a log.
+    The digest is BLAKE2b, 128 bits in hexadecimal, which is faster in software than the SHA family.
     """
 
     bytes: int
@@ -34,7 +31,7 @@ class FileDigest:
         Raises:
             OSError: it cannot be read.
         """
-        return cls(*digest_of(path, None))
+        return cls(*_digest_of(path, None))
 
     def flaw(self, path: Path) -> str | None:
         """The flaw of a file that should have this digest, as text that follows its name; None if it is sound."""
@@ -44,7 +41,7 @@ class FileDigest:
                 return "is no regular file"
             if status.st_size < self.bytes or (status.st_size > self.bytes and not self.grows):
                 return f"was truncated or changed: it has {status.st_size} bytes instead of {self.bytes}"
-            same = digest_of(path, self.bytes) == (self.bytes, self.blake2b)
+            same = _digest_of(path, self.bytes) == (self.bytes, self.blake2b)
         except FileNotFoundError:
             return "is missing"
         except OSError as error:
@@ -52,12 +49,8 @@ class FileDigest:
         return None if same else "is damaged or was changed: its digest is not that of what was written"
 
 
-def digest_of(path: Path, most: int | None) -> tuple[int, str]:
-    """Size and BLAKE2b of a file's first ``most`` bytes, read in parts of 256 KiB.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+def _digest_of(path: Path, most: int | None) -> tuple[int, str]:
+    """Size and BLAKE2b of a file's first ``most`` bytes."""
     digest, left = hashlib.blake2b(digest_size=16), most
     chunk = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as file:
@@ -68,11 +61,7 @@ def digest_of(path: Path, most: int | None) -> tuple[int, str]:
 
 
 class Digester:
-    """Computes the digest of what is written.
-
-    Args:
-        file: a file that gets the data too; None for the digest alone.
-    """
+    """Computes the digest of what is written, and passes it on to a file, if there is one."""
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
         self._file, self._digest, self._bytes = file, hashlib.blake2b(digest_size=16), 0

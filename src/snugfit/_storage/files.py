@@ -21,11 +21,7 @@ _MOST_VIEWS = 512
 
 @contextmanager
 def storage_errors(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Context for writing a file.
-
-    Args:
-        path: the file, which messages name.
-        needed: bytes that it needs in all, if known.
+    """Context for writing a file, which needs so many bytes in all, if known.
 
     Raises:
         OutOfStorageError: the disk is full.
@@ -48,9 +44,7 @@ def storage_errors(path: Path, needed: int | None = None) -> Iterator[None]:
 def replacing(path: Path, manifest: Manifest | None = None) -> Iterator[Digester]:
     """Write a file under a temporary name, sync it to disk and give it its name; an older file is intact until then.
 
-    Args:
-        path: the file.
-        manifest: lists the file before it gets its name, in a run folder.
+    In a run folder, the manifest lists the file before it gets its name.
 
     Yields:
         The file, which counts and digests what is written.
@@ -75,15 +69,7 @@ def replacing(path: Path, manifest: Manifest | None = None) -> Iterator[Digester
 
 
 def write_json_atomic(path: Path | str, data: Any, manifest: Manifest | None = None) -> FileDigest:
-    """Write JSON so that ``path`` holds either its old or its whole new content, whatever happens.
-
-    Args:
-        path: the file.
-        data: JSON-able data.
-        manifest: lists the file, in a run folder.
-
-    Returns:
-        The digest of the new content.
+    """Write JSON so that ``path`` holds either its old or its whole new content, whatever happens; returns its digest.
 
     Raises:
         OutOfStorageError, CheckpointError: it cannot be written; the old content stays.

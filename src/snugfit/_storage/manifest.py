@@ -47,13 +47,7 @@ class _Content:
 
 @dataclass(frozen=True)
 class Flaw:
-    """A file that is not as it was written.
-
-    Attributes:
-        path: the file.
-        missing: whether there is none.
-        reason: what is wrong, as text that follows its name.
-    """
+    """A file that is missing or not as it was written, and why, as text that follows its name."""
 
     path: Path
     missing: bool
@@ -61,12 +55,7 @@ class Flaw:
 
 
 class Manifest:
-    """Digests of the files of a run folder, and of its caches where these lie elsewhere.
-
-    Args:
-        folder: run folder.
-        cache: folder of the files that are listed below ``cache/``; in the run folder by default.
-    """
+    """Digests of the files of a run folder, and of its caches (``cache/``), which may be elsewhere."""
 
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
         self.folder, self._cache = Path(folder), Path(cache or folder / _CACHE)
@@ -114,7 +103,8 @@ class Manifest:
         """
         Path(folder).mkdir(parents=True, exist_ok=True)
         manifest = cls(folder, cache)
-        manifest._remove_drafts()
+        for draft in manifest._present("*.tmp"):
+            draft.unlink()
         if (Path(folder) / MANIFEST_FILE).exists() or any(manifest.unlisted()):
             manifest = cls.read(folder, cache)
         manifest._files = {name: manifest._found(name, states) for name, states in manifest._files.items()}
@@ -194,7 +184,7 @@ class Manifest:
             path = self.path(name)
             if name not in self._files and path.exists():
                 raise CheckpointError(f"{path} is not a file of this run: its {MANIFEST_FILE} does not list it.")
-            self._refuse([flaw for flaw in [self._flaw(name)] if flaw])
+            self._refuse(list(filter(None, [self._flaw(name)])))
 
     def check_all(self, but: Iterable[str] = ()) -> None:
         """Check every listed file, ``but`` some.
@@ -221,10 +211,6 @@ class Manifest:
         """Files in the folder and its caches."""
         folders = {self.folder, self._cache} if self._cache.is_dir() else {self.folder}
         return sorted({path for folder in folders for path in folder.rglob(pattern) if path.is_file()})
-
-    def _remove_drafts(self) -> None:
-        for draft in self._present("*.tmp"):
-            draft.unlink()
 
     def path(self, name: str) -> Path:
         """Path of a listed file."""

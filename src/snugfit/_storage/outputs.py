@@ -14,18 +14,11 @@ from typing import IO
 from snugfit._storage.lock import LOCK_FILE
 from snugfit.errors import OutOfStorageError, UsageError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
 OUT = "Choose another --out."
 
 
 def require_places(out: str | Path | None, cache_dir: str | Path | None) -> None:
-    """Check the folders that a run will write to.
-
-    Raises:
-        UsageError, OutOfStorageError: one cannot be written, or the run folder is not empty.
-    """
+    """Check the folders that a run will write to, as :func:`require_run_folder` and :func:`require_folder` do."""
     if out is not None:
         require_run_folder(out)
     if cache_dir is not None:
@@ -68,12 +61,7 @@ def require_folder(folder: str | Path, advice: str = OUT) -> None:
 
 
 def require_file(path: str | Path, advice: str = OUT) -> None:
-    """Check that a file can be written; nothing is created or changed.
-
-    Raises:
-        UsageError: it cannot; the advice says what to do.
-        OutOfStorageError: the disk is full.
-    """
+    """Check that a file can be written, as :func:`require_folder` does; nothing is created or changed."""
     with _refusing(path, advice):
         if not _is_special(path):
             with tempfile.TemporaryFile(dir=_target(path).parent):
@@ -149,6 +137,6 @@ def _refusing(path: str | Path, advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutOfStorageError(f"no space left to write {path}; free some. {advice}") from error
         raise UsageError(f"cannot write {path}: {error.strerror or error}. {advice}") from error

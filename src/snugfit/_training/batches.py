@@ -22,12 +22,8 @@ THREAD_BYTES = 2 * _THREAD_STACK
 class CachedBatches:
     """A cache as a source of batches, with the interface (and the order of samples) of ``snugfit._data``'s ``Batches``.
 
-    An iteration holds two buffers of stored rows in addition to the float32 batch in use.
-
-    Args:
-        cache: the cache.
-        seed: seed of shuffling.
-        views: augmented passes in the cache, one after the other; epoch ``e`` uses view ``e % views``.
+    The cache holds ``views`` augmented passes, one after the other; epoch ``e`` uses view ``e % views``. An iteration
+    holds two buffers of stored rows in addition to the float32 batch in use.
 
     Raises:
         UsageError: the cache's rows cannot be divided into ``views``.
@@ -42,19 +38,12 @@ class CachedBatches:
     def __len__(self) -> int:
         return self.cache.rows // self.views
 
-    @property
-    def labels(self) -> np.ndarray:
-        """Labels in stored order, (N,) int64."""
-        return self.cache.labels[: len(self)]
-
     def steps(self, batch_size: int) -> int:
         """Training steps per epoch: full batches only, but at least one."""
         return max(1, len(self) // batch_size)
 
     def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled training batches from step ``start_step`` on, the same as in an uninterrupted epoch.
-
-        The last, incomplete batch is dropped.
+        """Shuffled training batches from step ``start_step`` on; the last, incomplete batch is dropped.
 
         Yields:
             features, float32 (B, *row_shape), channels-last for feature maps, and labels, (B,) int64.

@@ -52,9 +52,6 @@ def dry_run_phase(
         batch: builds inputs and labels of a batch size.
         run: the run, at the start of a phase or resumed within it.
 
-    Returns:
-        The phase with its actual batch size.
-
     Raises:
         BudgetExceededError: it fits at no batch size.
     """

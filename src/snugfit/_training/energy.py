@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
 
 
-@dataclass(frozen=True)
-class _Counter:
-    """One package's counter, which wraps to 0 after ``range_uj`` microjoules."""
-
-    path: Path
-    range_uj: int
-
-    def read(self) -> int:
-        return int(self.path.read_text())
-
-
 class EnergyMeter:
-    """Joules used by the processor's packages; of the whole machine, not of this process alone.
-
-    Args:
-        root: folder of the counters.
-    """
+    """Joules used by the processor's packages; of the whole machine, not of this process alone."""
 
     def __init__(self, root: Path = POWERCAP) -> None:
         self._counters = _readable(root)
-        self._last = [counter.read() for counter in self._counters]
+        self._last = {path: _read(path) for path in self._counters}
 
     @property
     def counts(self) -> bool:
@@ -38,23 +22,26 @@ class EnergyMeter:
     def spent(self) -> float:
         """Joules since the last call, or since the meter was created; 0 without a counter."""
         total = 0
-        for index, counter in enumerate(self._counters):
-            now = counter.read()
-            total += (now - self._last[index]) % max(counter.range_uj, 1)
-            self._last[index] = now
+        for path, largest in self._counters.items():
+            now = _read(path)
+            total += (now - self._last[path]) % max(largest, 1)
+            self._last[path] = now
         return total / 1e6
 
 
-def _readable(root: Path) -> list[_Counter]:
-    """Counters of whole packages (``intel-rapl:0``), without their parts (``intel-rapl:0:1``)."""
-    found = []
+def _readable(root: Path) -> dict[Path, int]:
+    """Counters of whole packages (``intel-rapl:0``, not its part ``intel-rapl:0:1``); each wraps to 0 at that value."""
+    found = {}
     for zone in sorted(root.glob("intel-rapl:*")):
         if zone.name.count(":") > 1:
             continue
         try:
-            counter = _Counter(zone / "energy_uj", int((zone / "max_energy_range_uj").read_text()))
-            counter.read()
+            _read(zone / "energy_uj")
+            found[zone / "energy_uj"] = _read(zone / "max_energy_range_uj")
         except (OSError, ValueError):  # readable by root alone on many systems
             continue
-        found.append(counter)
     return found
+
+
+def _read(path: Path) -> int:
+    return int(path.read_text())

@@ -36,12 +36,9 @@ class Outcome:
     """The result of a strategy's training.
 
     Attributes:
-        strategy: its name.
-        settings: its settings as they were in the end.
-        evaluation: of the finished model.
+        settings: as they were in the end.
         parameters: counts by kind of model.
-        exit_taken: the chosen exit, in strategies that have some.
-        intervals: records of the intervals between two selections of tensors.
+        intervals: between two selections of tensors.
         tensors: names of the tensors that selections are made among.
     """
 
@@ -59,11 +56,8 @@ def evaluate_model(
 ) -> FinalEvaluation:
     """Measure the finished model on validation and test data.
 
-    Args:
-        forward: images (B, C, H, W) to outputs, such as logits (B, classes), in evaluation mode.
-        data: the splits.
-        run: the run, for its device and workload.
-        batch_size: images in memory at once; fewer if the budget refuses them.
+    ``forward`` turns images (B, C, H, W) into outputs, such as logits (B, classes), in evaluation mode. At most
+    ``batch_size`` images are in memory at once; fewer if the budget refuses them.
     """
     score = _score(forward, data.val, run, batch_size)
     val = score.value if len(data.val) else None
@@ -102,6 +96,10 @@ def _accuracies(evaluation: FinalEvaluation, workload: Workload) -> dict[str, fl
     return found
 
 
+def _fields(source: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
+
+
 def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
     """Combine prediction and measurement into the record, and emit the end of the run."""
     run.tick()
@@ -111,17 +109,9 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
         model=workload.model,
         data=workload.data,
         device=str(run.device),
-        budget={
-            "memory_bytes": run.budget.memory_bytes,
-            "storage_bytes": run.budget.storage_bytes,
-            "time_ratio": run.budget.time_ratio,
-        },
+        budget=_fields(run.budget, "memory_bytes", "storage_bytes", "time_ratio"),
         enforced=run.enforced,
-        predicted={
-            "peak_bytes": predicted.peak_bytes,
-            "seconds": predicted.seconds,
-            "storage_bytes": predicted.storage_bytes,
-        },
+        predicted=_fields(predicted, "peak_bytes", "seconds", "storage_bytes"),
         measured={
             "peak_bytes": position.peak_bytes,
             "peak_metric": run.meter.metric,

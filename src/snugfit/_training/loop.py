@@ -39,7 +39,7 @@ def train_phase(
         source: batches of ``phase.batch_size``.
         phase: the phase as predicted.
         run: the run; its position is the start.
-        evaluate: returns validation accuracy at the end of an epoch, or None; None to skip evaluation.
+        evaluate: returns validation accuracy at the end of an epoch, or None.
         span: the epochs of this phase, if it is one of several parts of the workload's epochs.
         passing_batch: most inputs at once in passes without training; as in training by default.
 
@@ -87,20 +87,14 @@ def _train_step(
     position.loss_sum += loss * samples
     position.correct += correct
     position.samples += samples
+    accuracy, lr, seconds = (
+        correct / samples if known else None,
+        workload.optimizer.lr * factor,
+        time.perf_counter() - started,
+    )
+    current, peak = run.meter.current_bytes, position.phase_peak_bytes
     run.emit(
-        StepDone(
-            phase.name,
-            position.epoch,
-            position.step,
-            steps,
-            loss,
-            correct / samples if known else None,
-            workload.optimizer.lr * factor,
-            time.perf_counter() - started,
-            run.meter.current_bytes,
-            position.phase_peak_bytes,
-            samples,
-        )
+        StepDone(phase.name, position.epoch, position.step, steps, loss, accuracy, lr, seconds, current, peak, samples)
     )
 
 
@@ -167,16 +161,7 @@ def _timed(batches: Iterable[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple
 
 def _end_epoch(run: Run, phase: Phase, seconds: float, val_accuracy: float | None) -> None:
     position = run.position
-    samples, classifies = max(position.samples, 1), run.workload.task == "classify"
-    run.emit(
-        EpochDone(
-            phase.name,
-            position.epoch,
-            run.workload.epochs,
-            position.loss_sum / samples,
-            position.correct / samples if classifies else None,
-            val_accuracy,
-            seconds,
-            task_of(run.workload).metric,
-        )
-    )
+    samples, epochs, metric = max(position.samples, 1), run.workload.epochs, task_of(run.workload).metric
+    loss = position.loss_sum / samples
+    accuracy = position.correct / samples if run.workload.task == "classify" else None
+    run.emit(EpochDone(phase.name, position.epoch, epochs, loss, accuracy, val_accuracy, seconds, metric))

@@ -24,11 +24,7 @@ Forward = Callable[[Tensor], Tensor]
 def mismatch_errors(
     source: str = "the checkpoint", advice: str = "Resume the run that it belongs to."
 ) -> Iterator[None]:
-    """Context for loading stored tensors into modules.
-
-    Args:
-        source: where the tensors come from.
-        advice: sentence that ends an error's message.
+    """Context for loading tensors of ``source`` into modules.
 
     Raises:
         CheckpointError: names or shapes differ from the modules'.

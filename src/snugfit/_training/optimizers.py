@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -24,8 +24,6 @@ from snugfit._core.workload import OptimizerName, OptimizerSettings, ScheduleNam
 from snugfit._storage.tensor_file import Deferred
 from snugfit.errors import CheckpointError
 
-_Maker = Callable[[nn.Parameter, OptimizerSettings, bool], torch.optim.Optimizer]
-
 
 def lr_factor(schedule: ScheduleName, progress: float) -> float:
     """Fraction of the peak learning rate at ``progress`` in [0, 1]: constant 1, or half a cosine from 1 to 0."""
@@ -34,28 +32,17 @@ def lr_factor(schedule: ScheduleName, progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
 
 
-def _sgd(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        [parameter],
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        fused=fused,
-    )
-
-
-def _adamw(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([parameter], lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
-
-
-def _schedulefree(parameter: nn.Parameter, settings: OptimizerSettings, fused: bool) -> torch.optim.Optimizer:
-    optimizer: torch.optim.Optimizer = AdamWScheduleFree(
-        [parameter], lr=settings.lr, weight_decay=settings.weight_decay, foreach=False
-    )
+def _optimizer(parameter: nn.Parameter, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    common: dict[str, Any] = {"params": [parameter], "lr": settings.lr, "weight_decay": settings.weight_decay}
+    fused = parameter.device.type in _FUSED_DEVICES
+    if settings.name == "sgd":
+        return torch.optim.SGD(momentum=settings.momentum, fused=fused, **common)
+    if settings.name == "adamw":
+        return torch.optim.AdamW(fused=fused, **common)
+    optimizer: torch.optim.Optimizer = AdamWScheduleFree(foreach=False, **common)
     return optimizer
 
 
-_MAKERS: dict[OptimizerName, _Maker] = {"sgd": _sgd, "adamw": _adamw, "schedulefree": _schedulefree}
 _FUSED_DEVICES = ("cpu", "cuda")
 _FUSED_STATE: dict[OptimizerName, tuple[str, ...]] = {"sgd": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
 _AVERAGING_NUMBERS = ("k", "weight_sum", "lr_max")
@@ -75,10 +62,7 @@ class ParameterOptimizers:
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
         self.settings = settings
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
-        make = _MAKERS[settings.name]
-        self._optimizers = {
-            name: make(p, settings, p.device.type in _FUSED_DEVICES) for name, p in self.parameters.items()
-        }
+        self._optimizers = {name: _optimizer(p, settings) for name, p in self.parameters.items()}
         self._handles: list[RemovableHandle] = []
         self._averaged = True
         self._lr_scales: Mapping[str, float] = {}
@@ -153,10 +137,7 @@ class ParameterOptimizers:
         return torch.lerp(parameter, z, 1 - 1 / optimizer.param_groups[0]["betas"][0])
 
     def state(self) -> dict[str, Tensor]:
-        """Optimizer state by flat names (``features.0.weight/momentum_buffer``).
-
-        The live tensors, of any shape, not copies.
-        """
+        """The live tensors of optimizer state, of any shape, by flat names (``features.0.weight/momentum_buffer``)."""
         found: dict[str, Tensor] = {}
         for name, optimizer in self._optimizers.items():
             parameter = self.parameters[name]
@@ -230,10 +211,7 @@ class ParameterOptimizers:
         parameter.grad = None
 
     def _take_state(self, state: dict[str, Tensor], parameter: nn.Parameter) -> None:
-        """Initial state of a fused kernel in the parameter's shape.
-
-        On the meta device torch's loops would use temporaries.
-        """
+        """State of a fused kernel, in the parameter's shape: torch's loops on the meta device would use temporaries."""
         for key in _FUSED_STATE[self.settings.name] if self.settings.state_per_parameter else ():
             if key not in state:
                 state[key] = torch.empty_like(parameter, requires_grad=False)

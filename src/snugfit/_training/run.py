@@ -82,14 +82,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Job:
-    """What a run does: the chosen candidate of a plan.
-
-    Attributes:
-        workload: what is trained.
-        budget: what may be used.
-        predicted: the cost.
-        profile: what it was predicted from.
-    """
+    """What a run does: the chosen candidate of a plan, its predicted cost, and what that was predicted from."""
 
     workload: Workload
     budget: Budget
@@ -99,14 +92,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run takes place.
-
-    Attributes:
-        hardware: the machine.
-        device: the device that computes.
-        meter: memory above the baseline.
-        limit: the memory budget, in force.
-    """
+    """Where a run takes place: its meter measures memory above the baseline, its limit is in force."""
 
     hardware: Hardware
     device: torch.device
@@ -133,13 +119,9 @@ class Run:
     ) -> None:
         self.folder, self.workload, self.budget = folder, job.workload, job.budget
         self.predicted, self.profile = job.predicted, job.profile
-        self.hardware, self.device, self.meter, self.limit = (
-            machine.hardware,
-            machine.device,
-            machine.meter,
-            machine.limit,
-        )
-        self.enforced, self.stop, self.commands = machine.limit.enforced, stop or StopFlag(), commands
+        self.hardware, self.device = machine.hardware, machine.device
+        self.meter, self.limit, self.enforced = machine.meter, machine.limit, machine.limit.enforced
+        self.stop, self.commands = stop or StopFlag(), commands
         self.cache_dir = cache_dir or folder / "cache"
         self.manifest = Manifest.reopen(folder, self.cache_dir)
         self.weights = UnitStore(folder / "weights", self.manifest)
@@ -231,11 +213,8 @@ class Run:
         self.tick()
         release_memory()  # what loading the weights has left in the heap
         self.meter.restart()
-        self.emit(
-            PhaseStarted(
-                phase.name, index, count, phase.units, phase.batch_size, epochs, steps, phase.peak_bytes, first_epoch
-            )
-        )
+        size, peak = phase.batch_size, phase.peak_bytes
+        self.emit(PhaseStarted(phase.name, index, count, phase.units, size, epochs, steps, peak, first_epoch))
 
     def end_phase(self, phase: Phase, epochs: int, steps: int, cache_bytes: int = 0) -> None:
         """Record a finished phase and move the position to the start of the next."""

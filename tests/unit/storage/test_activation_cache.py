@@ -34,7 +34,7 @@ def test_reads_any_rows_in_any_order(tmp_path, dtype, shape):
     features, labels = rows_and_labels(shape=shape)
     written = write(tmp_path, features, labels, dtype)
     cache = ActivationCache.open(tmp_path, "block0")
-    assert (cache.rows, cache.row_shape) == (23, shape)
+    assert (cache.rows, cache.format.row_shape) == (23, shape)
     assert cache.bytes == written.bytes == cache_bytes(23, shape, dtype)
     assert cache.bytes == (tmp_path / "block0.rows").stat().st_size
     assert np.array_equal(cache.labels, labels.numpy()) and cache.labels.dtype == np.int64
