@@ -14,10 +14,8 @@ from typing import Any
 from benchmarks.common import DEFAULTS, ROOT, Cell, Options, program
 from benchmarks.store import ResultFile, finish, markdown, note
 from benchmarks.yolo_tiles import layers
-from snugfit.tiling.grouping import CostModel, Direction, Prices, cheapest
-from snugfit.tiling.layers import Tiling
-from snugfit.tiling.plan import tiling_of
-from snugfit.tiling.profile import Profile, every_cut, one_group
+from snugfit.tiling.grouping import CostModel, Direction, Prices, Profile, cheapest, every_cut, one_group
+from snugfit.tiling.layers import Tiling, tiling_of
 from snugfit.tiling.step_cost import FLOAT
 
 GRID = (3, 3)

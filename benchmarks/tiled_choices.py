@@ -10,14 +10,12 @@ from benchmarks.tiled_rank import network
 from snugfit._core.hardware import Link, Rank, uniform_cluster
 from snugfit.tiling.candidates import candidates_on_one_device, group_boundaries, subsample
 from snugfit.tiling.cost_counter import count_step_cost
+from snugfit.tiling.exchange import cells_of
 from snugfit.tiling.geometry import balanced
-from snugfit.tiling.grouping import CostModel
+from snugfit.tiling.grouping import CostModel, Profile, one_group, prices_of
 from snugfit.tiling.layers import Tiling
 from snugfit.tiling.plan import schedule_of
-from snugfit.tiling.pricing import Prediction, prices_of
-from snugfit.tiling.profile import Profile, one_group
-from snugfit.tiling.routes import cells_of
-from snugfit.tiling.step_cost import Pass
+from snugfit.tiling.step_cost import Pass, Prediction
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 MACS_PER_SECOND = 30e9

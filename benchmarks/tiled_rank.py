@@ -27,11 +27,11 @@ from snugfit.memory.status import read_status, reset_high_water
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.memory.trim import release_memory, tighten_allocator
 from snugfit.tiling.distributed import TiledNetwork
+from snugfit.tiling.exchange import cells_of
 from snugfit.tiling.geometry import balanced
+from snugfit.tiling.grouping import named_profile
 from snugfit.tiling.layers import Tiling
 from snugfit.tiling.plan import schedule_of
-from snugfit.tiling.profile import named_profile
-from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import ProcessTransport

@@ -17,13 +17,10 @@ from snugfit._core.hardware import Cluster, Link, Rank, uniform_cluster
 from snugfit._core.options import WeightUpdate
 from snugfit.tiling.candidates import most_square_grid
 from snugfit.tiling.cost_counter import Placement, count_step_cost
-from snugfit.tiling.grouping import CostModel
-from snugfit.tiling.layers import Layers
-from snugfit.tiling.plan import tiling_of
-from snugfit.tiling.pricing import Prediction, prices_of
-from snugfit.tiling.profile import Profile, every_cut, one_group
-from snugfit.tiling.routes import cells_of
-from snugfit.tiling.step_cost import StepCost
+from snugfit.tiling.exchange import cells_of
+from snugfit.tiling.grouping import CostModel, Profile, every_cut, one_group, prices_of
+from snugfit.tiling.layers import Layers, tiling_of
+from snugfit.tiling.step_cost import Prediction, StepCost
 
 STEP_MACS = 38.68e9
 """Of a training step of one image on one tile: forward, gradients of maps but the image's, gradients of weights."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from snugfit._models.yolo import LAYERS
 from snugfit.tiling.geometry import Window
-from snugfit.tiling.layers import Layer, Layers, MapSize
-from snugfit.tiling.plan import tiling_of
-from snugfit.tiling.profile import Profile
+from snugfit.tiling.grouping import Profile
+from snugfit.tiling.layers import Layer, Layers, MapSize, tiling_of
 from snugfit.tiling.schedule import BackwardRules, Schedule
 
 SIDE = 608

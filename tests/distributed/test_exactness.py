@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit.tiling.distributed import TiledNetwork
+from snugfit.tiling.exchange import cells_of
 from snugfit.tiling.geometry import balanced
+from snugfit.tiling.grouping import Profile, every_cut
 from snugfit.tiling.layers import Tiling
 from snugfit.tiling.plan import schedule_of
-from snugfit.tiling.profile import Profile, every_cut
-from snugfit.tiling.routes import cells_of
 from snugfit.tiling.sequential import rest_of
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import ProcessTransport

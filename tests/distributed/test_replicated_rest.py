@@ -14,10 +14,9 @@ from snugfit._training.network import NetworkTrainer
 from snugfit.strategies.tiled.runner import GatewayTrainer, serve_gateway
 from snugfit.tiling.coordinator import seeded_rng
 from snugfit.tiling.cost_counter import Placement, count_step_cost
-from snugfit.tiling.messages import receive_tensors, send_tensors
 from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.step_cost import GATEWAY
-from snugfit.tiling.transport import ProcessTransport
+from snugfit.tiling.transport import ProcessTransport, receive_tensors, send_tensors
 
 STEPS, BATCH, SIZE = 4, 5, 12
 WORKLOAD = Workload("small", "digits", (3, SIZE, SIZE), 4, 64, 16, 0, optimizer=OptimizerSettings("sgd", lr=0.02))

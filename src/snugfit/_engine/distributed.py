@@ -84,5 +84,5 @@ def serve(commands: Commands) -> dict[str, Any]:
         network = build_on_meta(workload.model, workload.classes, workload.input_shape)
         chain = Chain.from_module(network, workload.input_shape, workload.model)
         work(chain, workload, task["plan"], commands, device, tick)
-    ProcessTransport().all_gather(torch.tensor([float(peaks[0])], dtype=torch.float64))
+    ProcessTransport().gather(torch.tensor([float(peaks[0])], dtype=torch.float64)).wait()
     return {"rank": rank, "peak_bytes": peaks[0]}

@@ -15,16 +15,15 @@ True
 from snugfit._core.hardware import Cluster
 from snugfit.tiling.cost_counter import count_step_cost
 from snugfit.tiling.distributed import TiledNetwork
+from snugfit.tiling.exchange import Cell, cells_of
 from snugfit.tiling.geometry import Interval, Window, balanced, weighted
-from snugfit.tiling.grouping import CostModel, Prices, Work, cheapest, group_work
+from snugfit.tiling.grouping import CostModel, Prices, Profile, Work, cheapest, every_cut, group_work, one_group
 from snugfit.tiling.layers import Layer, Layers, MapSize, Region, Tiling
 from snugfit.tiling.plan import schedule_of
-from snugfit.tiling.pricing import Prediction
-from snugfit.tiling.profile import Profile, every_cut, one_group
-from snugfit.tiling.routes import Cell, cells_of
 from snugfit.tiling.schedule import Schedule
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.splitting import groups_to_split
+from snugfit.tiling.step_cost import Prediction
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import ProcessTransport, Transport
 

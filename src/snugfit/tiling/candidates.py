@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from snugfit.tiling.geometry import SAME, balanced
-from snugfit.tiling.grouping import Direction, cheapest
-from snugfit.tiling.layers import Layers, Tiling
-from snugfit.tiling.profile import Profile
+from snugfit.tiling.geometry import SAME
+from snugfit.tiling.grouping import Direction, Profile, cheapest
+from snugfit.tiling.layers import Layers, Tiling, tiling_of
 from snugfit.tiling.step_cost import FLOAT
 
 
@@ -138,7 +137,7 @@ def _candidates_of_grid(layers: Layers, grid: tuple[int, int]) -> list[Candidate
     last = layers.maps[-1]
     if grid[0] > last.height or grid[1] > last.width:
         return []
-    tiling = Tiling.of(layers, balanced(last.height, grid[0]), balanced(last.width, grid[1]))
+    tiling = tiling_of(layers, grid)
     cuts = group_boundaries(layers)
     groups = {(start, stop): _Group.of(tiling, start, stop) for i, start in enumerate(cuts) for stop in cuts[i + 1 :]}
     areas = [size.height * size.width for size in layers.maps[1:]]

@@ -2,7 +2,7 @@
 
 :class:`GatewayForward` replaces the forward pass of the network. The gradients that it returns are sums over all tiles,
 so its caller need not know of other processes. :func:`serve` runs on the other processes: their tiles, and where the
-rest of the network is replicated, the gateway's own step through :class:`OverTiles`.
+rest of the network is replicated, the gateway's own step through :class:`DistributedForward`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from snugfit.tiling.messages import CommandChannel, receive_tensor, receive_tensors, send_tensor, send_tensors
 from snugfit.tiling.plan import Tiles
 from snugfit.tiling.sequential import rest_of
 from snugfit.tiling.step_cost import GATEWAY
+from snugfit.tiling.transport import CommandChannel, receive_tensor, receive_tensors, send_tensor, send_tensors
 
 NOTHING, STATISTICS, WEIGHTS, ALL = range(4)
 
@@ -71,7 +71,7 @@ class Command:
         return cls(**{**said, "targets": form and TargetSpec(form["dtype"], tuple(form["shape"]))})
 
 
-class OverTiles:
+class DistributedForward:
     """The forward pass of a network over processes, on a process that computes the rest.
 
     The gradients that it returns are sums over all tiles.
@@ -92,7 +92,7 @@ class OverTiles:
     def __call__(self, images: Tensor) -> Tensor:
         """Compute the network's output from images (B, C, H, W); (B, 0) on all processes but the gateway."""
         parameters = self.tiles.training.parameters()
-        return self.apply_rest(_OverTiles.apply(self, images, *parameters))
+        return self.apply_rest(_Step.apply(self, images, *parameters))
 
     def apply_rest(self, value: Tensor) -> Tensor:
         """Compute the network's output from the last feature map, (B, C, H, W)."""
@@ -130,7 +130,7 @@ class OverTiles:
         return found if self.update and self.tiles.updates else [None] * len(parameters)
 
 
-class GatewayForward(OverTiles):
+class GatewayForward(DistributedForward):
     """The forward pass as the gateway calls it: it also sends commands to the other processes.
 
     Args:
@@ -203,11 +203,11 @@ class GatewayForward(OverTiles):
         return super().begin(images)
 
 
-class _OverTiles(torch.autograd.Function):
+class _Step(torch.autograd.Function):
     """The tiled part of a step; arguments are images (B, C, H, W) and all parameters that are trained."""
 
     @staticmethod
-    def forward(ctx: Any, passes: OverTiles, images: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, passes: DistributedForward, images: Tensor, *parameters: Tensor) -> Tensor:
         ctx.passes = passes
         return passes.begin(images)
 
@@ -295,7 +295,7 @@ def worker_step(tiles: Tiles, command: Command, update: Callable[[float], None])
 
 
 def replicated_step(
-    forward: OverTiles, command: Command, step: Callable[[Tensor, Tensor, float, bool], object]
+    forward: DistributedForward, command: Command, step: Callable[[Tensor, Tensor, float, bool], object]
 ) -> None:
     """A step of a process that also computes the rest: the gateway's own step, without images.
 

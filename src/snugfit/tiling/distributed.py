@@ -21,15 +21,13 @@ from torch import Tensor, nn
 
 from snugfit._core.options import Rest
 from snugfit.tiling.adjoint import Adjoint, BackwardInput, BatchNormAdjoint, RegionTensor, zero_gradients
-from snugfit.tiling.exchange import Pending
+from snugfit.tiling.exchange import Cell, Pending, Routes, Source, Wanted, empty_map
 from snugfit.tiling.layers import Region
 from snugfit.tiling.operators import TileablePrefix
-from snugfit.tiling.reductions import OverlappedAllReduce, all_moments, all_reduce
-from snugfit.tiling.routes import Cell, Routes, Source, Wanted
 from snugfit.tiling.schedule import BackwardGroup, Schedule
 from snugfit.tiling.splitting import Split, can_split
-from snugfit.tiling.statistics import update_running_statistics
-from snugfit.tiling.transport import GatherHandle, Transport
+from snugfit.tiling.statistics import all_moments, update_running_statistics
+from snugfit.tiling.transport import GatherHandle, OverlappedAllReduce, Transport, all_reduce
 
 
 @dataclass
@@ -259,15 +257,9 @@ class TiledNetwork:
         """The whole output (B, C, h, w) of a group's first layer: the inner part, and strips around it."""
         if parts.inner == made:
             return RegionTensor(inner, made)
-        shape = (len(inner), inner.shape[1], len(made.rows), len(made.columns))
+        shape = (*inner.shape[:2], len(made.rows), len(made.columns))
         last = held.values.stride(1) == 1 and inner.shape[1] > 1
-        found = torch.empty(
-            shape,
-            dtype=inner.dtype,
-            device=inner.device,
-            memory_format=torch.channels_last if last else torch.contiguous_format,
-        )
-        whole = RegionTensor(found, made)
+        whole = RegionTensor(empty_map(shape, inner, last=last), made)
         whole.part(parts.inner).copy_(inner)
         for strip in parts.strips:
             whole.part(strip).copy_(self.prefix.part(start, strip, held))
@@ -307,7 +299,7 @@ class TiledNetwork:
         assert isinstance(norm, nn.BatchNorm2d)
         read = self.prefix.layers.layers[number].reads[0]
         parts = [cores[cell] for cell in self.mine]
-        counts = self.routes.pixels(read, self._state.images, self.transport.size)
+        counts = self.routes.pixels(read, self._state.images)
         like = self.like.new_empty(norm.num_features)
         with self._waiting("sums"):
             mean, variance = all_moments(parts, counts, like, self.transport)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from snugfit.errors import ModelError
-from snugfit.tiling.geometry import EMPTY, SAME, Interval, Window, scaled_up
+from snugfit.tiling.geometry import EMPTY, SAME, Interval, Window, scaled_up, weighted
 
 
 @dataclass(frozen=True)
@@ -273,3 +273,24 @@ def require_grid(grid: tuple[int, int], size: MapSize) -> None:
     if min(grid) < 1 or grid[0] > size.height or grid[1] > size.width:
         shape = f"{size.height}x{size.width}"
         raise ModelError(f"a feature map of {shape} cannot be cut into {grid[0]}x{grid[1]} tiles: use a smaller grid.")
+
+
+Shares = tuple[tuple[float, ...], tuple[float, ...]]
+"""Weights of a grid's rows and of its columns."""
+
+
+def tiling_of(layers: Layers, grid: tuple[int, int], shares: Shares | None = None) -> Tiling:
+    """Tiles of a grid (down and across), equal or in proportion to weights."""
+    last, (rows, columns) = layers.maps[-1], shares or ((1.0,) * grid[0], (1.0,) * grid[1])
+    return Tiling.of(layers, weighted(last.height, rows), weighted(last.width, columns))
+
+
+def shares_by_speed(grid: tuple[int, int], speeds: Sequence[float]) -> Shares:
+    """Weights of a grid's rows and columns that bring tiles closest to the speeds of their devices, row by row.
+
+    A device alone in its row and column gets exactly its share.
+    """
+    down, across = grid
+    rows = tuple(sum(speeds[row * across : (row + 1) * across]) for row in range(down))
+    columns = tuple(sum(speeds[column::across]) for column in range(across))
+    return rows, columns

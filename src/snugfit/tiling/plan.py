@@ -10,19 +10,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._core.options import Rest, WeightUpdate
 from snugfit.tiling.distributed import TiledNetwork
-from snugfit.tiling.geometry import weighted
-from snugfit.tiling.layers import Layers, Tiling, require_grid
+from snugfit.tiling.exchange import cells_of
+from snugfit.tiling.grouping import Profile, named_profile
+from snugfit.tiling.layers import Shares, Tiling, require_grid, tiling_of
 from snugfit.tiling.operators import TileablePrefix
-from snugfit.tiling.profile import Profile, named_profile
-from snugfit.tiling.reductions import buckets, flattened
-from snugfit.tiling.routes import cells_of
 from snugfit.tiling.schedule import BackwardRules, Schedule
 from snugfit.tiling.step_cost import GATEWAY
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
-from snugfit.tiling.transport import Transport
-
-Shares = tuple[tuple[float, ...], tuple[float, ...]]
-"""Weights of a grid's rows and of its columns."""
+from snugfit.tiling.transport import Transport, buckets, flattened
 
 
 def schedule_of(
@@ -170,15 +165,3 @@ class Tiles:
         for some in buckets(self.training.gradients()):
             with flattened(some) as flat:
                 self.transport.reduce_at_gateway(flat)
-
-
-def tiling_of(layers: Layers, grid: tuple[int, int], shares: Shares | None = None) -> Tiling:
-    """Tiles of a grid, equal or in proportion to weights.
-
-    Args:
-        layers: the network.
-        grid: tiles down and across.
-        shares: weights of rows and of columns.
-    """
-    last, (rows, columns) = layers.maps[-1], shares or ((1.0,) * grid[0], (1.0,) * grid[1])
-    return Tiling.of(layers, weighted(last.height, rows), weighted(last.width, columns))

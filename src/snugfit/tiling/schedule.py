@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from snugfit.tiling.grouping import Profile
 from snugfit.tiling.layers import Layers, Region, Tiling
-from snugfit.tiling.profile import Profile
 
 Regions = dict[int, Region]
 """Regions of feature maps, by number."""

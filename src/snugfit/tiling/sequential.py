@@ -1,27 +1,243 @@
 """A network's leading layers, tile after tile on one device: exact, with the activations of one tile alive at a time.
 
-Only the feature maps between groups are kept. In the backward pass every tile of a group's output runs forward again,
-and the gradients of the group's input and weights are summed. Tiles of the output do not overlap, so nothing counts
-twice; halos of the input add up by themselves. A BatchNorm layer that normalises by its batch needs the whole feature
-map before it, so a group ends there too.
+Only the feature maps between groups are kept, in memory or in memory-mapped files. In the backward pass every tile of a
+group's output runs forward again, and the gradients of the group's input and weights are summed. Tiles of the output do
+not overlap, so nothing counts twice; halos of the input add up by themselves. A BatchNorm layer that normalises by its
+batch needs the whole feature map before it, so a group ends there too.
+
+If a feature map is read by a segment and by a later one, the segment hands it on. So each feature map has one reader,
+whose gradient is added to in place, and autograd never adds up whole feature maps in memory of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
 
 from snugfit._chain.subgraph import computed_nodes, subgraph_module
+from snugfit.memory.autocast import META_AS, autocast
 from snugfit.memory.mapped import MappedScratch
-from snugfit.tiling.geometry import balanced
-from snugfit.tiling.layers import Tiling, require_grid
+from snugfit.tiling.exchange import empty_map
+from snugfit.tiling.grouping import Profile, every_cut
+from snugfit.tiling.layers import EMPTY_REGION, Region, Tiling, require_grid, tiling_of
 from snugfit.tiling.operators import TileablePrefix, normalises_by_batch
-from snugfit.tiling.profile import Profile, every_cut
-from snugfit.tiling.segments import Segment
-from snugfit.tiling.statistics import mean_and_variance, update_running_statistics
+from snugfit.tiling.statistics import add_statistics_gradient, mean_and_variance, update_running_statistics
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Layers ``start``, ..., ``stop - 1``, of which the first may be a norm that normalises by its batch.
+
+    Attributes:
+        prefix, tiling: the network's leading layers, and how they are cut.
+        start, stop: numbers of feature maps.
+        by_batch: whether the first layer is such a norm.
+        scratch: where feature maps lie between segments; in memory by default.
+    """
+
+    prefix: TileablePrefix
+    tiling: Tiling
+    start: int
+    stop: int
+    by_batch: bool
+    scratch: MappedScratch | None = None
+
+    @cached_property
+    def entries(self) -> list[int]:
+        """Numbers of the feature maps that are read."""
+        return self.prefix.layers.entries(self.start, self.stop)
+
+    @cached_property
+    def outputs(self) -> list[int]:
+        """Numbers of the feature maps that are made for later segments."""
+        return self.prefix.layers.outputs(self.start, self.stop)
+
+    @property
+    def normed(self) -> int:
+        """Number of the feature map that the first layer reads."""
+        return self.prefix.layers.layers[self.start].reads[0]
+
+    @cached_property
+    def tiles(self) -> list[tuple[dict[int, Region], dict[int, Region]]]:
+        """For each tile, the regions of its outputs, and the regions of every feature map that it holds for them."""
+        found = []
+        for tile in self.tiling.tiles:
+            cores = {number: self.tiling.core(number, tile) for number in self.outputs}
+            cores = {number: core for number, core in cores.items() if core.area}
+            if cores:
+                found.append((cores, self.prefix.layers.needed(self.start, self.stop, cores)))
+        return found
+
+    def __call__(self, maps: dict[int, Tensor], moments: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Its outputs and the entries that are handed on, (B, C, H, W), by number, from the feature maps that it reads.
+
+        ``moments`` are mean and variance (C,) of the feature map that a norm by its batch reads.
+        """
+        alive = self.prefix.layers.alive(self.stop)
+        passed = [number for number in self.entries if number in alive and maps[number].requires_grad]
+        parameters = self.prefix.parameters(self.start, self.stop)
+        entries = [maps[number] for number in self.entries]
+        made = _Tiled.apply(self, passed, *entries, *moments, *parameters)
+        return dict(zip([*self.outputs, *passed], made, strict=True))
+
+    def run(
+        self, regions: dict[int, Region], entries: Sequence[Tensor], moments: Sequence[Tensor]
+    ) -> dict[int, Tensor]:
+        """Run a tile on parts (B, C, h, w) of its entries, with moments (C,)."""
+        read = {number: entry for number, entry in zip(self.entries, entries, strict=True) if number in regions}
+        statistics = {self.start: (moments[0], moments[1])} if self.by_batch else None
+        return self.prefix.run(self.start, self.stop, regions, read, statistics)
+
+    def whole(self, number: int, like: Tensor, entry: Tensor) -> Tensor:
+        """Storage (B, C, H, W) for a feature map or its gradient: in scratch, except for the first and the last one.
+
+        ``like`` is a part of it, (B, C, h, w); ``entry`` is a feature map (B, C, H, W) whose memory format is used.
+        """
+        size = self.prefix.layers.maps[number]
+        shape = (len(like), size.channels, size.height, size.width)
+        last = entry.is_contiguous(memory_format=torch.channels_last)
+        if self.scratch is not None and 0 < number < len(self.prefix.operators):
+            return self.scratch.empty(shape, like.dtype, last=last, meta=like.is_meta)
+        return empty_map(shape, like, last=last)
+
+
+class _Tiled(torch.autograd.Function):
+    """A segment on feature maps (B, C, H, W), tile by tile; arguments are entries, moments and parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, segment: Segment, passed: list[int], *arguments: Tensor) -> tuple[Tensor, ...]:
+        count, moments = len(segment.entries), 2 * segment.by_batch
+        entries, given = arguments[:count], arguments[count : count + moments]
+        ctx.save_for_backward(*arguments[: count + moments])
+        ctx.set_materialize_grads(False)
+        ctx.segment, ctx.passed, ctx.parameters = segment, passed, arguments[count + moments :]
+        ctx.autocast = _autocast_now(arguments[0].device.type)
+        outputs: dict[int, Tensor] = {}
+        for cores, regions in segment.tiles:
+            made = segment.run(regions, _parts(segment, entries, regions), given)
+            for number, core in cores.items():
+                if number not in outputs:
+                    outputs[number] = segment.whole(number, made[number], entries[0])
+                _part(outputs[number], core).copy_(_within(made[number], regions[number], core))
+        handed_on = [entries[segment.entries.index(number)] for number in passed]
+        return (*(outputs[number] for number in segment.outputs), *handed_on)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        segment: Segment = ctx.segment
+        sums = _GradientSums(segment, ctx.saved_tensors, ctx.parameters, ctx.needs_input_grad[2:])
+        own = len(segment.outputs)
+        sums.begin(dict(zip(ctx.passed, gradients[own:], strict=True)))
+        upper = dict(zip(segment.outputs, gradients[:own], strict=True))
+        for cores, regions in segment.tiles:
+            sums.add(cores, regions, upper, ctx.autocast)
+        sums.end()
+        moments = [None] * (len(ctx.saved_tensors) - len(segment.entries))
+        return None, None, *sums.totals, *moments, *sums.weights
+
+
+class _GradientSums:
+    """Gradients of a segment's entries, (B, C, H, W), and weights, summed over tiles; None for those that need none."""
+
+    def __init__(
+        self, segment: Segment, saved: Sequence[Tensor], parameters: Sequence[Tensor], needed: Sequence[bool]
+    ) -> None:
+        count = len(segment.entries)
+        self.segment, self.entries, self.moments = segment, saved[:count], saved[count:]
+        self.parameters, self.wanted = parameters, needed[:count]
+        self.trained = [place for place, need in enumerate(needed[len(saved) :]) if need]
+        self.totals: list[Tensor | None] = []
+        self.weights: list[Tensor | None] = [None] * len(parameters)
+        self.to_moments: list[Tensor | None] = [None] * len(self.moments)
+
+    @property
+    def _moments_matter(self) -> bool:
+        return self.segment.by_batch and self.wanted[self.segment.entries.index(self.segment.normed)]
+
+    def begin(self, handed_on: dict[int, Tensor | None]) -> None:
+        """Start with the gradients (B, C, H, W) from later readers, in place, and with zeros for other entries."""
+        for number, entry, want in zip(self.segment.entries, self.entries, self.wanted, strict=True):
+            total = handed_on.get(number)
+            if want and total is None:
+                total = self.segment.whole(number, entry, entry).zero_()
+            self.totals.append(total if want else None)
+
+    def add(
+        self, cores: dict[int, Region], regions: dict[int, Region], gradients: dict[int, Tensor | None], autocast: Any
+    ) -> None:
+        """Run a tile forward and backward, with gradients (B, C, H, W) of the segment's outputs."""
+        parts = [part.detach() for part in _parts(self.segment, self.entries, regions)]
+        leaves = [part.requires_grad_(True) for part, want in zip(parts, self.wanted, strict=True) if want]
+        moments = [each.detach().requires_grad_(self._moments_matter) for each in self.moments]
+        trained = [self.parameters[place] for place in self.trained]
+        with torch.enable_grad(), autocast():
+            made = self.segment.run(regions, parts, moments)
+            outputs = {number: _within(made[number], regions[number], core) for number, core in cores.items()}
+        flowing = [(number, up) for number, up in gradients.items() if up is not None and number in outputs]
+        flowing = [(number, up) for number, up in flowing if outputs[number].requires_grad]
+        if not flowing:
+            return
+        edges = [get_gradient_edge(outputs[number]) for number, _ in flowing]
+        upper = [_part(up, cores[number]) for number, up in flowing]
+        del made, outputs  # their memory is not read again, but for what operators have kept
+        read = [*leaves, *(moments if self._moments_matter else []), *trained]
+        found = list(torch.autograd.grad(edges, read, upper, allow_unused=True))
+        for number, total in zip(self.segment.entries, self.totals, strict=True):
+            if total is not None and (part := found.pop(0)) is not None:
+                _part(total, regions[number]).add_(part)
+        if self._moments_matter:
+            self.to_moments = [_added(before, found.pop(0)) for before in self.to_moments]
+        for place, part in zip(self.trained, found, strict=True):
+            self.weights[place] = _added(self.weights[place], part)
+
+    def end(self) -> None:
+        """Pass the summed gradients of mean and variance back to the feature map."""
+        to_mean, to_variance = self.to_moments if self._moments_matter else (None, None)
+        if to_mean is not None and to_variance is not None:
+            place = self.segment.entries.index(self.segment.normed)
+            total = self.totals[place]
+            assert total is not None
+            add_statistics_gradient(total, self.entries[place], self.moments[0], to_mean, to_variance)
+
+
+def _added(before: Tensor | None, part: Tensor | None) -> Tensor | None:
+    """Add two gradients of one shape, in place; None counts as zero."""
+    if part is None or before is None:
+        return before if part is None else part
+    return before.add_(part)
+
+
+def _autocast_now(device: str) -> Callable[[], AbstractContextManager[object]]:
+    """The autocast context that makes the backward pass compute in the types of the forward pass."""
+    if device == "meta":
+        is_on = torch.is_autocast_enabled(META_AS)
+        return partial(autocast, device, torch.get_autocast_dtype(META_AS)) if is_on else nullcontext
+    return partial(torch.autocast, device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
+
+
+def _parts(segment: Segment, entries: Sequence[Tensor], regions: dict[int, Region]) -> list[Tensor]:
+    """The parts (B, C, h, w) that a tile reads of each entry; empty for entries that it does not need."""
+    return [_part(entry, regions.get(n, EMPTY_REGION)) for n, entry in zip(segment.entries, entries, strict=True)]
+
+
+def _part(tensor: Tensor, region: Region) -> Tensor:
+    return tensor[..., region.rows.start : region.rows.stop, region.columns.start : region.columns.stop]
+
+
+def _within(tensor: Tensor, held: Region, core: Region) -> Tensor:
+    """The core (B, C, h, w) of a tile from a tensor that also holds the halo that another output needs."""
+    return tensor[..., core.rows.within(held.rows), core.columns.within(held.columns)]
 
 
 class TiledForward:
@@ -51,9 +267,8 @@ class TiledForward:
         scratch: MappedScratch | None = None,
     ) -> None:
         self.prefix = find_tileable_prefix(module, input_shape)
-        size = self.prefix.layers.maps[-1]
-        require_grid(grid, size)
-        self.tiling = Tiling.of(self.prefix.layers, balanced(size.height, grid[0]), balanced(size.width, grid[1]))
+        require_grid(grid, self.prefix.layers.maps[-1])
+        self.tiling = tiling_of(self.prefix.layers, grid)
         self.profile = profile or every_cut(self.prefix.layers.cuts)
         self.rest = rest_of(module, self.prefix)
         self.scratch = scratch
@@ -87,10 +302,7 @@ class TiledForward:
 
     @torch.no_grad()
     def _statistics(self, segment: Segment, maps: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and variance (C,) of the feature map (B, C, H, W) that a norm reads.
-
-        Segments pass gradients back through them.
-        """
+        """Mean and variance (C,) of the feature map (B, C, H, W) that a norm reads."""
         entry, norm = maps[segment.normed], self.prefix.operators[segment.start].module
         pixels = entry.numel() // entry.shape[1]
         if pixels < 2:

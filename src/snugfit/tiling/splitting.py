@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from snugfit.tiling.exchange import Cell
 from snugfit.tiling.geometry import Interval
 from snugfit.tiling.layers import Layer, MapSize, Region
-from snugfit.tiling.pricing import Prediction
-from snugfit.tiling.routes import Cell
 from snugfit.tiling.schedule import Schedule
-from snugfit.tiling.step_cost import FLOAT
+from snugfit.tiling.step_cost import FLOAT, Prediction
 
 COPIED_BYTES_PER_SECOND, CALL_SECONDS = 4e9, 1e-4
 """Speed of assembling the output from its parts, and time of a call for a strip; roughly those of one thread."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from snugfit.tiling.transport import Transport
 
 
 class Normalised(torch.autograd.Function):
@@ -88,3 +91,44 @@ def update_running_statistics(norm: nn.BatchNorm2d, mean: Tensor, variance: Tens
     share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
     norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
     norm.running_var.lerp_((variance * (pixels / (pixels - 1))).to(norm.running_var.dtype), share)
+
+
+def all_moments(
+    parts: Sequence[Tensor], counts: Sequence[int], like: Tensor, transport: Transport
+) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance per channel of parts that all processes hold together.
+
+    Means and sums of squares of parts are combined pairwise (Chan, Golub and LeVeque 1979), because differences of
+    plain sums lose digits.
+
+    Args:
+        parts: of this process, (B, C, h, w); some may be empty.
+        counts: values per channel on each process.
+        like: an example tensor (C,) with the type and device of the moments.
+        transport: to the other processes.
+    """
+    own, count = torch.stack([torch.zeros_like(like), torch.zeros_like(like)]), 0
+    for part in parts:
+        size = part.numel() // len(like)
+        if size:
+            own, count = _combined(own, count, _sums_of(part, size), size), count + size
+    total, count = own, counts[transport.rank] if transport.size == 1 else 0
+    if transport.size > 1:
+        for other, size in zip(transport.gather(own).wait(), counts, strict=True):
+            if size:
+                total, count = (_combined(total, count, other, size) if count else other), count + size
+    return total[0], total[1] / count
+
+
+def _sums_of(part: Tensor, size: int) -> Tensor:
+    """Mean and sum of squared differences, (2, C), of a part (B, C, h, w) with ``size`` values per channel."""
+    mean, variance = mean_and_variance(part)
+    return torch.stack([mean, variance * size])
+
+
+def _combined(first: Tensor, count: int, second: Tensor, more: int) -> Tensor:
+    """Mean and sum of squared differences, (2, C), of the union of two sets of values, from those of each, (2, C)."""
+    if not count:
+        return second
+    apart, share = second[0] - first[0], more / (count + more)
+    return torch.stack([first[0] + apart * share, first[1] + second[1] + apart * apart * (count * share)])

@@ -1,13 +1,17 @@
-"""What every process computes, sends, waits for and keeps in a training step.
+"""What every process computes, sends, waits for and keeps in a training step, and the seconds that it takes.
 
-Stages, each an exchange and then work.
+A step is a sequence of stages, each an exchange and then work. Speeds and links are those of a measured cluster.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
+
+from snugfit._core.hardware import Cluster, Link
 
 GATEWAY = 0
 """Rank of the process that has images, labels and the rest of the network."""
@@ -46,14 +50,6 @@ class Stage:
     macs: tuple[int, ...]
     rounds: int = 1
 
-    def sent(self, rank: int) -> int:
-        """Number of floats that a process sends."""
-        return sum(count for (source, _), count in self.messages.items() if source == rank)
-
-    def received(self, rank: int) -> int:
-        """Number of floats that a process receives."""
-        return sum(count for (_, target), count in self.messages.items() if target == rank)
-
 
 @dataclass(frozen=True)
 class StepCost:
@@ -85,35 +81,81 @@ class StepCost:
 
     def sent(self, rank: int, *kinds: Kind) -> int:
         """Number of floats that a process sends, of all kinds or of some."""
-        return sum(stage.sent(rank) for stage in self.stages if not kinds or stage.kind in kinds)
+        return sum(count for (source, _), count in self._messages(*kinds) if source == rank)
 
     def received(self, rank: int, *kinds: Kind) -> int:
         """Number of floats that a process receives, of all kinds or of some."""
-        return sum(stage.received(rank) for stage in self.stages if not kinds or stage.kind in kinds)
+        return sum(count for (_, target), count in self._messages(*kinds) if target == rank)
 
     def total(self, *kinds: Kind) -> int:
         """Number of floats that all processes send, of all kinds or of some."""
-        return sum(self.sent(rank, *kinds) for rank in range(self.processes))
+        return sum(count for _, count in self._messages(*kinds))
+
+    def _messages(self, *kinds: Kind) -> list[tuple[tuple[int, int], int]]:
+        return [each for stage in self.stages if not kinds or stage.kind in kinds for each in stage.messages.items()]
 
 
-def all_reduced(floats: int, processes: int) -> Messages:
-    """Messages of an all-reduce by a ring.
+@dataclass(frozen=True)
+class Span:
+    """Seconds of a stage: until all messages have arrived, and of the slowest process."""
 
-    Every process passes on every other part, to add up and then to distribute.
-    """
-    return _ring(-(-2 * (processes - 1) * floats // processes), processes)
-
-
-def all_gathered(floats: int, processes: int) -> Messages:
-    """Messages of an all-gather by a ring."""
-    return _ring((processes - 1) * floats, processes)
+    stage: Stage
+    sending: float
+    computing: float
 
 
-def all_to_all(floats: int, processes: int) -> Messages:
-    """Messages of an all-gather by direct messages between all processes."""
-    pairs = ((source, target) for source in range(processes) for target in range(processes) if source != target)
-    return dict.fromkeys(pairs, floats) if floats else {}
+@dataclass(frozen=True)
+class Prediction:
+    """Duration of a step on a measured cluster; at the end of each stage all processes wait for the slowest."""
 
+    cost: StepCost
+    cluster: Cluster
 
-def _ring(floats: int, processes: int) -> Messages:
-    return {(rank, (rank + 1) % processes): floats for rank in range(processes)} if processes > 1 and floats else {}
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Seconds of every stage; raises a ``UsageError`` if a link was not measured."""
+        return tuple(Span(stage, self._sending(stage), self._computing(stage)) for stage in self.cost.stages)
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the whole step."""
+        return self.computing() + self.sending()
+
+    def part(self, part: Pass) -> float:
+        """Seconds of a part of the step, without the all-reduce of weights' gradients."""
+        spans = (span for span in self.spans if span.stage.part == part and span.stage.kind != "weights")
+        return sum(span.sending + span.computing for span in spans)
+
+    def computing(self) -> float:
+        """Seconds of computation on the slowest process of each stage."""
+        return sum(span.computing for span in self.spans)
+
+    def sending(self, *kinds: Kind) -> float:
+        """Seconds of messages, of all kinds or of some."""
+        return sum(span.sending for span in self.spans if not kinds or span.stage.kind in kinds)
+
+    def _computing(self, stage: Stage) -> float:
+        speeds = (rank.macs_per_second for rank in self.cluster.ranks)
+        return max(macs / speed for macs, speed in zip(stage.macs, speeds, strict=False))
+
+    @cached_property
+    def _links(self) -> dict[tuple[int, int], Link]:
+        return {(link.source, link.target): link for link in self.cluster.links}
+
+    def _sending(self, stage: Stage) -> float:
+        """Seconds until the busiest network port has passed everything on, plus one latency per round."""
+        ports, latency = defaultdict[object, float](float), 0.0
+        for (source, target), floats in stage.messages.items():
+            if not floats:
+                continue
+            link = self._links.get((source, target)) or self.cluster.link(source, target)
+            seconds, latency = FLOAT * floats / link.bytes_per_second, max(latency, link.latency_seconds)
+            out, into = self._ports(source, target)
+            ports["out", out] += seconds
+            ports["in", into] += seconds
+        return max(ports.values(), default=0.0) + stage.rounds * latency
+
+    def _ports(self, source: int, target: int) -> tuple[int | str, int | str]:
+        """The ports that a message passes: one per host; processes on one host do not share a port."""
+        hosts = self.cluster.ranks[source].host, self.cluster.ranks[target].host
+        return (source, target) if hosts[0] == hosts[1] else hosts

@@ -1,8 +1,13 @@
-"""Communication between processes that hold tiles, and a dry run of it on one process."""
+"""Communication between processes that hold tiles, a dry run of it on one process, and what is sent but feature maps.
+
+That is commands as text, tensors by name, and sums of gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from snugfit.tiling.step_cost import DIRECT, GATEWAY
+
+BUCKET_BYTES = 2_000_000
 
 
 class Handle(Protocol):
@@ -28,12 +35,7 @@ class GatherHandle(Protocol):
 
 
 class Transport(Protocol):
-    """Communication that tiles need.
-
-    Attributes:
-        rank: of this process.
-        size: number of processes.
-    """
+    """Communication that tiles need."""
 
     @property
     def rank(self) -> int:
@@ -46,17 +48,11 @@ class Transport(Protocol):
     def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Handle]:
         """Begin to send flat tensors (n,) to others and to receive flat tensors (n,) from them, by rank."""
 
-    def all_reduce(self, flat: Tensor) -> None:
-        """Add up a tensor (n,) over processes, in place."""
-
-    def begin_all_reduce(self, flat: Tensor) -> Handle:
+    def all_reduce(self, flat: Tensor) -> Handle:
         """Begin to add up a tensor (n,) over processes, in place."""
 
     def gather(self, tensor: Tensor) -> GatherHandle:
         """Begin to send the tensors of all processes, of one shape, to all."""
-
-    def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """The tensors (n,) of all processes, in the order of ranks."""
 
     def reduce_at_gateway(self, flat: Tensor) -> None:
         """Add up a tensor (n,) in place on the gateway; it is undefined on other processes afterwards."""
@@ -106,11 +102,7 @@ class ProcessTransport:
         works: list[Handle] = list(dist.batch_isend_irecv(messages)) if messages else []
         return works
 
-    def all_reduce(self, flat: Tensor) -> None:
-        """All-reduce a tensor (n,)."""
-        dist.all_reduce(flat, group=self.group)
-
-    def begin_all_reduce(self, flat: Tensor) -> Handle:
+    def all_reduce(self, flat: Tensor) -> Handle:
         """Begin an all-reduce of a tensor (n,)."""
         work: Handle = dist.all_reduce(flat, group=self.group, async_op=True)
         return work
@@ -123,10 +115,6 @@ class ProcessTransport:
             return Gathered(found, [work])
         others = [rank for rank in range(self.size) if rank != self.rank]
         return Gathered(found, self.swap({rank: tensor for rank in others}, {rank: found[rank] for rank in others}))
-
-    def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """Gather tensors (n,) and wait for them."""
-        return self.gather(flat).wait()
 
     def reduce_at_gateway(self, flat: Tensor) -> None:
         """Reduce a tensor (n,) to the gateway."""
@@ -150,20 +138,13 @@ class DryRunTransport:
             flat.zero_()
         return []
 
-    def all_reduce(self, flat: Tensor) -> None:
-        """Leave the tensor (n,) as it is."""
-
-    def begin_all_reduce(self, flat: Tensor) -> Handle:
+    def all_reduce(self, flat: Tensor) -> Handle:
         """Leave the tensor (n,) as it is."""
         return Gathered([flat])
 
     def gather(self, tensor: Tensor) -> Gathered:
         """Repeat the tensor, of any shape, for every process."""
         return Gathered([tensor] * self.size)
-
-    def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """Repeat the tensor (n,) for every process."""
-        return [flat] * self.size
 
     def reduce_at_gateway(self, flat: Tensor) -> None:
         """Leave the tensor (n,) as it is."""
@@ -175,3 +156,144 @@ class DryRunTransport:
 def world_size() -> int:
     """Number of processes; 1 if ``torch.distributed`` was not started."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def all_reduce(tensors: Sequence[Tensor], transport: Transport) -> None:
+    """Add up tensors of any shapes over processes, in place, in few messages."""
+    if transport.size > 1:
+        for some in buckets(tensors):
+            with flattened(some) as flat:
+                transport.all_reduce(flat).wait()
+
+
+class OverlappedAllReduce:
+    """All-reduce of tensors that become ready one after another, in the same order on all processes."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._ready: list[Tensor] = []
+        self._under_way: list[tuple[AbstractContextManager[Tensor], Handle]] = []
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Add tensors of any shapes that are complete; they travel once they fill a message of some megabytes."""
+        for tensor in tensors:
+            self._ready.append(tensor)
+            if sum(each.numel() * each.element_size() for each in self._ready) >= BUCKET_BYTES:
+                self._send()
+
+    def wait(self) -> None:
+        """Wait until all tensors hold their sums."""
+        if self._ready:
+            self._send()
+        while self._under_way:
+            self._end_first()
+
+    def _send(self) -> None:
+        if len(self._under_way) > 1:  # so that copies stay few
+            self._end_first()
+        message = flattened(self._ready)
+        self._under_way.append((message, self._transport.all_reduce(message.__enter__())))
+        self._ready = []
+
+    def _end_first(self) -> None:
+        message, work = self._under_way.pop(0)
+        work.wait()
+        message.__exit__(None, None, None)
+
+
+def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Group tensors of any shapes, in order, into messages of some megabytes, so that copies stay small."""
+    found: list[list[Tensor]] = []
+    headroom = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if not found or size > headroom:
+            found.append([])
+            headroom = BUCKET_BYTES
+        found[-1].append(tensor)
+        headroom -= size
+    return found
+
+
+@contextmanager
+def flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Flatten tensors of any shapes and types into one tensor (n,), and copy its values back at the end."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        yield tensors[0].view(-1)
+        return
+    fractions = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+    kind = max(fractions or [tensor.dtype for tensor in tensors], key=lambda t: t.itemsize)
+    flat = torch.cat([tensor.reshape(-1).to(kind) for tensor in tensors])
+    yield flat
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+        start += tensor.numel()
+
+
+class CommandChannel(Protocol):
+    """Text from the gateway to all others, which may wait long for it."""
+
+    def send(self, command: str) -> None:
+        """Send to all others."""
+
+    def receive(self) -> str:
+        """Wait for the gateway's next command."""
+
+
+class NullChannel:
+    """A channel without receivers, for measuring one process alone."""
+
+    def send(self, command: str) -> None:
+        """Do nothing."""
+
+    def receive(self) -> str:
+        """Fail, because there is no sender.
+
+        Raises:
+            LookupError: always.
+        """
+        raise LookupError("a channel without a sender has no commands")
+
+
+def send_tensors(tensors: dict[str, Tensor], transport: Transport) -> None:
+    """Send tensors of any shapes by name to all others.
+
+    Their types and shapes, then one at a time to keep copies small.
+    """
+    if transport.size > 1 and not any(tensor.is_meta for tensor in tensors.values()):
+        forms = [(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()]
+        content = torch.frombuffer(bytearray(json.dumps(forms).encode()), dtype=torch.uint8)
+        transport.broadcast(torch.tensor([len(content)], dtype=torch.int64))
+        transport.broadcast(content)
+        for each in tensors.values():
+            send_tensor(each, transport)
+
+
+def receive_tensors(transport: Transport) -> dict[str, Tensor]:
+    """Wait for the gateway's tensors, in their shapes, by name."""
+    size = torch.zeros(1, dtype=torch.int64)
+    transport.broadcast(size)
+    content = torch.empty(int(size), dtype=torch.uint8)
+    transport.broadcast(content)
+    forms = json.loads(bytes(content.numpy()))
+    return {name: receive_tensor(shape, getattr(torch, dtype), transport) for name, dtype, shape in forms}
+
+
+def send_tensor(tensor: Tensor, transport: Transport) -> None:
+    """Send a tensor of any shape to all others, which know its type and shape."""
+    if tensor.numel() and transport.size > 1 and not tensor.is_meta:
+        transport.broadcast(_bytes(tensor.detach().cpu().contiguous()))
+
+
+def receive_tensor(shape: Sequence[int], dtype: torch.dtype, transport: Transport) -> Tensor:
+    """Wait for a tensor of this shape from the gateway; on the CPU."""
+    found = torch.empty(tuple(shape), dtype=dtype)
+    if found.numel():
+        transport.broadcast(_bytes(found))
+    return found
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A view of a contiguous tensor as bytes, (n,)."""
+    return tensor.view(-1).view(torch.uint8)

@@ -9,9 +9,8 @@ from tiling_samples import figure_4_4, residual, square, yolo
 
 from snugfit.errors import UsageError
 from snugfit.tiling.geometry import balanced, weighted
-from snugfit.tiling.grouping import CostModel, Prices, Work, cheapest, group_work
+from snugfit.tiling.grouping import CostModel, Prices, Profile, Work, cheapest, every_cut, group_work, one_group
 from snugfit.tiling.layers import Tiling
-from snugfit.tiling.profile import Profile, every_cut, one_group
 
 
 def every_profile(cuts):
@@ -83,22 +82,10 @@ def test_cheapest_of_all_profiles(data, count):
     cuts = tuple(range(count))
     pairs = list(combinations(cuts, 2))
     costs = {pair: data.draw(st.integers(0, 20)) for pair in pairs}
-    sizes = {pair: data.draw(st.integers(0, 20)) for pair in pairs}
-    totals = {
-        profile: (sum(costs[g] for g in profile.groups), sum(sizes[g] for g in profile.groups))
-        for profile in every_profile(cuts)
-    }
-    headroom = data.draw(st.integers(0, 60))
+    totals = {profile: sum(costs[group] for group in profile.groups) for profile in every_profile(cuts)}
     found = cheapest(cuts, lambda *pair: costs[pair])
-    assert totals[found][0] == min(cost for cost, _ in totals.values())
-    assert len(found.groups) == min(len(p.groups) for p in totals if totals[p][0] == totals[found][0])
-    fitting = [cost for cost, size in totals.values() if size <= headroom]
-    if fitting:
-        bounded = cheapest(cuts, lambda *pair: costs[pair], lambda *pair: sizes[pair], headroom)
-        assert totals[bounded][1] <= headroom and totals[bounded][0] == min(fitting)
-    else:
-        with pytest.raises(ValueError, match=f"smallest needs {min(size for _, size in totals.values())}\\."):
-            cheapest(cuts, lambda *pair: costs[pair], lambda *pair: sizes[pair], headroom)
+    assert totals[found] == min(totals.values())
+    assert len(found.groups) == min(len(p.groups) for p in totals if totals[p] == totals[found])
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -129,8 +116,6 @@ def test_a_group_takes_as_long_as_its_slowest_tile():
     even = Tiling.of(layers, balanced(4, 2), balanced(4, 1))
     fast, slow = Prices(1.0, 0.0), Prices(3.0, 0.0)
     assert CostModel(even, [fast, slow]).group(0, 3, "forward") == 3 * CostModel(even, [fast]).group(0, 3, "forward")
-    mean = CostModel(even, [fast, slow], worst=False).group(0, 3, "forward")
-    assert mean == 2 * CostModel(even, [fast], worst=False).group(0, 3, "forward")
     fitted = Tiling.of(layers, weighted(4, (3, 1)), balanced(4, 1))
     assert CostModel(fitted, [fast, slow]).group(0, 1, "forward") < CostModel(even, [fast, slow]).group(0, 1, "forward")
 

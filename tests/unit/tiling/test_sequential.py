@@ -20,7 +20,7 @@ from snugfit.errors import ModelError, OutOfStorageError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.tiling.candidates import scratch_bytes
-from snugfit.tiling.profile import Profile, every_cut, one_group
+from snugfit.tiling.grouping import Profile, every_cut, one_group
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 

@@ -6,13 +6,13 @@ from tiling_samples import layer, yolo
 
 from snugfit._core.hardware import Link, Rank, uniform_cluster
 from snugfit.tiling.cost_counter import count_step_cost
+from snugfit.tiling.exchange import cells_of
 from snugfit.tiling.geometry import Interval, Window, balanced
+from snugfit.tiling.grouping import Profile, every_cut
 from snugfit.tiling.layers import MapSize, Region, Tiling
-from snugfit.tiling.pricing import Prediction
-from snugfit.tiling.profile import Profile, every_cut
-from snugfit.tiling.routes import cells_of
 from snugfit.tiling.schedule import BackwardRules, Schedule
 from snugfit.tiling.splitting import Split, can_split, groups_to_split
+from snugfit.tiling.step_cost import Prediction
 
 WINDOWS = st.builds(
     lambda kernel, stride, pad, dilation: Window(kernel, stride, pad, pad, dilation),

@@ -24,13 +24,12 @@ from snugfit.tiling.candidates import (
     scratch_bytes,
     subsample,
 )
-from snugfit.tiling.grouping import CostModel, Direction
-from snugfit.tiling.layers import Layers, require_grid
+from snugfit.tiling.exchange import cells_of
+from snugfit.tiling.grouping import CostModel, Direction, Profile, every_cut, named_profile, one_group, prices_of
+from snugfit.tiling.layers import Layers, Shares, require_grid, shares_by_speed, tiling_of
 from snugfit.tiling.operators import TileablePrefix
-from snugfit.tiling.plan import Shares, TilePlan, tiling_of
-from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
-from snugfit.tiling.profile import Profile, every_cut, named_profile, one_group
-from snugfit.tiling.routes import cells_of
+from snugfit.tiling.plan import TilePlan
+from snugfit.tiling.step_cost import Prediction
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import world_size
 

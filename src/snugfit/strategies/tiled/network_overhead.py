@@ -14,13 +14,13 @@ from snugfit._core.workload import Workload
 from snugfit.strategies.memory_estimates import forward_images
 from snugfit.strategies.micro_batch import VALIDATION_SHARE, MicroBatching
 from snugfit.tiling.cost_counter import Placement, count_step_cost
+from snugfit.tiling.exchange import cells_of
+from snugfit.tiling.grouping import named_profile
+from snugfit.tiling.layers import tiling_of
 from snugfit.tiling.operators import TileablePrefix
-from snugfit.tiling.plan import TilePlan, schedule_of, tiling_of
-from snugfit.tiling.pricing import Prediction
-from snugfit.tiling.profile import named_profile
-from snugfit.tiling.routes import cells_of
+from snugfit.tiling.plan import TilePlan, schedule_of
 from snugfit.tiling.sequential import rest_of
-from snugfit.tiling.step_cost import FLOAT, GATEWAY, StepCost
+from snugfit.tiling.step_cost import FLOAT, GATEWAY, Prediction, StepCost
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,20 @@ from snugfit.errors import UsageError
 from snugfit.memory.mapped import MappedScratch
 from snugfit.strategies.full_network import fit_network
 from snugfit.strategies.micro_batch import MicroBatching
-from snugfit.tiling.coordinator import Command, GatewayForward, OverTiles, Worker, replicated_step, serve, worker_step
-from snugfit.tiling.messages import CommandChannel
+from snugfit.tiling.coordinator import (
+    Command,
+    DistributedForward,
+    GatewayForward,
+    Worker,
+    replicated_step,
+    serve,
+    worker_step,
+)
+from snugfit.tiling.grouping import named_profile
 from snugfit.tiling.plan import TilePlan, Tiles
-from snugfit.tiling.profile import named_profile
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
-from snugfit.tiling.transport import ProcessTransport, Transport
+from snugfit.tiling.transport import CommandChannel, ProcessTransport, Transport
 
 
 class OneDeviceTrainer(NetworkTrainer):
@@ -127,7 +134,7 @@ def fit_over_processes(strategy: MicroBatching, chain: Chain, data: TrainingData
 
 def gather_peaks(own: float, transport: Transport) -> list[float]:
     """The measured peaks of all processes, in bytes."""
-    return [float(each) for each in transport.all_gather(torch.tensor([own], dtype=torch.float64))]
+    return [float(each) for each in transport.gather(torch.tensor([own], dtype=torch.float64)).wait()]
 
 
 def serve_task(
@@ -183,7 +190,7 @@ def _with_tiles(tiles: Tiles, workload: Workload, tick: Callable[[], None]) -> W
 
 def _with_rest(tiles: Tiles, workload: Workload, tick: Callable[[], None]) -> Worker:
     """A worker that computes tiles and all layers after them, in the steps of a trainer like the gateway's."""
-    forward = OverTiles(tiles)
+    forward = DistributedForward(tiles)
     trainers: list[NetworkTrainer] = []
 
     def load(command: Command, state: dict[str, Tensor]) -> None:

@@ -43,9 +43,8 @@ from snugfit.strategies.tiled.candidates import (
 )
 from snugfit.strategies.tiled.network_overhead import NetworkOverhead
 from snugfit.strategies.tiled.runner import GatewayTrainer, OneDeviceTrainer, fit_over_processes
-from snugfit.tiling.messages import NullChannel
 from snugfit.tiling.plan import TilePlan
-from snugfit.tiling.transport import DryRunTransport, world_size
+from snugfit.tiling.transport import DryRunTransport, NullChannel, world_size
 
 
 @dataclass(frozen=True)

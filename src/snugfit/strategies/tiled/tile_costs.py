@@ -18,11 +18,10 @@ from snugfit.strategies.tiled.config import TileOptions, TileRequest
 from snugfit.strategies.tiled.network_overhead import rest_macs, step_cost
 from snugfit.strategies.tiled.strategy import Tiled
 from snugfit.tiling.candidates import group_boundaries
+from snugfit.tiling.grouping import every_cut, named_profile, one_group
 from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.plan import TilePlan
-from snugfit.tiling.pricing import Prediction
-from snugfit.tiling.profile import every_cut, named_profile, one_group
-from snugfit.tiling.step_cost import FLOAT, StepCost
+from snugfit.tiling.step_cost import FLOAT, Prediction, StepCost
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 

@@ -1,12 +1,20 @@
-"""Sums and moments over processes, with made-up others."""
+"""Sums and moments over processes, with synthetic others."""
 
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 
-from snugfit.tiling.reductions import BUCKET_BYTES, OverlappedAllReduce, all_moments, all_reduce, buckets, flattened
-from snugfit.tiling.transport import DryRunTransport, Gathered
+from snugfit.tiling.statistics import all_moments
+from snugfit.tiling.transport import (
+    BUCKET_BYTES,
+    DryRunTransport,
+    Gathered,
+    OverlappedAllReduce,
+    all_reduce,
+    buckets,
+    flattened,
+)
 
 
 def test_moments_of_parts_are_those_of_the_whole():
@@ -69,7 +77,7 @@ def test_sums_of_other_processes():
         size: int = 2
 
         def all_reduce(self, flat):
-            flat.mul_(2)
+            return Gathered([flat.mul_(2)])
 
     tensors = [torch.arange(4.0), torch.ones(2, 2)]
     all_reduce(tensors, Doubling())
@@ -99,7 +107,7 @@ def test_sums_that_run_beside_other_work_are_few_at_once():
     class Doubling(DryRunTransport):
         size: int = 2
 
-        def begin_all_reduce(self, flat):
+        def all_reduce(self, flat):
             events.append("begin")
             return Work(flat)
 

@@ -5,12 +5,11 @@ from tiling_samples import figure_4_4, yolo
 
 from snugfit._core.hardware import Cluster, Link, Rank, uniform_cluster
 from snugfit.errors import UsageError
+from snugfit.tiling.cost_counter import all_gathered, all_reduced, all_to_all
 from snugfit.tiling.geometry import balanced
-from snugfit.tiling.grouping import CostModel, Prices, group_work
-from snugfit.tiling.layers import Tiling
-from snugfit.tiling.plan import tiling_of
-from snugfit.tiling.pricing import Prediction, prices_of, shares_by_speed
-from snugfit.tiling.step_cost import Stage, StepCost, all_gathered, all_reduced, all_to_all
+from snugfit.tiling.grouping import CostModel, Prices, group_work, prices_of
+from snugfit.tiling.layers import Tiling, shares_by_speed, tiling_of
+from snugfit.tiling.step_cost import Prediction, Stage, StepCost
 
 
 def rank(number, host, speed):
