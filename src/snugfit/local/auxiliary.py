@@ -37,10 +37,7 @@ def aan_filters(initial: bool, narrowest: int, widest: int) -> int:
 class AuxiliaryNetwork(LocalLoss):
     """3x3 conv, batch norm, ReLU, average pool to 2x2 and one linear layer (NeuroFlux eq. 2: beta, F and gamma).
 
-    After a unit with a flat output it is the linear layer alone.
-
-    Attributes:
-        filters: filters of the conv; 0 without one.
+    After a unit with a flat output it is the linear layer alone, and ``filters`` is 0.
     """
 
     gives_up_gradient: bool = True

@@ -55,12 +55,7 @@ class UnitShape:
 
 @dataclass(frozen=True)
 class NetworkStats:
-    """What a local loss needs to know of the whole network.
-
-    Attributes:
-        narrowest, widest: smallest and largest number of filters of the network's convs.
-        classes: number of classes K.
-    """
+    """What a local loss needs to know of the whole network: the fewest and most filters of its convs, and classes K."""
 
     narrowest: int
     widest: int

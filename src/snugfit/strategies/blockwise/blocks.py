@@ -27,8 +27,7 @@ class UnitNeeds:
         kept_bytes: weights, local loss and optimizer state between steps.
         fixed_bytes, sample_bytes: its step's upper bound at a batch: ``fixed + sample * batch`` (kept bytes included).
         input_elements: elements of one input sample.
-        input_bytes: bytes of one input sample in the cache's type.
-        output_bytes: bytes of one output sample in the cache's type.
+        input_bytes, output_bytes: bytes of one sample in the cache's type.
         smallest_batch: smallest batch that it can train on.
         weight_bytes: weights and buffers of the unit only.
         saved_bytes: upper bound of the bytes of one sample's forward pass.
@@ -184,11 +183,8 @@ def estimate_blocks(
 ) -> Cost:
     """Predicted cost of training blocks one after another.
 
-    Args:
-        residency, blocks, workload: what is trained.
-        seconds_per_sample: seconds of a training step per sample, by block and unit, at the block's batch size.
-        views: number of cached augmented passes.
-        final: the phase that tests and saves the exit model.
+    ``seconds_per_sample`` are of a training step, by block and unit, at the block's batch size; ``views`` counts cached
+    augmented passes, and ``final`` is the phase that tests and saves the exit model.
     """
     phases, epoch_seconds, previous, storage, trunk = [], 0.0, 0, 0, 0.0
     rows = workload.train_count * views + workload.val_count
@@ -208,10 +204,5 @@ def estimate_blocks(
         epoch_seconds += train
         storage, previous = max(storage, previous + cache), cache
     phases.append(final)
-    return Cost(
-        peak_bytes=max(phase.peak_bytes for phase in phases),
-        seconds_per_epoch=epoch_seconds,
-        seconds=sum(phase.seconds for phase in phases),
-        storage_bytes=storage,
-        phases=tuple(phases),
-    )
+    peak = max(phase.peak_bytes for phase in phases)
+    return Cost(peak, epoch_seconds, sum(phase.seconds for phase in phases), storage, phases=tuple(phases))

@@ -120,7 +120,8 @@ class Controller:
             trainer.evaluate()
             self._store_units(block, trainer)
             written = self._pass_outputs(index, block, trainer, train, val)
-        self._release_units()
+        if self.strategy.residency == "block":
+            self._release_all()
         run.end_phase(phase, run.workload.epochs, steps, written)
         run.save({})
         self.caches.keep_only(index)
@@ -190,10 +191,6 @@ class Controller:
             if (own := loss_without_head(local.loss)) is not None:
                 self.run.exits.save(index, own.state_dict())
 
-    def _release_units(self) -> None:
-        if self.strategy.residency == "block":
-            self._release_all()
-
     def _release_all(self) -> None:
         self.residents.clear()
         for unit in self.layout.chain.all_units:
@@ -204,13 +201,13 @@ class Controller:
 
         Cached and recomputed outputs have the same values and the same order.
         """
+        data = self.data
         if index == 0:
-            return self.data.train, self.data.val
+            return data.train, data.val
         if self.strategy.cache == "never":
-            forward = self._load_trunk(self.blocks[index].first)
+            trunk, device = self._load_trunk(self.blocks[index].first), self.run.device
             train, val = (
-                RecomputedBatches(source, forward, RECOMPUTED_CHUNK, self.run.device)
-                for source in (self.data.train, self.data.val)
+                RecomputedBatches(each, trunk, RECOMPUTED_CHUNK, device) for each in (self.data.train, self.data.val)
             )
             return train, val
         sources = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
@@ -84,24 +83,15 @@ def signal_table(
     from a run on the meta device. For backpropagation it is the step of the whole network. For a local loss it is the
     step of the unit that needs most, with only that unit in memory (weights, local loss, optimizer state, input,
     activations), as in ``blockwise`` with one unit per block. The backward pass applies and frees gradients in both.
-    The paper measured a device's memory with the whole network resident, so its figures differ.
-
-    Args:
-        chain: the network, on the meta device.
-        workload: data shapes, batch size and optimizer.
-        hardware: the device.
-        local_losses: names; all registered ones by default.
-
-    Returns:
-        By method: ``macs`` per sample, ``additional_parameters`` and ``peak_bytes``.
+    The paper measured a device's memory with the whole network resident, so its figures differ. The chain is on the
+    meta device. All registered local losses are the default.
     """
     rows = {}
     for method, signal in learning_signal(chain, workload.classes, local_losses).items():
-        strategy: Any = (
-            strategy_class("backprop")(accumulate=False)
-            if method == BACKPROP
-            else strategy_class("blockwise")(local_loss=method)
-        )
+        if method == BACKPROP:
+            strategy = strategy_class("backprop")(accumulate=False)
+        else:
+            strategy = strategy_class("blockwise")(local_loss=method)
         probes = strategy.probes(workload, chain, hardware)
         peak = max(_peak_bytes(probe, workload.batch_size) for probe in probes)
         rows[method] = {**signal._asdict(), "peak_bytes": peak}

@@ -227,11 +227,7 @@ def _image_bytes(line: ProbeLine, kept_bytes: int) -> int:
 def rebuild_exit(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
     """Build the units up to the exit, with its local loss as classifier; the full network without an exit.
 
-    Args:
-        chain: the full network, without weights.
-        structure: ``local_loss`` and the index of the ``exit``.
-        classes: number of classes.
-        state: saved tensors by name, of any shapes.
+    The structure holds ``local_loss`` and the index of the ``exit``. The saved state, of any shapes, is not read.
     """
     if not structure:
         return chain.to_module()

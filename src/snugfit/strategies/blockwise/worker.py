@@ -41,12 +41,9 @@ def initialise_loss(loss: nn.Module, seed: int) -> None:
 
 
 class LocalUnit:
-    """A unit, its local loss, and their optimizers; the backward pass applies and frees every gradient.
+    """A unit, from (B, ...) to features (B, ...), its local loss, and their optimizers.
 
-    Args:
-        unit: the unit, from (B, ...) to features (B, ...).
-        loss: the local loss, and exit, of these features.
-        workload: optimizer and precision.
+    The backward pass applies and frees every gradient.
     """
 
     def __init__(self, unit: nn.Module, loss: LocalLoss, workload: Workload) -> None:
@@ -62,14 +59,9 @@ class LocalUnit:
         self.bfloat16 = workload.precision == "bfloat16"
 
     def step(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, StepResult]:
-        """Train on one batch (Algorithm 2, lines 3-7).
+        """Train on inputs (B, ...) and labels (B,) (Algorithm 2, lines 3-7).
 
-        Args:
-            inputs: (B, ...), the input of the unit.
-            labels: (B,).
-
-        Returns:
-            The features (B, ...) from before the update, detached, and the result.
+        Returns the features (B, ...) from before the update, detached, and the result.
         """
         self.unit.train()
         self.loss.train()

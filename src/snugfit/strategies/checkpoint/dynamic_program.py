@@ -79,13 +79,10 @@ def schedule_cost(schedule: Schedule, costs: Sequence[UnitCost]) -> tuple[float,
 
 
 class DynamicProgram:
-    """The fastest schedules for each memory size up to a limit.
+    """The fastest schedules for each memory size up to a limit, in bytes without the first unit's input.
 
-    Args:
-        costs: of every unit, in chain order.
-        limit: bytes, without the first unit's input.
-        slots: number of slots of the limit. Bytes are rounded up to whole slots, so that memory is never
-            underestimated. If the limit is not larger, a slot is a byte and the result exact.
+    Bytes are rounded up to whole slots of the limit, so that memory is never underestimated. If the limit is not larger
+    than the number of slots, a slot is a byte and the result exact.
 
     Attributes:
         seconds: least seconds of a step in 0, 1, ... slots, (slots + 1,); infinite where there is no schedule.
