@@ -27,20 +27,8 @@ from snugfit._report.console_lines import (
 )
 from snugfit._report.formatting import NONE, duration
 from snugfit._report.tables import make_console, make_table
-from snugfit._training.events import (
-    CacheProgress,
-    EpochDone,
-    Event,
-    ExitMeasured,
-    Notice,
-    PhaseDone,
-    PhaseStarted,
-    ProbeMeasured,
-    RunDone,
-    RunStarted,
-    StepDone,
-    TensorsSelected,
-)
+from snugfit._training import events
+from snugfit._training.events import Event, Notice, PhaseStarted, RunStarted, StepDone
 
 REFRESH_SECONDS = 0.125
 PRIOR = 0.02
@@ -118,13 +106,13 @@ class ConsoleProgress:
             RunStarted: self._run_started,
             PhaseStarted: self._phase_started,
             StepDone: self._step_done,
-            EpochDone: self._epoch_done,
-            ExitMeasured: lambda exit_measured: self._print(exit_line(exit_measured)),
-            CacheProgress: self._cache_progress,
-            PhaseDone: self._phase_done,
-            RunDone: self._run_done,
-            ProbeMeasured: self._probe_measured,
-            TensorsSelected: lambda selected: self._print(selection_line(selected)),
+            events.EpochDone: self._epoch_done,
+            events.ExitMeasured: lambda exit_measured: self._print(exit_line(exit_measured)),
+            events.CacheProgress: self._cache_progress,
+            events.PhaseDone: self._phase_done,
+            events.RunDone: self._run_done,
+            events.ProbeMeasured: self._probe_measured,
+            events.TensorsSelected: lambda selected: self._print(selection_line(selected)),
         }
         _warm_up()
 
@@ -177,18 +165,18 @@ class ConsoleProgress:
             rate = speed(event.samples, self._pace)
             self._draw(phase.name, share, where, status_line(event, self._budget, rate, self._time_left()))
 
-    def _epoch_done(self, event: EpochDone) -> None:
+    def _epoch_done(self, event: events.EpochDone) -> None:
         if not self._live_possible:
             peak = self._step.peak_bytes if self._step else None
             self._print(epoch_line(event, peak, self._budget, self._time_left()))
 
-    def _cache_progress(self, event: CacheProgress) -> None:
+    def _cache_progress(self, event: events.CacheProgress) -> None:
         if self._due(self._clock()) or event.done >= event.total:
             share = event.done / max(event.total, 1)
             below = f"{format_bytes(event.bytes_written)} written  left {self._time_left()}"
             self._draw("writing cache", share, f"{event.done}/{event.total} samples", Text(below))
 
-    def _probe_measured(self, event: ProbeMeasured) -> None:
+    def _probe_measured(self, event: events.ProbeMeasured) -> None:
         if event.index == 1 and not self._live_possible:
             self._print(Text(f"measuring {event.count} parts of the network"))
         if self._due(self._clock()) or event.index == event.count:
@@ -196,14 +184,14 @@ class ConsoleProgress:
         if event.index == event.count:
             self.close()
 
-    def _phase_done(self, event: PhaseDone) -> None:
+    def _phase_done(self, event: events.PhaseDone) -> None:
         if self._left is not None:
             self._left.end_phase()
         phases = self._started.predicted.phases if self._started else ()
         predicted = next((phase.seconds for phase in phases if phase.name == event.name), None)
         self._print(phase_line(event, predicted, self._budget))
 
-    def _run_done(self, event: RunDone) -> None:
+    def _run_done(self, event: events.RunDone) -> None:
         self.close()
         self.console.print(result_table(event.record))
 

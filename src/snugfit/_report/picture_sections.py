@@ -45,8 +45,7 @@ def _spectra(data: Spectra) -> str:
         f"to its highest value. Up: mean of {images} {data.split} images of the class. Down: {vectors}. Dotted: where "
         "that is strongest. Typical: the median over all frequencies."
     )
-    svg = _draw_spectra(data)
-    return html.figure(title, svg, caption)
+    return html.figure(title, _draw_spectra(data), caption)
 
 
 def _projection(data: Projection) -> str:
@@ -59,8 +58,7 @@ def _projection(data: Projection) -> str:
         caption += f" Nearest: by rows of M, before the projection; by chance it would be {percent(chance)}."
     elif data.why_no_groups:
         caption += f" Super-classes are not shown: {data.why_no_groups}"
-    svg = _draw_projection(data)
-    return html.figure(title, svg, caption)
+    return html.figure(title, _draw_projection(data), caption)
 
 
 def _heat_maps(data: HeatMaps) -> str:
@@ -98,7 +96,10 @@ def _draw_projection(data: Projection) -> str:
     """A point per class, coloured by super-class, or named."""
     groups = sorted(set(data.groups))
     figure, axes = canvas("t-SNE, first dimension (no unit)", "second dimension (no unit)", 4.4 + 0.1 * len(groups))
-    looks = {group: _look(index) for index, group in enumerate(groups)}
+    ten = mpl.colormaps["tab10"]
+    looks: dict[str, tuple[Any, str]] = {
+        group: (ten(index % 10), "o^"[index // 10 % 2]) for index, group in enumerate(groups)
+    }
     for index, (name, (x, y)) in enumerate(zip(data.classes, data.points, strict=True)):
         group = data.groups[index] if data.groups else ""
         colour, marker = looks.get(group, (PALETTE["measured"], "o"))
@@ -106,10 +107,10 @@ def _draw_projection(data: Projection) -> str:
         if not groups and len(data.classes) <= MOST_NAMED:
             axes.annotate(shorten(name, 16), (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=9)
     axes.margins(0.1)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     handles = [
-        axes.plot([], [], look[1], color=look[0], label=group.replace("_", " "))[0] for group, look in looks.items()
+        axes.plot([], [], marker, color=colour, label=group.replace("_", " "))[0]
+        for group, (colour, marker) in looks.items()
     ]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, handletextpad=0.2)
@@ -157,16 +158,10 @@ def _stems(axes: Axes, x: np.ndarray, heights: np.ndarray, colour: str) -> None:
     axes.plot(np.repeat(x, 3), ends, color=colour, linewidth=1)
 
 
-def _look(index: int) -> tuple[Any, str]:
-    """Colour and marker of a group: twenty different ones, then again."""
-    return mpl.colormaps["tab10"](index % 10), "o^"[index // 10 % 2]
-
-
 def _show(axes: Axes, image: np.ndarray) -> None:
     grey = image.shape[-1] == 1
     axes.imshow(image[..., 0] if grey else image, cmap="gray", vmin=0, vmax=255, interpolation="none")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
 

@@ -206,9 +206,7 @@ class Controller:
             return data.train, data.val
         if self.strategy.cache == "never":
             trunk, device = self._load_trunk(self.blocks[index].first), self.run.device
-            train, val = (
-                RecomputedBatches(each, trunk, RECOMPUTED_CHUNK, device) for each in (self.data.train, self.data.val)
-            )
+            train, val = (RecomputedBatches(each, trunk, RECOMPUTED_CHUNK, device) for each in (data.train, data.val))
             return train, val
         sources = []
         with self.run.limit.allow_address_space(2 * THREAD_BYTES):

@@ -23,16 +23,8 @@ from snugfit._training.network import NetworkTrainer
 from snugfit._training.seeding import derive_seed
 from snugfit._training.task import StepResult, loss_of, needs_classes, precision_context
 from snugfit.errors import ModelError
+from snugfit.strategies.feedback import rules
 from snugfit.strategies.feedback.config import FeedbackOptions, FeedbackRule
-from snugfit.strategies.feedback.rules import (
-    MODULATION,
-    dfa_delta,
-    drtp_delta,
-    modulated,
-    output_error,
-    pepita_delta,
-    random_projection,
-)
 from snugfit.strategies.feedback.single_layer import SingleLayer
 from snugfit.strategies.full_network import FullNetwork, MakeTrainer
 
@@ -49,7 +41,7 @@ class FeedbackTrainer(NetworkTrainer):
         super().__init__(module, chain.forward, workload, micro_batches)
         self.units, self.head = [unit.module for unit in chain.units], chain.head.module
         weight = next(module.parameters())
-        draw = partial(random_projection, scale=self.scale, dtype=weight.dtype, device=weight.device)
+        draw = partial(rules.random_projection, scale=self.scale, dtype=weight.dtype, device=weight.device)
         self.matrices: list[Tensor] = []
         holder = nn.Module()
         for index, shape in enumerate(self.projected_shapes(chain)):
@@ -99,9 +91,9 @@ class DirectFeedback(FeedbackTrainer):
             outputs.append(self._run(unit, inputs))
             inputs = outputs[-1].detach()
         loss, logits = self._train_head(inputs, labels, share)
-        error = output_error(logits.to(self.matrices[0].dtype), labels)
+        error = rules.output_error(logits.to(self.matrices[0].dtype), labels)
         for matrix in reversed(self.matrices):
-            _backward(outputs.pop(), dfa_delta(error, matrix).mul_(share))
+            _backward(outputs.pop(), rules.dfa_delta(error, matrix).mul_(share))
         return loss, logits
 
 
@@ -113,7 +105,7 @@ class TargetProjection(FeedbackTrainer):
         for unit, matrix in zip(self.units, self.matrices, strict=True):
             output = self._run(unit, inputs)
             inputs = output.detach()
-            _backward(output, drtp_delta(labels, matrix).mul_(share))
+            _backward(output, rules.drtp_delta(labels, matrix).mul_(share))
             del output
         return self._train_head(inputs, labels, share)
 
@@ -124,7 +116,7 @@ class InputModulation(FeedbackTrainer):
     Both passes use the same dropout. Scale and shift of norms are not trained, as in the authors' experiments.
     """
 
-    scale = MODULATION
+    scale = rules.MODULATION
 
     def __init__(self, chain: Chain, module: nn.Module, workload: Workload, micro_batches: int = 1) -> None:
         super().__init__(chain, module, workload, micro_batches)
@@ -145,14 +137,14 @@ class InputModulation(FeedbackTrainer):
             answers.append(part.response(part.layer(part.before(features))))
             features = part.after(answers[-1])
         logits: Tensor = self.head(features)
-        error = output_error(logits, labels)
+        error = rules.output_error(logits, labels)
         torch.manual_seed(seed)
-        features = modulated(inputs, error, self.matrices[0])
+        features = rules.modulated(inputs, error, self.matrices[0])
         del inputs
         for part in self.parts:
             sums = _differentiable(part.layer, part.before(features))
             answer = part.response(sums.detach())
-            _backward(sums, pepita_delta(answers.popleft(), answer).mul_(share))
+            _backward(sums, rules.pepita_delta(answers.popleft(), answer).mul_(share))
             del sums
             features = part.after(answer)
         _backward(_differentiable(self.last.layer, self.last.before(features)), error * (share / len(error)))
