@@ -74,77 +74,56 @@ class MeasurementFilter:
             last = self.candidates[-1]
             needed = last.bytes_at(1, self._batch, hold=False) * TENSOR_TO_PROCESS + 2 * self.left_bytes
             return candidate is last or (may_fit and needed <= headroom)  # its own kernels included
-        estimate = StepEstimate.of(self.candidates, lines, self._batch)
-        if estimate is None:
+        expected = self._expected_seconds(lines, headroom - self.left_bytes)
+        if expected is None:
             return may_fit
-        untried = {
-            (each.probe, held): estimate.sample_seconds(each, held, self._sizes(held), headroom - self.left_bytes)
-            for each in self.candidates
-            for held in hold_modes(self.accumulate)
-            if _line(each, held) not in tried
-        }
+        mine = expected[candidate.probe, hold]
+        untried = [expected[each.probe, held] for each, held in self._steps() if _line(each, held) not in tried]
         probe, micro = found
         sample_seconds = micro.seconds(lines[micro.line(probe)]) / micro.micro_batch
-        expected = untried[candidate.probe, hold]
-        return expected <= min(untried.values()) and expected < MAX_TIME_RATIO * sample_seconds
+        return mine <= min(untried) and mine < MAX_TIME_RATIO * sample_seconds
 
     @property
     def _batch(self) -> int:
         return self.workload.effective_batch
 
-    def _sizes(self, hold: bool) -> tuple[int, ...]:
-        """Batches that a candidate may train at, smallest first."""
-        return divisors(self._batch)[:-1] if hold else (self._batch,)
+    def _steps(self) -> list[tuple[Candidate, bool]]:
+        """Candidates, with gradients applied at once and held."""
+        return [(each, hold) for each in self.candidates for hold in hold_modes(self.accumulate)]
 
+    def _expected_seconds(
+        self, lines: Mapping[str, ProbeLine], headroom: float
+    ) -> dict[tuple[str, bool], float] | None:
+        """Expected seconds of a sample, by probe and hold, at the largest batch that fits; infinite if none fits.
 
-@dataclass(frozen=True)
-class StepEstimate:
-    """Estimates the steps of unmeasured schedules from measured ones.
-
-    Attributes:
-        batch: the effective batch.
-        fixed_seconds, slope_seconds: of a step without recomputation, and of each further sample in it.
-        smallest_batch: the smallest batch of a step.
-        process_to_tensor: process peak over tensor bytes, by whether gradients are held.
-    """
-
-    batch: int
-    fixed_seconds: float
-    slope_seconds: float
-    smallest_batch: int
-    process_to_tensor: Mapping[bool, float]
-
-    @classmethod
-    def of(cls, candidates: Sequence[Candidate], lines: Mapping[str, ProbeLine], batch: int) -> StepEstimate | None:
-        """From all lines; None if none has more than one point, which is required for a slope."""
-        named = {_line(each, hold): (each, hold) for each in candidates for hold in (False, True)}
-        ratios, sloped = {}, None
-        for name, line in lines.items():
-            if name not in named or not line.points:
-                continue
-            (candidate, hold), point = named[name], line.points[-1]
-            ratios[hold] = point.peak_bytes / candidate.bytes_at(point.batch, batch, hold=hold)
-            if sloped is None and len(line.points) > 1:
-                sloped = line, candidate.seconds * (2 if hold else 1)
+        They follow a step's seconds, by its number of images, from the first measured line with more than one point.
+        If weights dominate the time of a step, a step of few images takes hardly less time than one of more images. A
+        step's memory is its tensor bytes times the ratio of process peak to tensor bytes of the measured steps. Without
+        a line of more than one point, there is no estimate.
+        """
+        named = {_line(each, hold): (each, hold) for each in self.candidates for hold in (False, True)}
+        measured = [(*named[name], line) for name, line in lines.items() if name in named and line.points]
+        ratios = {
+            hold: line.points[-1].peak_bytes / each.bytes_at(line.points[-1].batch, self._batch, hold=hold)
+            for each, hold, line in measured
+        }
+        sloped = next((found for found in measured if len(found[2].points) > 1), None)
         if sloped is None:
             return None
-        line, times = sloped
-        return cls(batch, line.fixed_seconds / times, line.sample_seconds / times, line.smallest_batch, ratios)
-
-    def sample_seconds(self, candidate: Candidate, hold: bool, sizes: Sequence[int], headroom: float) -> float:
-        """Expected seconds of a sample at the largest of ``sizes`` that fits; infinite if none fits.
-
-        If weights dominate the time of a step, a step of few images takes hardly less time than one of more images.
-        """
-        ratio = self.process_to_tensor.get(hold, max(self.process_to_tensor.values()))
-        fits = [
-            size
-            for size in sizes
-            if size >= self.smallest_batch and candidate.bytes_at(size, self.batch, hold=hold) * ratio <= headroom
-        ]
-        if not fits:
-            return float("inf")
-        return candidate.seconds * (self.fixed_seconds / fits[-1] + self.slope_seconds)
+        reference, held, line = sloped
+        times = reference.seconds * (2 if held else 1)
+        expected = {}
+        for each, hold in self._steps():
+            sizes = divisors(self._batch)[:-1] if hold else (self._batch,)
+            ratio = ratios.get(hold, max(ratios.values()))
+            fits = [
+                size
+                for size in sizes
+                if size >= line.smallest_batch and each.bytes_at(size, self._batch, hold=hold) * ratio <= headroom
+            ]
+            seconds = line.fixed_seconds / times / fits[-1] + line.sample_seconds / times if fits else float("inf")
+            expected[each.probe, hold] = each.seconds * seconds
+        return expected
 
 
 def _line(candidate: Candidate, hold: bool) -> str:
