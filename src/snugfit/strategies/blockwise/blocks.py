@@ -58,18 +58,16 @@ class UnitNeeds:
 
     def largest_batch(self, step_bytes: float, limit: int) -> int:
         """Largest batch up to ``limit`` whose step fits ``step_bytes``; 0 if there is none."""
-        batch = _samples(step_bytes - self.fixed_bytes, self.sample_bytes, limit)
+        free = step_bytes - self.fixed_bytes
+        batch = self._samples(free, limit)
         if self.partial_bytes and batch > self.measured_batch:
-            larger = _samples(step_bytes - self.fixed_bytes - self.partial_bytes, self.sample_bytes, limit)
-            batch = max(larger, self.measured_batch)
+            batch = max(self._samples(free - self.partial_bytes, limit), self.measured_batch)
         return batch if batch >= self.smallest_batch else 0
 
-
-def _samples(free_bytes: float, sample_bytes: float, limit: int) -> int:
-    """Number of samples that fit, up to ``limit``."""
-    if sample_bytes * limit <= free_bytes:
-        return limit
-    return int(free_bytes / sample_bytes) if free_bytes > 0 else 0
+    def _samples(self, free: float, limit: int) -> int:
+        if self.sample_bytes * limit <= free:
+            return limit
+        return int(free / self.sample_bytes) if free > 0 else 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Cost, Phase, Shortfall
-from snugfit._core.profile import ProbeLine, Profile, UnitStats
+from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
@@ -139,7 +139,8 @@ class Blockwise(BlockwiseSettings):
             found = tuple((block.first, block.last, block.batch_size) for block in blocks)
             largest = max(residency.bytes_of(block) for block in blocks)
             headroom = min(largest, step_headroom(budget, profile.base_bytes + _leftover_bytes(residency)))
-            yield replace(self, blocks=found, test_batch=_test_batch(profile, headroom, limit, hardware))
+            images = int((headroom - _tested_weights(profile, hardware)) / _tested_sample(profile))
+            yield replace(self, blocks=found, test_batch=min(limit, max(1, images)))  # no more memory than training
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
         headroom = step_headroom(budget, profile.base_bytes)
@@ -149,23 +150,17 @@ class Blockwise(BlockwiseSettings):
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines: one phase per block and one for the final test."""
         blocks = [Block(*block) for block in self.blocks]
-        seconds = [[self._seconds(profile, i, block.batch_size) for i in block.units] for block in blocks]
+        probes = [unit_probe_name(unit.name) for unit in profile.units]
+        seconds = [
+            [profile.lines[probes[unit]].seconds_at(block.batch_size) / block.batch_size for unit in block.units]
+            for block in blocks
+        ]
         residency = self._residency(workload, profile, Budget())
-        final = self._final_phase(workload, profile, hardware, sum(map(sum, seconds)), _leftover_bytes(residency))
-        return estimate_blocks(residency, blocks, seconds, workload, self.views, final)
-
-    def _seconds(self, profile: Profile, index: int, batch: int) -> float:
-        line = profile.lines[unit_probe_name(profile.units[index].name)]
-        return line.seconds_at(batch) / batch
-
-    def _final_phase(
-        self, workload: Workload, profile: Profile, hardware: Hardware, seconds: float, left: float
-    ) -> Phase:
-        """The final test of the exit model, which is at most the whole network."""
-        weights, sample = _tested_weights(profile, hardware), _tested_sample(profile)
-        peak = with_safety(profile.base_bytes + left, weights + sample * self.test_batch)
+        tested = _tested_weights(profile, hardware) + _tested_sample(profile) * self.test_batch
+        peak = with_safety(profile.base_bytes + _leftover_bytes(residency), tested)
         images = workload.test_count + workload.val_count
-        return Phase("exit", peak, EVALUATION_SHARE * seconds * images, self.test_batch)
+        final = Phase("exit", peak, EVALUATION_SHARE * sum(map(sum, seconds)) * images, self.test_batch)
+        return estimate_blocks(residency, blocks, seconds, workload, self.views, final)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed: the unit that needs most memory, and the smallest budget that suffices."""
@@ -188,12 +183,6 @@ def _leftover_bytes(residency: Residency) -> float:
     return max(TRAINED_BLOCKS_BYTES, residency.leftover_bytes(len(residency.needs)))
 
 
-def _test_batch(profile: Profile, headroom_bytes: float, limit: int, hardware: Hardware) -> int:
-    """Batch size of the final test, such that the test needs no more memory than training."""
-    weights, sample = _tested_weights(profile, hardware), _tested_sample(profile)
-    return min(limit, max(1, int((headroom_bytes - weights) / sample)))
-
-
 def _tested_weights(profile: Profile, hardware: Hardware) -> int:
     """Bytes of weights while an exit is tested, which is at most the whole network.
 
@@ -207,21 +196,12 @@ def _tested_weights(profile: Profile, hardware: Hardware) -> int:
 def _tested_sample(profile: Profile) -> int:
     """Upper bound of the bytes of one image's feature maps while an exit is tested; at most those of training."""
     forward = [max(unit.saved_bytes, 3 * unit.output_bytes) for unit in profile.units]
-    steps = [_image_bytes(line, profile.kept[unit_probe_name(unit.name)]) for unit, line in _unit_lines(profile)]
+    steps = []
+    for probe in (unit_probe_name(unit.name) for unit in profile.units[:-1]):
+        if (line := profile.lines.get(probe)) is not None:
+            point = line.points[-1]  # a single point does not show the fixed part of a line
+            steps.append(int(min(line.sample_bytes, max(point.peak_bytes - profile.kept[probe], 0) / point.batch)))
     return max(forward + steps)
-
-
-def _unit_lines(profile: Profile) -> Iterator[tuple[UnitStats, ProbeLine]]:
-    for unit in profile.units[:-1]:
-        line = profile.lines.get(unit_probe_name(unit.name))
-        if line is not None:
-            yield unit, line
-
-
-def _image_bytes(line: ProbeLine, kept_bytes: int) -> int:
-    """Bytes of a step per image: the line's slope, or less if a single point does not show the fixed part."""
-    point = line.points[-1]
-    return int(min(line.sample_bytes, max(point.peak_bytes - kept_bytes, 0) / point.batch))
 
 
 def rebuild_exit(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
