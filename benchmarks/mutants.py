@@ -59,12 +59,9 @@ GROUPS = {
     ),
     "lls": Group(
         ("local/lls.py",),
-        ("local/test_lls.py", "local/test_bases.py", "local/test_linear.py", "local/test_latents.py",
-         "local/test_local_losses.py", "local/test_ending.py", "local/test_signal.py"),
+        ("local/test_lls.py", "local/test_local_losses.py", "local/test_ending.py", "local/test_signal.py"),
     ),
-    "partition": Group(
-        ("strategies/blockwise/partition.py",), ("strategies/test_partition.py", "strategies/test_exits.py")
-    ),
+    "partition": Group(("strategies/blockwise/partition.py",), ("strategies/test_partition.py",)),
     "feedback": Group(("strategies/feedback/rules.py",), ("strategies/test_feedback_formulas.py",)),
     "memory": Group(("memory/line_fit.py",), ("memory/test_line_fit.py",)),
     "store": Group(
