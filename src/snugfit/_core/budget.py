@@ -30,7 +30,6 @@ class Budget:
         memory: growth of the process's private memory (CPU) or reserved device memory (CUDA), in bytes.
         storage: bytes of disk for caches and spilled weights.
         time_ratio: largest fraction of the full training step's time, in (0, 1].
-        devices: number of devices.
     """
 
     memory: float | str | None = None

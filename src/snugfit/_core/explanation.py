@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, get_args
 
@@ -11,7 +11,6 @@ from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.plan import Candidate, Cost, Plan, ranked
 from snugfit._core.registry import find_config, strategies
 from snugfit._core.request import Request
-from snugfit._core.strategy_config import StrategyConfig
 from snugfit._quantities import format_bytes, format_seconds
 
 CLOSE_RATIO = 1.05
@@ -29,42 +28,34 @@ def explanation_of(plan: Plan) -> tuple[str, ...]:
     choice = plan.choice
     if choice is None or choice.predicted is None:
         return ()
-    sentences = (_chosen(plan, choice), _gradients(choice), *_weights(plan), *_storage(plan), *_other_aims(plan))
+    storage, other_aims = _storage(plan, choice.predicted), _other_aims(plan, choice)
+    sentences = (_chosen(plan, choice, choice.predicted), _gradients(choice), *_weights(plan), *storage, *other_aims)
     return tuple(sentence for sentence in sentences if sentence)
 
 
-def _chosen(plan: Plan, choice: Candidate) -> str:
+def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:
     others = [each for each in plan.candidates if each.feasible and each.strategy != choice.strategy]
-    start = f"{choice.strategy} is chosen for {_AIMS[plan.aim]}"
     if not others:
         asked = {each.strategy for each in plan.candidates if each.considered}
-        return f"{choice.strategy} is chosen: " + (
-            "it was asked for." if len(asked) == 1 else "nothing else fits the budget."
-        )
-    second = others[0]
+        reason = "it was asked for" if len(asked) == 1 else "nothing else fits the budget"
+        return f"{choice.strategy} is chosen: {reason}."
+    second, start = others[0], f"{choice.strategy} is chosen for {_AIMS[plan.aim]}"
     if plan.aim == "accuracy" and choice.exact and not second.exact:
         return f"{start}: nothing else that fits has exact gradients of everything."
-    assert choice.predicted is not None and second.predicted is not None
-    return f"{start}: {_against(choice.predicted, second, plan.aim)}."
-
-
-def _against(cost: Cost, second: Candidate, aim: Aim) -> str:
-    """Comparison of the choice with the next best candidate."""
     assert second.predicted is not None
-    ours: float
-    theirs: float
-    if aim == "memory":
-        ours, theirs = cost.peak_bytes, second.predicted.peak_bytes
-        said = f"{format_bytes(cost.peak_bytes)} against {format_bytes(second.predicted.peak_bytes)}"
-    else:
-        ours, theirs = cost.seconds, second.predicted.seconds
-        said = f"{format_seconds(ours)} against {format_seconds(theirs)}"
-    said += f" with {second.strategy}"
+    if plan.aim == "memory":
+        return f"{start}: {_against(cost.peak_bytes, second.predicted.peak_bytes, second.strategy, format_bytes)}."
+    return f"{start}: {_against(cost.seconds, second.predicted.seconds, second.strategy, format_seconds)}."
+
+
+def _against(ours: float, theirs: float, strategy: str, shown: Callable[[float], str]) -> str:
+    """Comparison of the choice's figure with that of the next best candidate."""
+    figures = f"{shown(ours)} against {shown(theirs)} with {strategy}"
     if theirs >= ours * CLOSE_RATIO:
-        return f"{said}, {theirs / max(ours, 1e-12):.1f} times as much"
+        return f"{figures}, {theirs / max(ours, 1e-12):.1f} times as much"
     if theirs * CLOSE_RATIO <= ours:
-        return f"{second.strategy} would be faster ({said}), but is expected to lose more"
-    return f"{said}, which is about the same"
+        return f"{strategy} would be faster ({figures}), but is expected to lose more"
+    return f"{figures}, which is about the same"
 
 
 def _gradients(choice: Candidate) -> str:
@@ -72,7 +63,7 @@ def _gradients(choice: Candidate) -> str:
         parts = int(choice.settings.get("micro_batches", 1))
         rest = f", accumulated over {parts} micro-batches, each of which is normalised by itself" if parts > 1 else ""
         return f"Its gradients are exact: those of plain backpropagation{rest}."
-    return (find_config(choice.strategy) or StrategyConfig()).accuracy
+    return find_config(choice.strategy).accuracy
 
 
 def _weights(plan: Plan) -> Iterator[str]:
@@ -87,30 +78,26 @@ def _weights(plan: Plan) -> Iterator[str]:
             yield f"Training is from scratch, so {name} is not considered; pre-trained --weights would open it."
 
 
-def _storage(plan: Plan) -> Iterator[str]:
+def _storage(plan: Plan, chosen: Cost) -> Iterator[str]:
     """The first candidate that a larger storage budget would make faster."""
-    choice, limit = plan.choice, plan.budget.storage_bytes
-    if choice is None or choice.predicted is None or limit is None:
+    limit, memory = plan.budget.storage_bytes, plan.budget.memory_bytes or float("inf")
+    if limit is None:
         return
-    memory = plan.budget.memory_bytes or float("inf")
     for each in plan.candidates:
         cost = each.predicted
         if each.feasible or cost is None or cost.peak_bytes > memory or cost.storage_bytes <= limit:
             continue
-        if cost.seconds * CLOSE_RATIO < choice.predicted.seconds:
+        if cost.seconds * CLOSE_RATIO < chosen.seconds:
             megabytes = -(-cost.storage_bytes // 10**6)
             yield (
                 f"With --storage {megabytes}MB, {each.strategy} would take {format_seconds(cost.seconds)} "
-                f"instead of {format_seconds(choice.predicted.seconds)}."
+                f"instead of {format_seconds(chosen.seconds)}."
             )
             return
 
 
-def _other_aims(plan: Plan) -> Iterator[str]:
+def _other_aims(plan: Plan, choice: Candidate) -> Iterator[str]:
     """Choices of other aims, if they differ."""
-    choice = plan.choice
-    if choice is None:
-        return
     for aim in get_args(Aim):
         other = ranked(plan.candidates, aim)[0]
         if aim == plan.aim or other.strategy == choice.strategy or other.predicted is None:
@@ -135,8 +122,8 @@ def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
     if choice is None or FROM_PYTHON in (request.model.model, request.data.data):
         return None
     training = request.training
-    config = find_config(choice.strategy)
-    if request.strategy.strategy == "auto" and training.optimizer is None and config and config.default_optimizer:
+    own_default = find_config(choice.strategy).default_optimizer
+    if request.strategy.strategy == "auto" and training.optimizer is None and own_default:
         # a named strategy may have its own default optimizer, but the plan used the common one
         request = replace(request, training=replace(training, optimizer=plan.workload.optimizer.name))
     request = replace(request, strategy=replace(request.strategy, strategy=choice.strategy))

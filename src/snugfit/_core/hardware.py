@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from dataclasses import dataclass, field, replace
@@ -22,10 +21,8 @@ class Hardware:
     Attributes:
         device: ``"cpu"`` or ``"cuda:N"``.
         name: name of the processor or accelerator.
-        threads: compute threads in use.
         memory_bytes: physical memory of the device.
         system: operating system and architecture.
-        torch: version of torch.
         enforces: whether a memory budget can be enforced, not only predicted and measured.
     """
 
@@ -59,8 +56,6 @@ class Rank:
 
     Attributes:
         rank: its number; 0 is the gateway.
-        host: name of its machine.
-        threads: compute threads.
         macs_per_second: multiply-accumulates per second of a 3x3 convolution, while all processes compute.
         free_bytes: available memory of the machine.
         cores: usable cores of the machine.
@@ -80,12 +75,9 @@ class Rank:
 
 @dataclass(frozen=True)
 class Link:
-    """A network link from one process to another; ``from`` and ``to`` in JSON.
+    """A network link from one rank to another; ``from`` and ``to`` in JSON.
 
-    Attributes:
-        source, target: ranks.
-        bytes_per_second: bandwidth of large messages.
-        latency_seconds: one-way latency of small messages.
+    The bandwidth is that of large messages, the latency that of small ones in one direction.
     """
 
     source: int
@@ -123,11 +115,6 @@ class Cluster:
             f"the link from rank {source} to rank {target} was not measured; run `snugfit cluster doctor`."
         )
 
-    def speeds(self) -> tuple[float, ...]:
-        """Each rank's share of the cluster's compute speed; they add up to 1."""
-        total = sum(rank.macs_per_second for rank in self.ranks)
-        return tuple(rank.macs_per_second / total for rank in self.ranks)
-
     def differing_versions(self) -> dict[str, tuple[str, ...]]:
         """Programs whose versions differ between ranks, with their versions by rank."""
         names = sorted({name for rank in self.ranks for name in rank.versions})
@@ -147,18 +134,13 @@ class Cluster:
 
 
 def read_cluster(path: str, processes: int | None = None) -> Cluster:
-    """Read the output of ``snugfit cluster doctor --out``.
-
-    Args:
-        path: the file.
-        processes: required number of processes; any by default.
+    """Read the output of ``snugfit cluster doctor --out`` for a number of processes, by default any.
 
     Raises:
         UsageError: the file cannot be read, holds something else, or describes another number of processes.
     """
-    again = "write one with `snugfit cluster doctor --out`"
     cluster = read_as(Cluster.from_json, path, UsageError, "--cluster takes what `snugfit cluster doctor --out` wrote.")
-    _check(cluster, path, again)
+    _check(cluster, path)
     if processes is not None and cluster.size != processes:
         raise UsageError(
             f"{path} describes {cluster.size} process{'es' * (cluster.size != 1)}, but there "
@@ -168,30 +150,20 @@ def read_cluster(path: str, processes: int | None = None) -> Cluster:
     return cluster
 
 
-def _check(cluster: Cluster, path: str, again: str) -> None:
+def _check(cluster: Cluster, path: str) -> None:
     """Reject measurements from which no time can be computed."""
+    again = "write one with `snugfit cluster doctor --out`"
     if not cluster.ranks or [each.rank for each in cluster.ranks] != list(range(cluster.size)):
         raise UsageError(f"{path} holds no processes in the order of their ranks; {again}.")
     speeds = [each.macs_per_second for each in cluster.ranks] + [each.bytes_per_second for each in cluster.links]
-    waits = [each.latency_seconds for each in cluster.links]
-    try:
-        sound = all(math.isfinite(each) and each > 0 for each in speeds) and all(each >= 0 for each in waits)
-    except TypeError:
-        sound = False
-    if not sound:
+    if min(speeds) <= 0 or min((each.latency_seconds for each in cluster.links), default=0.0) < 0:
         raise UsageError(f"{path} holds a speed that is not above 0; {again}.")
     for source, target in permutations(range(cluster.size), 2):
         cluster.link(source, target)
 
 
 def uniform_cluster(processes: int, rank: Rank, link: Link) -> Cluster:
-    """A cluster of equal processes, each on its own host, with equal links; for unavailable devices.
-
-    Args:
-        processes: number of processes.
-        rank: model of each process.
-        link: model of each link.
-    """
+    """A cluster of processes like ``rank``, each on its own host, with links like ``link``."""
     ranks = tuple(replace(rank, rank=each, host=f"{rank.host}-{each}") for each in range(processes))
     pairs = permutations(range(processes), 2)
     return Cluster(ranks, tuple(replace(link, source=source, target=target) for source, target in pairs))

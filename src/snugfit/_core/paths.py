@@ -71,12 +71,7 @@ def profiles_folder(where: str) -> Path | None:
 
 
 def run_cache_folder(cache_dir: str | None, folder: Path) -> Path | None:
-    """The run's own folder below ``--cache-dir``, unique even for runs of one name; None without ``--cache-dir``.
-
-    Args:
-        cache_dir: value of ``--cache-dir``.
-        folder: the run folder.
-    """
+    """The folder of a run below ``--cache-dir``, unique even for runs of one name; None without ``--cache-dir``."""
     if cache_dir is None:
         return None
     where = sha256(str(folder.resolve()).encode(errors="surrogateescape")).hexdigest()[:8]

@@ -18,9 +18,7 @@ class Phase:
     """A part of a run whose prediction is checked separately: a block, the whole network, the final test.
 
     Attributes:
-        name: name of the phase.
-        peak_bytes: predicted peak memory above the baseline.
-        seconds: predicted seconds.
+        peak_bytes: peak memory above the baseline.
         batch_size: samples in memory at once.
         units: names of the units that it trains.
         storage_bytes: bytes of its cache.
@@ -38,10 +36,7 @@ class Phase:
 class Shortfall:
     """Why a strategy proposes nothing, and which budget suffices.
 
-    Attributes:
-        reasons: reasons as text.
-        smallest_bytes: the smallest sufficient memory budget; None if memory is not the reason.
-        smallest_ratio: the smallest sufficient time ratio; None if time is not the reason.
+    The smallest sufficient memory budget and time ratio are None if memory or time is not the reason.
     """
 
     reasons: tuple[str, ...]
@@ -72,12 +67,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Correction:
-    """Factors of predictions, derived from past runs on this machine.
-
-    Attributes:
-        seconds, peak: factors of time and peak memory.
-        runs: number of runs behind them.
-    """
+    """Factors of predicted time and peak memory, derived from a number of past runs on this machine."""
 
     seconds: float = 1.0
     peak: float = 1.0
@@ -94,14 +84,14 @@ class Candidate:
     Attributes:
         strategy: name in the registry.
         feasible: whether it fits the budget.
-        reasons: why it does not fit or was not considered.
         settings: fields of the strategy's dataclass.
         predicted: predicted cost; also of infeasible candidates, if it could be estimated.
+        reasons: why it does not fit or was not considered.
         smallest_bytes: smallest sufficient memory budget, for infeasible candidates.
         exact: whether its gradients are those of plain backpropagation.
         smallest_ratio: smallest sufficient time ratio, for candidates that are too slow.
         correction: factors from past runs in the prediction.
-        considered: whether the strategy was considered; if not, ``reasons`` say why.
+        considered: whether the strategy was considered.
     """
 
     strategy: str
@@ -130,8 +120,7 @@ class Candidate:
     @property
     def terms(self) -> tuple[str, ...]:
         """Terms of its settings in a plan's table."""
-        config = find_config(self.strategy)
-        return config.terms(self.settings) if config else ()
+        return find_config(self.strategy).terms(self.settings)
 
 
 @dataclass(frozen=True)
@@ -189,13 +178,21 @@ class Plan:
         return from_data(cls, data)
 
 
-Key = tuple[float, ...]
-
-
 def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidate, ...]:
     """Candidates: feasible ones first, best first; those not considered last."""
-    keys = {"time": _by_time, "memory": _by_memory, "accuracy": _by_accuracy}[aim]
-    return tuple(sorted(candidates, key=lambda each: (not each.feasible, not each.considered, *keys(each))))
+
+    def key(candidate: Candidate) -> tuple[float, ...]:
+        seconds, peak = float("inf"), float("inf")
+        if candidate.predicted is not None:
+            seconds, peak = candidate.predicted.seconds, candidate.predicted.peak_bytes
+        by_aim = {
+            "time": (seconds, peak),
+            "memory": (peak, seconds),
+            "accuracy": (expected_loss(candidate), seconds, peak),
+        }
+        return (not candidate.feasible, not candidate.considered, *by_aim[aim])
+
+    return tuple(sorted(candidates, key=key))
 
 
 def expected_loss(candidate: Candidate) -> int:
@@ -204,25 +201,4 @@ def expected_loss(candidate: Candidate) -> int:
     Training every weight by its own gradient loses nothing. A frozen network with a small trained one loses less than
     local losses, or than training a part of the network.
     """
-    config = find_config(candidate.strategy)
-    return 0 if candidate.exact else config.expected_loss if config else 2
-
-
-def _seconds(candidate: Candidate) -> float:
-    return candidate.predicted.seconds if candidate.predicted else float("inf")
-
-
-def _peak(candidate: Candidate) -> float:
-    return candidate.predicted.peak_bytes if candidate.predicted else float("inf")
-
-
-def _by_time(candidate: Candidate) -> Key:
-    return (_seconds(candidate), _peak(candidate))
-
-
-def _by_memory(candidate: Candidate) -> Key:
-    return (_peak(candidate), _seconds(candidate))
-
-
-def _by_accuracy(candidate: Candidate) -> Key:
-    return (expected_loss(candidate), _seconds(candidate), _peak(candidate))
+    return 0 if candidate.exact else find_config(candidate.strategy).expected_loss

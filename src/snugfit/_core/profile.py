@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A feature map that is kept for the backward pass.
-
-    Attributes:
-        map: number of the feature map; it is kept once for all operators and tensors that need it.
-        bytes: its bytes per sample.
-    """
+    """A feature map that is kept for the backward pass, once for all that need it: its number, and bytes per sample."""
 
     map: int
     bytes: int
@@ -25,9 +19,6 @@ class TensorStats:
     """One trainable tensor.
 
     Attributes:
-        name: parameter name in the model.
-        parameters: number of its elements.
-        bytes: its bytes.
         seconds: additional time of its gradient, for the profile's batch.
         update_seconds: time of its optimizer step, independent of the batch.
         macs: multiply-accumulates of its gradient, per sample.
@@ -49,9 +40,7 @@ class TensorStats:
 class Scratch:
     """Peak bytes of an operator's temporary memory per sample, without its inputs, outputs and kept tensors.
 
-    Attributes:
-        alone: in a forward pass without gradients.
-        forward, backward: in the two passes with a gradient.
+    ``alone`` is that of a forward pass without gradients, the others are those of the two passes with a gradient.
     """
 
     alone: int = 0
@@ -61,24 +50,20 @@ class Scratch:
 
 @dataclass(frozen=True)
 class OperatorStats:
-    """One operator: a layer, or a function between layers.
+    """One operator: a layer, or a function between layers. Bytes and multiply-accumulates are per sample.
 
     Attributes:
-        name: layer's name in the model, or the function's.
         kind: class of the layer, or the function's name.
         inputs: numbers of the operators whose outputs it reads; -1 for the network's input.
         map: number of its output feature map; in-place operators and views return that of their input.
-        output_bytes: bytes of its output per sample.
         forward_seconds: time of its forward pass without gradients, for the profile's batch.
-        pass_seconds: extra time when a gradient passes through it: in the forward pass, and in the backward pass down
-            to its inputs.
-        macs: multiply-accumulates of its forward pass, per sample; passing a gradient takes as many.
+        pass_seconds: extra time in both passes when a gradient passes through it down to its inputs.
+        macs: those of its forward pass; passing a gradient takes as many.
         saved: feature maps that are kept because a gradient passes through it.
         tensors: the trainable tensors that it reads, in the layer's order.
         entry: number of the operator whose output is the input of its unit, -1 for the network's input; that output
             stays in memory while the unit runs.
         handed: those of ``inputs`` whose gradients share memory with that of the output, as for views and sums.
-        scratch: its temporary memory.
     """
 
     name: str
@@ -98,13 +83,10 @@ class OperatorStats:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Median times of whole training steps, measured alternately.
+    """Median times of whole training steps of ``batch`` samples, measured alternately.
 
-    Attributes:
-        batch: samples of a step.
-        stock: full training with torch's own operators (T_full of ElasticTrainer).
-        full: full training with the strategy's operators.
-        head: training of only the classifier, with the strategy's operators.
+    ``stock`` is full training with torch's own operators (T_full of ElasticTrainer). The others have the strategy's
+    operators: ``full`` trains everything, ``head`` only the classifier.
     """
 
     batch: int
@@ -118,8 +100,6 @@ class TensorProfile:
     """Every operator of a network in order of execution, measured at one batch.
 
     Attributes:
-        batch: samples of the timed batch.
-        operators: the operators.
         steps: whole steps, to calibrate the sum over operators; None if they do not fit the budget.
         seconds: duration of profiling.
         input_bytes: bytes of the network's input per sample.
@@ -151,14 +131,10 @@ class ProbeLine:
     """Linear model of a probe over batch size (NeuroFlux section 5.2, Profiler; Figure 8).
 
     Predicted bytes are ``fixed_bytes + sample_bytes * batch + residual_bytes``: the least-squares line lifted by its
-    largest residual, so that no measured point lies above it.
+    largest residual, so that no measured point lies above it. Seconds are those of a step.
 
     Attributes:
-        name: name of the probe.
-        fixed_bytes, sample_bytes: intercept and slope of the fitted line.
         residual_bytes: largest amount by which a measured point lies above the line (>= 0).
-        fixed_seconds, sample_seconds: line through the measured seconds of a step.
-        points: the measurements.
         smallest_batch: smallest batch that it can train on; 2 if BatchNorm has 1x1 feature maps.
         shape_bytes: bytes that an unmeasured batch size leaves in memory: kernels generated for its shapes.
         partial_bytes: additional workspace of batches above the largest measured one.
@@ -182,15 +158,12 @@ class ProbeLine:
 
     def bytes_at(self, batch: int) -> int:
         """Upper bound of the peak at ``batch`` samples, in bytes, including kernels of a new batch size."""
-        new = 0.0 if any(point.batch == batch for point in self.points) else self.shape_bytes
-        return self._line(new)(batch)
+        measured = any(point.batch == batch for point in self.points)
+        return self._bound(batch, 0.0 if measured else self.shape_bytes)
 
-    def _line(self, new_bytes: float) -> Callable[[int], int]:
-        def bound(batch: int) -> int:
-            partial = self.partial_bytes if batch > self.measured_batch else 0
-            return int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes + new_bytes) + partial + 1
-
-        return bound
+    def _bound(self, batch: int, new_bytes: float) -> int:
+        partial = self.partial_bytes if batch > self.measured_batch else 0
+        return int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes + new_bytes) + partial + 1
 
     def seconds_at(self, batch: int) -> float:
         """Expected seconds of a step at ``batch`` samples, interpolated between measured points."""
@@ -201,8 +174,8 @@ class ProbeLine:
 
     def largest_batch(self, available_bytes: float, limit: int) -> int:
         """Largest batch up to ``limit`` whose predicted peak is at most ``available_bytes``; 0 if there is none."""
-        bound = self._line(self.shape_bytes)
-        batch = bisect_right(range(limit + 1), available_bytes, key=bound) - 1
+        bounds = range(limit + 1)
+        batch = bisect_right(bounds, available_bytes, key=lambda each: self._bound(each, self.shape_bytes)) - 1
         measured = [each.batch for each in self.points if each.batch <= limit]
         batch = max([batch, *(each for each in measured if self.bytes_at(each) <= available_bytes)])
         return batch if batch >= self.smallest_batch else 0
@@ -210,16 +183,14 @@ class ProbeLine:
 
 @dataclass(frozen=True)
 class UnitStats:
-    """Statistics of a unit that are known without running it on data.
+    """Statistics of a unit, known without running it on data. Bytes but those of weights are per sample.
 
     Attributes:
-        name: name of the unit in the chain.
-        parameters: trainable parameter count.
         weight_bytes: bytes of parameters and buffers.
         macs: multiply-accumulates of one sample's forward pass.
         output_shape: shape of one sample's output, without the batch axis.
-        output_bytes: bytes of one sample's output in float32.
-        saved_bytes: bytes that autograd keeps for one sample's backward pass.
+        output_bytes: bytes of the output in float32.
+        saved_bytes: bytes that autograd keeps for the backward pass.
         seconds: seconds of one sample's forward pass, if measured.
         tracks: whether training updates running statistics of norms.
     """
@@ -240,7 +211,7 @@ class Profile:
     """All measurements of one workload on one machine.
 
     Attributes:
-        units: statistics per unit, in chain order, the head last.
+        units: statistics of each unit, in chain order, the head last.
         lines: fitted lines by probe name; a probe that does not fit the budget at one sample has none.
         floors: by probe name, tensor bytes of one step at the smallest batch, known without running it.
         kept: by probe name, bytes held between two steps: weights, buffers and optimizer state.

@@ -12,14 +12,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """One finished phase: prediction and measurement.
+    """One finished phase of a plan: prediction and measurement. Peaks are memory above the baseline.
 
     Attributes:
-        name, units, batch_size: as in the plan's phase.
-        predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline.
         tensor_peak_bytes: peak bytes of live tensors in its first step.
-        predicted_seconds, seconds: time.
-        epochs, steps: numbers of epochs and steps.
         cache_bytes: bytes of activation cache written at its end.
     """
 
@@ -43,14 +39,7 @@ class PhaseRecord:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """One exit: the model cut after a unit, with that unit's own classifier.
-
-    Attributes:
-        unit: name of the last unit.
-        index: its position in the chain, from 0.
-        val_accuracy: accuracy on the validation split, in [0, 1].
-        parameters: parameters of the exit model, classifier included.
-    """
+    """One exit: the model cut after the unit with this index in the chain, with that unit's own classifier."""
 
     unit: str
     index: int
@@ -63,16 +52,13 @@ class IntervalRecord:
     """One selection of tensors, and the epochs that trained with it.
 
     Attributes:
-        first_epoch, epochs: its first epoch, from 0, and its number of epochs.
         tensors: names of the tensors that trained, in order of execution.
         importance: importance by tensor name; empty if nothing was ranked.
         predicted_seconds, measured_seconds: step time, predicted and median of measured steps (0: none yet).
         full_seconds: measured step time of full training with torch's own operators.
         macs, full_macs: multiply-accumulates of a training step per image, of this selection and of full training.
         flops_per_epoch: floating-point operations of an epoch: two for each multiply-accumulate of every image.
-        predicted_peak_bytes: predicted peak above the baseline.
         analytic_peak_bytes: bytes of tensors at the peak of a step, followed through the operators.
-        selection_seconds: time of ranking and selection.
         profiled: whether operators were measured again before it, because step time had drifted.
         drifted: whether its step time drifted; the finding is stored and not repeated on resume.
     """
@@ -168,15 +154,10 @@ TRIAL_STEPS = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """Predictions and measurements of a short run.
+    """Predictions and measurements of a short run; None if it failed.
 
-    Attributes:
-        strategy: name of the strategy.
-        images, epochs: numbers of training images and passes over them.
-        budget_bytes: enforced memory budget; None without one.
-        predicted_peak_bytes, measured_peak_bytes: peak memory above the baseline; None if it failed.
-        predicted_seconds, measured_seconds: seconds of its training phases; measured from the median step time.
-        error: why it failed or exceeded its budget.
+    Peaks are memory above the baseline. Seconds are those of its training phases, measured by the median step time.
+    ``error`` says why it failed or exceeded its budget.
     """
 
     strategy: str

@@ -73,9 +73,9 @@ def import_strategies() -> None:
             warnings.warn(f"the strategy {name} is left out, since it cannot be imported: {error}", stacklevel=2)
 
 
-def find_config(name: str) -> StrategyConfig | None:
-    """The config of a strategy; None if there is no such strategy."""
-    return strategies().get(name)
+def find_config(name: str) -> StrategyConfig:
+    """The config of a strategy; that of a strategy without particulars if there is none of that name."""
+    return strategies().get(name) or StrategyConfig()
 
 
 def config_of(name: str) -> StrategyConfig:

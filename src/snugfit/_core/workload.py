@@ -22,7 +22,6 @@ class OptimizerSettings(Checked):
         name: ``sgd`` (momentum 0.9, Nesterov off), ``adamw``, or ``schedulefree`` (schedule-free AdamW, which averages
             weights instead of lowering the learning rate).
         lr: peak learning rate.
-        momentum: momentum of ``sgd``.
         weight_decay: L2 penalty (``sgd``) or decoupled decay (the others).
         schedule: ``cosine`` (per step, to zero) or ``constant``; ``schedulefree`` requires ``constant``.
     """
@@ -54,15 +53,12 @@ class Workload:
     """Model, data shapes and counts, optimizer, epochs and precision.
 
     Attributes:
-        model: name of the model, as given.
-        data: name of the data set, as given.
+        model, data: names, as given.
         input_shape: channels, height, width of one image.
-        classes: number of classes.
         train_count, val_count, test_count: images in each split.
         epochs: passes over the training split (per block in ``blockwise``).
         batch_size: effective batch; smaller batches that fit are accumulated to it.
         batch_limit: largest batch of a block (Algorithm 1's B in NeuroFlux).
-        optimizer: optimizer and schedule.
         precision: ``float32``, or ``bfloat16`` through autocast.
         augment: whether training images are augmented.
         seed: seed of initialisation, shuffling and augmentation.

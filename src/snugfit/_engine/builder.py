@@ -205,9 +205,8 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
     )
 
 
-def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig | None) -> OptimizerSettings:
+def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig) -> OptimizerSettings:
     """The optimizer: what the request says, else the task's learning rate, the strategy's and the common defaults."""
-    config = config or StrategyConfig()
     default = {**_DEFAULTS, **config.optimizers}[training.optimizer or config.default_optimizer or "sgd"]
     given = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule")}
     if given["lr"] is None:

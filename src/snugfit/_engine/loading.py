@@ -42,10 +42,8 @@ class Architecture:
 
     Attributes:
         model: its name; ``python`` for a module that was passed from Python.
-        class_names: by label.
         input_shape: channels, height, width.
         mean, std: normalisation of images in [0, 1], per channel.
-        data: the data set it was trained on.
         border: black pixels on every side that images get, inside ``input_shape``; an image is resized (short side) and
             centre-cropped to what they leave.
         task: what it has learned: to ``classify`` images, or to ``detect`` objects; for that images are resized to the

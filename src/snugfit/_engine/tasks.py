@@ -20,8 +20,6 @@ class TaskRules:
     """What one task decides.
 
     Attributes:
-        load: opens a data set by name.
-        batches: makes batches of a split.
         place: the name of data with an absolute path if it is a folder or file; other names unchanged.
         lr: learning rate, if it is not an optimizer's own: YOLOv2's loss is a sum over a thousand predictors.
         facts: fields of the workload that depend on chain and data; refuses a model with other outputs.

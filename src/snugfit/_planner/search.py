@@ -167,9 +167,8 @@ def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:
 
 def _last_resort(name: str, aim: Aim) -> str:
     """Why a strategy on standby was not measured."""
-    config = find_config(name)
     other = "else" if aim == "time" else "else that is exact"
-    return f"{config.last_resort if config else name}: measured only where nothing {other} fits"
+    return f"{find_config(name).last_resort or name}: measured only where nothing {other} fits"
 
 
 def _not_considered(name: str, reason: str) -> Candidate:
