@@ -18,7 +18,7 @@ from snugfit._core.record import TRIAL_STEPS, Trial
 from snugfit._core.request import Request
 from snugfit._engine.builder import own_splits
 from snugfit._engine.distributed import commands_of_run
-from snugfit._engine.planning import Extras, Planned, make_plan, profile_units
+from snugfit._engine.planning import Planned, make_plan, profile_units
 from snugfit._engine.running import execute
 from snugfit._engine.trials import compare
 from snugfit._planner import infeasible_error
@@ -202,8 +202,14 @@ def profile_request(
         ModelError: a side network is to train, and the model can have none.
         InfeasibleBudgetError: ``tensors`` is set, and no operator can be timed within the memory budget.
     """
-    asked = Extras(learning_signal, tensors, activation_memory, checked("trained", Trained | None, trained))
-    return profile_units(request, subscribers, asked)
+    return profile_units(
+        request,
+        subscribers,
+        learning_signal=learning_signal,
+        tensors=tensors,
+        activation_memory=activation_memory,
+        trained=checked("trained", Trained | None, trained),
+    )
 
 
 def _budget_options(budget: Budget) -> BudgetOptions:

@@ -37,12 +37,7 @@ class DocumentError(ValueError):
 def read_text(
     path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "", most: int = MAX_BYTES
 ) -> str:
-    """Read a UTF-8 text of at most ``most`` bytes, with or without a byte order mark.
-
-    Raises:
-        SnugfitError: of the class ``error``, with the ``advice``: the file is not regular, not readable, too large, or
-            not UTF-8.
-    """
+    """Read a UTF-8 text of at most ``most`` bytes, with or without a byte order mark, from a regular file."""
     try:
         return _read(path, most).decode("utf-8-sig")
     except UnicodeDecodeError as wrong:
@@ -55,22 +50,14 @@ def read_text(
 def read_data(
     kind: type[T], path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "Restore it."
 ) -> T:
-    """Read a dataclass that :func:`snugfit._core.serial.to_data` wrote; unknown fields are ignored.
-
-    Raises:
-        SnugfitError: of the class ``error``, naming the file, the field and what was expected there.
-    """
+    """Read a dataclass that :func:`snugfit._core.serial.to_data` wrote; unknown fields are ignored."""
     return read_as(lambda data: from_data(kind, data), path, error, advice)
 
 
 def read_as(
     make: Callable[[Any], T], path: str | Path, error: type[SnugfitError] = CheckpointError, advice: str = "Restore it."
 ) -> T:
-    """Read a JSON file and convert it with a function.
-
-    Raises:
-        SnugfitError: of the class ``error``, naming the file, what is wrong and the ``advice``.
-    """
+    """Read a JSON file and convert it with a function."""
     text = read_text(path, error, advice)
     try:
         return converted(make, parse_json(text))
@@ -79,11 +66,7 @@ def read_as(
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON: numbers finite and below 2^64, lists and objects not too deep, no key twice in an object.
-
-    Raises:
-        DocumentError: the text is not JSON, or exceeds a limit.
-    """
+    """Parse JSON: numbers finite and below 2^64, lists and objects not too deep, no key twice in an object."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except RecursionError:
@@ -95,11 +78,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def converted(make: Callable[[Any], T], data: Any) -> T:
-    """Convert data of unknown origin with a function.
-
-    Raises:
-        DocumentError: a field is missing, or has a wrong type or value.
-    """
+    """Convert data of unknown origin with a function, whose errors become a :class:`DocumentError`."""
     try:
         return make(data)
     except KeyError as error:
@@ -109,11 +88,7 @@ def converted(make: Callable[[Any], T], data: Any) -> T:
 
 
 def check_plain(value: Any) -> None:
-    """Check that data is plain (objects, lists, texts, numbers, booleans, null), not too deep, its numbers in bounds.
-
-    Raises:
-        DocumentError: a check failed.
-    """
+    """Check that data is plain (as JSON has it), not too deep, and its numbers in bounds; raises DocumentError."""
     level, depth = [value], 0
     while level:
         inside: list[Any] = []
@@ -146,12 +121,7 @@ def _check_scalar(item: Any) -> None:
 
 
 def open_regular(path: str | Path) -> int:
-    """Open a file for reading, and return its descriptor; a pipe is refused, because opening one may wait forever.
-
-    Raises:
-        OSError: the file cannot be opened.
-        ValueError: it is no regular file.
-    """
+    """Open a file for reading; ValueError if it is not regular, since opening a pipe may wait forever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -111,12 +111,9 @@ def _other_aims(plan: Plan, choice: Candidate) -> Iterator[str]:
 
 
 def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
-    """Arguments of the command that trains by a plan's choice: the request's flags, and the strategy by name.
+    """Arguments of the command that trains by a plan's choice, with ``snugfit cluster launch`` for several processes.
 
-    If the choice uses several processes, the command starts with ``snugfit cluster launch``.
-
-    Returns:
-        None if nothing was chosen, or if model or data were passed from Python.
+    None if nothing was chosen, or if model or data were passed from Python.
     """
     choice = plan.choice
     if choice is None or FROM_PYTHON in (request.model.model, request.data.data):

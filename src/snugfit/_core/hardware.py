@@ -103,11 +103,7 @@ class Cluster:
         return len(self.ranks)
 
     def link(self, source: int, target: int) -> Link:
-        """The link from one rank to another.
-
-        Raises:
-            UsageError: the link was not measured.
-        """
+        """The link from one rank to another; raises UsageError if it was not measured."""
         for link in self.links:
             if (link.source, link.target) == (source, target):
                 return link
@@ -134,11 +130,7 @@ class Cluster:
 
 
 def read_cluster(path: str, processes: int | None = None) -> Cluster:
-    """Read the output of ``snugfit cluster doctor --out`` for a number of processes, by default any.
-
-    Raises:
-        UsageError: the file cannot be read, holds something else, or describes another number of processes.
-    """
+    """Read the output of ``snugfit cluster doctor --out`` for a number of processes, by default any."""
     cluster = read_as(Cluster.from_json, path, UsageError, "--cluster takes what `snugfit cluster doctor --out` wrote.")
     _check(cluster, path)
     if processes is not None and cluster.size != processes:

@@ -22,11 +22,7 @@ FOLDER = "folder:PATH"
 
 
 def check_names(request: BaseRequest) -> None:
-    """Check the names in a request, as far as possible without torch.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
+    """Check the names in a request, as far as possible without torch; raises UsageError."""
     for config in strategies().values():
         config.check_names(request)
     check_model(request.model.model)
@@ -37,11 +33,7 @@ def check_names(request: BaseRequest) -> None:
 
 
 def check_model(name: str) -> None:
-    """Check a model's name; names with a colon, or possibly of torchvision, are checked on import.
-
-    Raises:
-        UnknownNameError: there is no such model.
-    """
+    """Check a model's name; names with a colon, or possibly of torchvision, are checked on import."""
     if name not in (*MODELS.names(), FROM_PYTHON) and ":" not in name and not _torchvision_defines(name):
         raise unknown_model(name, MODELS.names())
 
@@ -52,11 +44,7 @@ def unknown_model(name: str, known: Iterable[str]) -> UnknownNameError:
 
 
 def check_data_set(name: str, known: Iterable[str] = DATA_SETS) -> None:
-    """Check the name of a data set to classify.
-
-    Raises:
-        UsageError: the name is unknown, or is a path without ``folder:``.
-    """
+    """Check the name of a data set to classify; raises UsageError, also for a path without ``folder:``."""
     kind, _, path = name.partition(":")
     if kind == "folder":
         if not path:
@@ -68,11 +56,7 @@ def check_data_set(name: str, known: Iterable[str] = DATA_SETS) -> None:
 
 
 def check_local_loss(text: str, known: Iterable[str] | None = None) -> None:
-    """Check the name of a local loss; options may follow the name.
-
-    Raises:
-        UnknownNameError: there is no such local loss.
-    """
+    """Check the name of a local loss, which options may follow; raises UnknownNameError."""
     name, known = text.partition(":")[0], LOCAL_LOSSES.names() if known is None else known
     if name not in known:
         raise UnknownNameError("local loss", name, known)

@@ -72,10 +72,6 @@ class Text:
     read: Callable[[str], object]
 
 
-class _Size:
-    """Sizes: text with a unit, or from Python a whole number of bytes."""
-
-
 @dataclass(frozen=True)
 class DataSetName:
     """Names of data sets or image folders; they are checked early, made absolute, and opened for the strategy."""
@@ -85,7 +81,9 @@ Count = Annotated[int, Range(1, 10**9)]
 Share = Annotated[float, Range(0, 1)]
 Workers = Annotated[int, Range(1, 1024)]
 """Threads, processes or devices."""
-Size = Annotated[str, _Size()]
+_SIZE = Text("a positive size with its unit, like 100MB (10^6 bytes) or 512MiB (2^20)", parse_bytes)
+Size = Annotated[str, _SIZE]
+"""Text with a unit, or from Python a whole number of bytes."""
 Positive = Annotated[float, Range(above=0)]
 Choice = Literal["auto", "on", "off"]
 Seconds = Annotated[str, Text("a duration like 90s, 15m or 1h30m", parse_seconds)]
@@ -144,11 +142,7 @@ def read(hint: Any, text: str) -> Any:
 
 
 def from_keywords(kind: Callable[..., T], given: Mapping[str, Any]) -> T:
-    """A dataclass of options from keywords.
-
-    Raises:
-        UnknownNameError: the dataclass has no such field.
-    """
+    """A dataclass of options from keywords; raises UnknownNameError for one that it lacks."""
     dataclass: Any = kind
     known = [field.name for field in fields(dataclass)]
     for name in given:
@@ -220,15 +214,13 @@ def _real(value: Any, rule: Range | None) -> float:
     return number
 
 
-def _text(value: Any, rule: Text | _Size | None) -> str:
-    if isinstance(rule, _Size) and not isinstance(value, str):
+def _text(value: Any, rule: Text | None) -> str:
+    if rule is _SIZE and not isinstance(value, str):
         return _bytes(value)
     number = isinstance(rule, Text) and isinstance(value, (int, float)) and not isinstance(value, bool)
     text = str(value) if number else os.fspath(value)
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise TypeError
-    if isinstance(rule, _Size):
-        parse_bytes(text)
     if isinstance(rule, Text) and rule.read(text) in (None, False):
         raise ValueError
     return text
@@ -243,23 +235,19 @@ def _bytes(value: Any) -> str:
 
 _TRUE, _FALSE = ("true", "yes", "on", "t", "y", "1"), ("false", "no", "off", "f", "n", "0")
 _BOOLEANS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
-_RULES = (Range, Names, Text, DataSetName, _Size)
+_RULES = (Range, Names, Text, DataSetName)
 _CONVERTERS: dict[Any, Callable[[Any, Any], Any]] = {bool: _boolean, int: _integer, float: _real, str: _text}
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text that is not empty"}
 
 
 def _expectation(kind: Any, rule: Any) -> str:
-    if isinstance(rule, _Size):
-        return "a positive size with its unit, like 100MB (10^6 bytes) or 512MiB (2^20)"
-    if isinstance(rule, Text):
-        return rule.form
-    return f"{_KINDS[kind]}{rule or ''}"
+    return rule.form if isinstance(rule, Text) else f"{_KINDS[kind]}{rule or ''}"
 
 
 def _advice(rule: Any, value: Any) -> str:
     """Suggestion for a size without a unit."""
     number = shown(value).strip("' ")
-    if isinstance(rule, _Size) and number.isdecimal() and number.strip("0"):
+    if rule is _SIZE and number.isdecimal() and number.strip("0"):
         return f" Did you mean {number}MB or {number}MiB?"
     return ""
 

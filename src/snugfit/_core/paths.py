@@ -25,11 +25,7 @@ def cache_dir() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path, with ``~`` as the home folder.
-
-    Raises:
-        DataError: the user after ``~`` is unknown.
-    """
+    """The path, with ``~`` as the home folder; raises DataError if the user after ``~`` is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -37,11 +33,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def data_root(data_dir: str | Path | None) -> Path:
-    """Folder of data sets: ``data_dir``, else ``SNUGFIT_DATA``, else ``data`` in snugfit's cache folder.
-
-    Raises:
-        DataError: the folder was named but does not exist.
-    """
+    """The folder of data sets: ``data_dir``, else ``SNUGFIT_DATA``, else ``data`` in snugfit's cache folder."""
     named = data_dir or os.environ.get("SNUGFIT_DATA")
     if not named:
         return cache_dir() / "data"
@@ -52,11 +44,7 @@ def data_root(data_dir: str | Path | None) -> Path:
 
 
 def profiles_folder(where: str) -> Path | None:
-    """The folder of ``--profile-cache``; None if it is off or no folder is writable.
-
-    Raises:
-        UsageError: the path is a file.
-    """
+    """The folder of ``--profile-cache``; None if it is off or no folder is writable."""
     if where == "off":
         return None
     if where not in ("auto", "renew"):

@@ -196,9 +196,5 @@ def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidat
 
 
 def expected_loss(candidate: Candidate) -> int:
-    """Expected loss of accuracy of a strategy, as an ordinal number.
-
-    Training every weight by its own gradient loses nothing. A frozen network with a small trained one loses less than
-    local losses, or than training a part of the network.
-    """
+    """Expected loss of accuracy of a strategy, as an ordinal number; 0 with exact gradients."""
     return 0 if candidate.exact else find_config(candidate.strategy).expected_loss

@@ -35,11 +35,7 @@ _TEXTS = tuple(each.name for each in fields(_Measured))
 
 
 def read_record(path: Path) -> Record:
-    """Read ``record.json``.
-
-    Raises:
-        CheckpointError: the file is damaged, or contains impossible values.
-    """
+    """Read ``record.json``; raises CheckpointError if it is damaged or contains impossible values."""
     return read_as(_checked, path, CheckpointError, "Restore it or train again.")
 
 

@@ -58,11 +58,7 @@ def _why_unusable(kind: Any, found: dict[str, StrategyConfig]) -> str | None:
 
 
 def import_strategies() -> None:
-    """Import the modules of all strategies; one of an installed package that fails is left out with a warning.
-
-    Raises:
-        ImportError: a module of snugfit's own strategies fails.
-    """
+    """Import the modules of all strategies; one of an installed package that fails is left out with a warning."""
     for name, config in list(strategies().items()):
         try:
             strategy_class(name)
@@ -79,22 +75,14 @@ def find_config(name: str) -> StrategyConfig:
 
 
 def config_of(name: str) -> StrategyConfig:
-    """The config of a strategy.
-
-    Raises:
-        UnknownNameError: there is no strategy of that name.
-    """
+    """The config of a strategy; raises UnknownNameError if there is none."""
     if name not in strategies():
         raise UnknownNameError("strategy", name, strategies())
     return strategies()[name]
 
 
 def strategy_class(name: str) -> Any:
-    """The strategy's dataclass; imports torch.
-
-    Raises:
-        UnknownNameError: there is no strategy of that name.
-    """
+    """The strategy's dataclass; imports torch."""
     return import_reference(config_of(name).implementation)
 
 

@@ -15,11 +15,7 @@ from snugfit.errors import UnknownNameError
 
 
 def _strategy_options() -> type[BaseStrategyOptions]:
-    """One dataclass with the options of all strategies, in their order.
-
-    Raises:
-        TypeError: two strategies declare an option of one name differently.
-    """
+    """One dataclass with the options of all strategies, in their order; raises TypeError if two differ."""
     names = tuple(strategies())
     found = declared_options(BaseStrategyOptions)
     found["strategy"] = (Annotated[str, Names(("auto", *names))], "auto")

@@ -44,13 +44,7 @@ def to_data(value: Any) -> Any:
 def from_data(kind: type[T], data: Any, where: str = "") -> T:
     """Rebuild a dataclass from the result of :func:`to_data`; unknown keys are ignored.
 
-    Args:
-        kind: the dataclass.
-        data: an object with its fields.
-        where: name of the field that contains it, for errors.
-
-    Raises:
-        FieldError: the data is not an object, lacks a field, or a field has the wrong type.
+    ``where`` is the field that contains it, for a :class:`FieldError`.
     """
     if not isinstance(data, dict):
         raise FieldError(where or "the whole", "an object", data)

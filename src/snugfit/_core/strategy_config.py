@@ -134,8 +134,7 @@ def declared_options(kind: type[Any]) -> dict[str, Declared]:
 def merged_options(kinds: Iterable[type[Any]]) -> dict[str, Declared]:
     """The options of several dataclasses, by name; choices of options of the same name are merged.
 
-    Raises:
-        TypeError: two of them declare an option of one name differently, or one has the name of a common option.
+    Raises TypeError if two declare an option of one name differently, or one has the name of a common option.
     """
     common = {option.name for group in vars(BaseRequest()).values() for option in fields(group)}
     found: dict[str, Declared] = {}

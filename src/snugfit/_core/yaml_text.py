@@ -18,11 +18,7 @@ MAX_NODES = 200_000
 
 
 def read_yaml(path: str | Path, error: type[SnugfitError] = UsageError, advice: str = "Correct it.") -> Any:
-    """Read a YAML file; limits are those of :func:`parse_yaml`. An empty file gives None.
-
-    Raises:
-        SnugfitError: of the class ``error``, naming the file, what is wrong and the ``advice``.
-    """
+    """Read a YAML file; limits are those of :func:`parse_yaml`. An empty file gives None."""
     text = read_text(path, error, advice, MAX_YAML_BYTES)
     try:
         return parse_yaml(text)
@@ -31,12 +27,9 @@ def read_yaml(path: str | Path, error: type[SnugfitError] = UsageError, advice: 
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML into objects, lists, texts, finite numbers, booleans and None.
+    """Parse YAML into objects, lists, texts, finite numbers, booleans and None; raises DocumentError.
 
     Only ``true`` and ``false`` are booleans, as in YAML 1.2 (``no`` and ``on`` are texts), and dates are texts.
-
-    Raises:
-        DocumentError: the text is not YAML, is too deep or too large with all aliases, or repeats a key.
     """
     try:
         value = yaml.load(text, _Loader)

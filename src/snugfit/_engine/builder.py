@@ -88,9 +88,6 @@ class Assembly:
 
         They come from the caller's module, from the weights file, or are random. snugfit's own models are initialised
         unit by unit; any other is built once, since its constructor may initialise it differently.
-
-        Raises:
-            ModelError, CheckpointError: the model cannot be built, or the weights belong to another.
         """
         name, path, shape = self.request.model.model, self.request.model.weights, self.splits.image_shape
         if self.module is not None:
@@ -130,12 +127,7 @@ def _division(request: Request) -> dict[str, Any]:
 
 
 def own_splits(data: Any, request: Request) -> Splits | None:
-    """Splits of data passed from Python: Splits, a Dataset, or a tuple of them; None for a name.
-
-    Raises:
-        UsageError: it has another type.
-        DataError: an image or label cannot be used.
-    """
+    """Splits of data passed from Python: Splits, a Dataset, or a tuple of them; None for a name."""
     if isinstance(data, (str, Path)):
         return None
     if isinstance(data, Splits):
@@ -151,10 +143,7 @@ def own_splits(data: Any, request: Request) -> Splits | None:
 def assemble(request: Request, splits: Splits | None = None, module: ModuleOrFactory | None = None) -> Assembly:
     """Load the data, trace the model, and describe the work; weights do not exist yet.
 
-    Args:
-        request: the options.
-        splits: the caller's data; by the request's name otherwise.
-        module: the caller's module; by the request's name otherwise.
+    Data and module are those that the request names, unless the caller passed them from Python.
     """
     splits = splits or load_splits(request)
     name, shape = request.model.model, splits.image_shape
@@ -171,11 +160,7 @@ def assemble(request: Request, splits: Splits | None = None, module: ModuleOrFac
 
 
 def _images_like(request: Request, name: str, option: str, shape: tuple[int, int, int]) -> ImageSet:
-    """Training images of the data set that an option names.
-
-    Raises:
-        DataError: they do not have the shape (C, H, W).
-    """
+    """Training images of the data set that an option names; raises DataError for another shape than (C, H, W)."""
     options = request.data
     found = datasets.load(name, data_dir=options.data_dir, image_size=shape[-1], workers=options.workers)
     if found.image_shape != shape:
@@ -215,11 +200,7 @@ def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig
 
 
 def check_options(request: Request) -> None:
-    """Check what only the strategies know of their options, whichever strategy is chosen.
-
-    Raises:
-        UsageError: an option has a value that its strategy does not know.
-    """
+    """Check what only the strategies know of their options, whichever strategy is chosen; raises UsageError."""
     for name in strategies():
         check = getattr(strategy_class(name), "check_options", None)
         if check is not None:
@@ -227,12 +208,7 @@ def check_options(request: Request) -> None:
 
 
 def make_strategies(request: Request) -> StrategySelection:
-    """The strategies to consider, with the request's settings; for ``auto`` all that serve it.
-
-    Raises:
-        UnknownNameError: there is no such strategy.
-        UsageError: options contradict each other.
-    """
+    """The strategies to consider, with the request's settings; for ``auto`` all that serve it."""
     name = request.strategy.strategy
     if name != "auto":
         config = config_of(name)

@@ -28,10 +28,7 @@ _connected: list[Commands] = []
 def connected(device: str | None = None) -> Iterator[Commands | None]:
     """Connect with the other processes of the launch, until the context ends; None if this process is alone.
 
-    If the gateway fails inside the context, the others are dismissed.
-
-    Raises:
-        WorkerLostError: a process did not join, died, was stopped or disconnected.
+    If the gateway fails inside the context, the others are dismissed. Raises WorkerLostError if a process is lost.
     """
     here = world()
     if here is None or here.size == 1:
@@ -61,11 +58,7 @@ def commands_of_run() -> Commands | None:
 
 
 def serve(commands: Commands) -> dict[str, Any]:
-    """Work for the gateway until it ends, on every other process, as the strategy of its task says.
-
-    Returns:
-        ``rank`` and ``peak_bytes`` of this process, above its baseline.
-    """
+    """Work for the gateway until it ends, as its strategy says; returns rank and peak bytes of this process."""
     rank, resting, device = commands.heartbeat.here.rank, baseline(), choose_device(None)
     task = json.loads(commands.receive())
     if not task:

@@ -86,11 +86,7 @@ def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> No
 
 @torch.no_grad()
 def onnx_difference(module: nn.Module, shape: tuple[int, int, int], path: Path) -> float:
-    """Largest absolute difference of logits on random images, in batches of 1 and 3.
-
-    Raises:
-        ModelError: ONNX Runtime is missing, or the difference is too large.
-    """
+    """Largest absolute difference of logits on random images, in batches of 1 and 3; ModelError if it is too large."""
     try:
         import onnxruntime
     except ImportError as error:

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from snugfit import _data as datasets
 from snugfit._chain import Chain, UnitStore, load_into
 from snugfit._core.option_groups import FROM_PYTHON
-from snugfit._core.record import Record
 from snugfit._core.request import Request
-from snugfit._data import Batches, Subset
+from snugfit._data import Batches, ImageSet, Subset
 from snugfit._engine.inference import RunImages, run_images
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._report.pictures import (
@@ -43,27 +42,20 @@ from snugfit.local.assignment import Layout, trunk
 
 MOST_AVERAGED = 256
 """Most images of a class whose activations are averaged."""
-WITH_BASIS, WITH_COMBINATIONS = ("lls", "lls-m", "lls-mxm"), ("lls-mxm",)
 
 
-@dataclass(frozen=True)
 class FinishedRun:
-    """A run, and the data and module to inspect it with; everything is read at its first use."""
+    """A run, and the data and module to inspect it with, by default its own."""
 
-    folder: Path
-    data: str | None = None
-    data_dir: str | None = None
-    model: ModuleOrFactory | None = None
-
-    @cached_property
-    def record(self) -> Record:
-        """The run's record."""
-        return read_record(self.folder)
-
-    @cached_property
-    def architecture(self) -> Architecture:
-        """The structure of its model."""
-        return Architecture.read(self.folder)
+    def __init__(
+        self,
+        folder: Path,
+        data: str | None = None,
+        data_dir: str | None = None,
+        model: ModuleOrFactory | None = None,
+    ) -> None:
+        self.folder, self.data, self.data_dir, self.model = folder, data, data_dir, model
+        self.record, self.architecture = read_record(folder), Architecture.read(folder)
 
     @cached_property
     def images(self) -> RunImages:
@@ -84,11 +76,7 @@ class FinishedRun:
         return self.architecture.chain(self.model)
 
     def unit(self, name: str | None, default: float) -> int:
-        """Index of a unit by its name; by default the unit at this share of the trained ones.
-
-        Raises:
-            UnknownNameError: no such unit was trained.
-        """
+        """Index of a unit by its name; by default the unit at this share of the trained ones."""
         trained = {point.unit: point.index for point in self.record.exits}
         if name is None:
             return list(trained.values())[int(default * (len(trained) - 1) + 0.5)]
@@ -132,14 +120,15 @@ class PictureOptions:
 
 
 def make_pictures(folder: Path, options: PictureOptions, model: ModuleOrFactory | None = None) -> Pictures:
-    """All pictures that a run allows, and the reason for each other picture.
-
-    Raises:
-        CheckpointError: the folder holds no finished run.
-        UsageError: there is no such unit, class or number of images.
-    """
+    """All pictures that a run allows, and the reason for each other picture."""
     source = FinishedRun(folder, options.data, options.data_dir, model)
-    _check(source, options)
+    if options.unit is not None and source.record.exits:
+        source.unit(options.unit, default=0)
+    known = len(source.architecture.class_names)
+    if not options.classes or not all(0 <= label < known for label in options.classes):
+        raise UsageError(f"classes are one or more labels from 0 to {known - 1}, not {list(options.classes)}.")
+    if options.images < 1:
+        raise UsageError(f"images must be at least 1, not {options.images}.")
     made: dict[str, Any] = {}
     missing = {}
     for name, words, make in (
@@ -154,26 +143,15 @@ def make_pictures(folder: Path, options: PictureOptions, model: ModuleOrFactory 
     return Pictures(**made, missing=missing)
 
 
-def _check(source: FinishedRun, options: PictureOptions) -> None:
-    """Refuse options that no run could serve."""
-    known = len(source.architecture.class_names)
-    if options.unit is not None and source.record.exits:
-        source.unit(options.unit, default=0)
-    if not options.classes or not all(0 <= label < known for label in options.classes):
-        raise UsageError(f"classes are one or more labels from 0 to {known - 1}, not {list(options.classes)}.")
-    if options.images < 1:
-        raise UsageError(f"images must be at least 1, not {options.images}.")
-
-
 @torch.no_grad()
 def spectra(source: FinishedRun, unit: str | None, classes: tuple[int, ...]) -> Spectra:
     """Spectra of the vectors of some classes and of their mean activations (LLS, Figure 2)."""
-    source.check_local_loss(*WITH_BASIS)
+    source.check_local_loss("lls", "lls-m", "lls-mxm")
     index = source.unit(unit, default=0.5)
     body, loss = _load_unit(source, index)
-    chosen = [_of_classes(images.labels, classes) for images in source.images.sets]
+    chosen = [_first_of(images, classes) for images in source.images.sets]
     latents = class_means(_latents(source.images, chosen, body, loss), classes)
-    labels = np.concatenate([images.labels[rows] for images, rows in zip(source.images.sets, chosen, strict=True)])
+    labels = np.concatenate([images.labels for images in chosen])
     of_basis, of_latents = spectrum(loss.basis_in_use()[list(classes)].float()), spectrum(latents)
     return Spectra(
         unit=source.chain.units[index].name,
@@ -190,7 +168,7 @@ def spectra(source: FinishedRun, unit: str | None, classes: tuple[int, ...]) -> 
 
 def projection(source: FinishedRun, unit: str | None) -> Projection:
     """The learned M of a unit in two dimensions (LLS, Figure 3); it needs no images."""
-    source.check_local_loss(*WITH_COMBINATIONS)
+    source.check_local_loss("lls-mxm")
     index = source.unit(unit, default=1)
     rows = source.stored("exits", index)["mixing"].double().numpy()
     names = source.architecture.class_names
@@ -236,16 +214,15 @@ def first_of_each(labels: np.ndarray, count: int) -> np.ndarray:
     return np.array([position for _, _, position in sorted(places)[:count]], dtype=np.int64)
 
 
-def _of_classes(labels: np.ndarray, classes: tuple[int, ...]) -> np.ndarray:
-    """Positions of the first images of some classes."""
-    return np.concatenate([np.flatnonzero(labels == label)[:MOST_AVERAGED] for label in dict.fromkeys(classes)])
+def _first_of(images: ImageSet, classes: tuple[int, ...]) -> Subset:
+    """The first images of some classes."""
+    rows = [np.flatnonzero(images.labels == label)[:MOST_AVERAGED] for label in dict.fromkeys(classes)]
+    return Subset(images, np.concatenate(rows))
 
 
-def _latents(
-    images: RunImages, chosen: list[np.ndarray], body: nn.Module, loss: LLS
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for part, rows in zip(images.sets, chosen, strict=True):
-        for batch, labels in Batches(Subset(part, rows), images.transform).in_order(images.batch):
+def _latents(images: RunImages, chosen: list[Subset], body: nn.Module, loss: LLS) -> Iterator[tuple[Tensor, Tensor]]:
+    for part in chosen:
+        for batch, labels in Batches(part, images.transform).in_order(images.batch):
             yield loss.read(body(batch)), labels
 
 

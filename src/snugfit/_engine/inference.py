@@ -20,7 +20,7 @@ from snugfit._data import Decoder, ImageSet, Transform, boxed_path, image_folder
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._engine.tasks import RULES
 from snugfit._storage.run_folder import read_data, read_record
-from snugfit._training.task import Classification, Detection, Score, Task, measure
+from snugfit._training.task import Classification, Detection, measure
 from snugfit.detection import corners, detections
 from snugfit.errors import DataError, UsageError
 
@@ -56,10 +56,6 @@ def run_images(
     """Open a split of a run's own data set, or of another with the same classes.
 
     The default split is ``test``, or ``all`` for a folder other than the run's.
-
-    Raises:
-        UsageError: there is no such split, or the data was passed from Python.
-        DataError: the data is missing, has no such split, or other classes.
     """
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
     own = data is None or _is_own(data, data_dir, request.data)
@@ -126,21 +122,13 @@ def measured(
 ) -> dict[str, Any]:
     """Measure the model of a run on a split; see :func:`snugfit.evaluate`."""
     architecture, images = Architecture.read(folder), run_images(folder, data, data_dir, split)
-    score = measure(_task(architecture), load(folder, model), images.batches(), torch.device("cpu"))
-    return {"data": images.name, "split": images.split, **_figures(score, architecture)}
-
-
-def _task(architecture: Architecture) -> Task:
-    classes = len(architecture.class_names)
-    return Detection(classes, architecture.anchors, 1) if architecture.task == "detect" else Classification(classes)
-
-
-def _figures(score: Score, architecture: Architecture) -> dict[str, Any]:
-    per_class = dict(zip(architecture.class_names, score.per_class, strict=True))
+    names, detects = architecture.class_names, architecture.task == "detect"
+    task = Detection(len(names), architecture.anchors, 1) if detects else Classification(len(names))
+    score = measure(task, load(folder, model), images.batches(), torch.device("cpu"))
+    per_class = dict(zip(names, score.per_class, strict=True))
+    figures = {"map50": score.value} if detects else {"top5": score.top5, "confusion": score.confusion}
     found = {"count": score.samples, "accuracy": score.value, "per_class": per_class}
-    if architecture.task == "detect":
-        return {**found, "map50": score.value}
-    return {**found, "top5": score.top5, "confusion": score.confusion}
+    return {"data": images.name, "split": images.split, **found, **figures}
 
 
 @torch.no_grad()

@@ -93,17 +93,15 @@ def make_plan(
     return attempt(None, None)  # not even data and chain fit: plan without measurements
 
 
-@dataclass(frozen=True)
-class Extras:
-    """Tables that a profile adds to its units; see :func:`snugfit.profile_request`."""
-
-    learning_signal: bool = False
-    tensors: bool = False
-    activation_memory: bool = False
-    trained: Trained | None = None
-
-
-def profile_units(request: Request, subscribers: Sequence[Subscriber], extras: Extras) -> dict[str, Any]:
+def profile_units(
+    request: Request,
+    subscribers: Sequence[Subscriber],
+    *,
+    learning_signal: bool,
+    tensors: bool,
+    activation_memory: bool,
+    trained: Trained | None,
+) -> dict[str, Any]:
     """Measure every unit of a model; see :func:`snugfit.profile_request`."""
     if request.data.task != "classify":
         raise UsageError(
@@ -114,7 +112,7 @@ def profile_units(request: Request, subscribers: Sequence[Subscriber], extras: E
         strategy=replace(request.strategy, strategy="blockwise"),
         budget=replace(request.budget, time_ratio=None),  # units are measured without a strategy's options
     )
-    measures = extras.learning_signal or extras.tensors or not extras.activation_memory
+    measures = learning_signal or tensors or not activation_memory
     found = make_plan(request, None, None, subscribers, measures=measures)
     chain, workload, profile = found.assembly.chain, found.plan.workload, found.profile
     seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
@@ -123,14 +121,14 @@ def profile_units(request: Request, subscribers: Sequence[Subscriber], extras: E
     data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
     device = choose_device(request.machine.device)
     limit = MemoryLimit(found.plan.budget.memory_bytes, found.baseline, device)
-    if extras.learning_signal:
+    if learning_signal:
         data["learning_signal"] = signal_table(chain, workload, found.plan.hardware)
-    if extras.tensors:
+    if tensors:
         count = sum(1 for unit in chain.all_units for _ in unit.module.parameters())
         for subscriber in subscribers:
             subscriber(Notice(f"timing {count} tensors one by one"))
         data |= tensor_table(chain, workload, profile, limit, lean=request.strategy.lean)
-    if extras.activation_memory:
-        table = activation_table(chain, workload, extras.trained, limit, lean=request.strategy.lean)
+    if activation_memory:
+        table = activation_table(chain, workload, trained, limit, lean=request.strategy.lean)
         data["activation_memory"] = table
     return data

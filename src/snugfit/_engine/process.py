@@ -48,11 +48,7 @@ def baseline(threads: int | None = None) -> Baseline:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device of that name; by default CUDA if there is one.
-
-    Raises:
-        UsageError: there is no such device.
-    """
+    """The device of that name; by default CUDA if there is one."""
     if name is None:
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

@@ -93,12 +93,7 @@ def with_absolute_paths(request: Request) -> Request:
 
 
 def reopen(folder: Path, model: ModuleOrFactory | None = None, data: Any = None) -> Planned:
-    """The plan of an interrupted run, from its locked folder; ``model`` and ``data`` are those passed from Python.
-
-    Raises:
-        CheckpointError: the folder is not a run folder, or damaged.
-        UsageError: the run is finished, or what was passed from Python is missing.
-    """
+    """The plan of an interrupted run, from its locked folder; ``model`` and ``data`` are those passed from Python."""
     _require_begun(folder)
     request = read_data(Request, folder / "request.json")
     plan = read_data(Plan, folder / "plan.json")
@@ -138,11 +133,7 @@ def resume(
     data: Any = None,
     stop: StopFlag | None = None,
 ) -> tuple[Record, nn.Module | None]:
-    """Continue an interrupted run; see :func:`snugfit.resume`.
-
-    Returns:
-        The record, and the module that was trained if it was passed from Python.
-    """
+    """Continue an interrupted run; see :func:`snugfit.resume`. Returns the module too, if it was passed from Python."""
     with run_lock(folder):
         planned = reopen(folder, model, data)
         return _fit(folder, planned, subscribers, stop), planned.assembly.module
@@ -188,11 +179,7 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
 
 
 def _verify(peak_bytes: int, plan: Plan) -> None:
-    """Fail a run that exceeded its budget.
-
-    Raises:
-        BudgetExceededError: the measured peak is above the budget.
-    """
+    """Raise BudgetExceededError if a run exceeded its budget."""
     budget = plan.budget.memory_bytes
     if budget is not None and peak_bytes > budget:
         raise BudgetExceededError(
