@@ -7,7 +7,7 @@ import functools
 import importlib
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
@@ -83,14 +83,7 @@ def config_of(name: str) -> StrategyConfig:
 
 def strategy_class(name: str) -> Any:
     """The strategy's dataclass; imports torch."""
-    return import_reference(config_of(name).implementation)
-
-
-def import_reference(reference: str) -> Callable[..., Any]:
-    """Import the class or function of a reference like ``package.module:name``."""
-    module, _, attribute = reference.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return found
+    return pkgutil.resolve_name(config_of(name).implementation)
 
 
 @dataclass(frozen=True)
@@ -114,11 +107,8 @@ class Plugins:
         found: dict[str, Any] = {}
         for name, module in self._declared().items():
             found[name] = getattr(importlib.import_module(f"{self.package}.{module}"), self.variable)[name]
-        for point in entry_points(group=self.group):
-            thing = load_entry_point(point)
-            if thing is not None:
-                found[point.name] = thing
-        return found
+        loaded = {point.name: load_entry_point(point) for point in entry_points(group=self.group)}
+        return found | {name: thing for name, thing in loaded.items() if thing is not None}
 
     def _declared(self) -> dict[str, str]:
         """Module of each name, from the source files."""
@@ -131,14 +121,11 @@ class Plugins:
 def _keys(file: Path, variable: str) -> list[str]:
     """Keys of a dictionary that a module assigns at top level; empty without it."""
     text = file.read_text(encoding="utf-8")
-    if variable not in text:
-        return []
-    for statement in ast.parse(text).body:
-        targets = [statement.target] if isinstance(statement, ast.AnnAssign) else getattr(statement, "targets", [])
-        if [getattr(target, "id", "") for target in targets] == [variable]:
-            value = getattr(statement, "value", None)
-            keys = value.keys if isinstance(value, ast.Dict) else []
-            return [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    for statement in ast.parse(text).body if variable in text else ():
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Dict(keys)) | ast.AnnAssign(ast.Name(name), _, ast.Dict(keys)):
+                if name == variable:
+                    return [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
     return []
 
 
@@ -154,8 +141,7 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 def installed_plugins() -> bool:
     """Whether installed packages add strategies, local losses or models, whose code may change at any time."""
-    groups = ("snugfit.strategies", LOCAL_LOSSES.group, MODELS.group)
-    return any(entry_points(group=group) for group in groups)
+    return any(entry_points(group=group) for group in (GROUP, LOCAL_LOSSES.group, MODELS.group))
 
 
 MODELS = Plugins("snugfit._models", "MODELS", "snugfit.models")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
 from snugfit._core.option_groups import TrainingOptions
 from snugfit._core.options import data_sets_in
-from snugfit._core.registry import config_of, find_config, import_reference, strategies, strategy_class
+from snugfit._core.registry import config_of, find_config, strategies, strategy_class
 from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, TaskName, Workload
@@ -230,7 +231,7 @@ def make_strategies(request: Request) -> StrategySelection:
 
 def _configured(config: StrategyConfig, request: Request) -> Strategy:
     """A strategy with the options of the request that it has; an option without a value leaves it its default."""
-    kind: Any = import_reference(config.implementation)
+    kind: Any = resolve_name(config.implementation)
     known = {item.name for item in fields(kind)}
     options = {item.name: getattr(request.strategy, item.name) for item in fields(config.options)}
     given = {key: value for key, value in options.items() if key in known and value is not None}

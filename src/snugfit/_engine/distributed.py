@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
 from snugfit._chain import Chain
-from snugfit._core.registry import config_of, import_reference
+from snugfit._core.registry import config_of
 from snugfit._core.serial import from_data
 from snugfit._core.workload import Workload
 from snugfit._engine.loading import build_on_meta
@@ -63,7 +64,7 @@ def serve(commands: Commands) -> dict[str, Any]:
     task = json.loads(commands.receive())
     if not task:
         return {"rank": rank, "peak_bytes": 0}
-    work = import_reference(config_of(task["strategy"]).worker)
+    work = resolve_name(config_of(task["strategy"]).worker)
     workload = from_data(Workload, task["workload"])
     meter = make_meter(resting, device)
     peaks = [0]

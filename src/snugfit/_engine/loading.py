@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit._core.option_groups import FROM_PYTHON
-from snugfit._core.registry import config_of, import_reference
+from snugfit._core.registry import config_of
 from snugfit._core.serial import to_data
 from snugfit._core.workload import TaskName
 from snugfit._storage.files import write_json_atomic
@@ -118,7 +119,7 @@ class Architecture:
         rebuild = config_of(self.strategy).rebuild
         if rebuild is None:
             return chain.to_module()
-        module: nn.Module = import_reference(rebuild)(chain, self.structure, len(self.class_names), state)
+        module: nn.Module = resolve_name(rebuild)(chain, self.structure, len(self.class_names), state)
         return module
 
 

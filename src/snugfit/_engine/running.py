@@ -223,7 +223,8 @@ def begun(request: Request, here: World) -> str | None:
     if (folder / FIRST_FILES[-1]).exists():
         return str(folder) if _same(request, folder) else None
     found = [each for each in folder.iterdir() if each.name != LOCK_FILE] if folder.is_dir() else []
-    if here.restarts and all(_is_draft(each) for each in found):
+    drafts = (*FIRST_FILES, MANIFEST_FILE)
+    if here.restarts and all(each.is_file() and each.name.removesuffix(".tmp") in drafts for each in found):
         for each in found:
             each.unlink()
     return None
@@ -234,10 +235,6 @@ def finished(request: Request, here: World) -> dict[str, Any] | None:
     folder = Path(str(request.machine.out))
     ended = here.restarts and (folder / "record.json").exists() and _same(request, folder)
     return read_record(folder).to_json() if ended else None
-
-
-def _is_draft(path: Path) -> bool:
-    return path.is_file() and path.name.removesuffix(".tmp") in (*FIRST_FILES, MANIFEST_FILE)
 
 
 def _same(request: Request, folder: Path) -> bool:

@@ -22,8 +22,7 @@ from snugfit._core.plan import Candidate
 from snugfit._core.record import Record, Trial
 from snugfit._core.registry import strategy_class
 from snugfit._core.serial import from_data
-from snugfit._data import ImageSet, Splits
-from snugfit._data.sets import Subset
+from snugfit._data import ImageSet, Subset
 from snugfit._engine.builder import Assembly, assemble, load_splits
 from snugfit._engine.planning import Planned
 from snugfit._engine.running import execute, write_run
@@ -63,27 +62,24 @@ def compare(planned: Planned, steps: int, subscribers: Sequence[Subscriber]) -> 
 
 def _shortened(assembly: Assembly, steps: int) -> Assembly:
     """The same assembly with a few batches, one epoch, and few images to evaluate."""
-    request = assembly.request
-    most, few = steps * assembly.workload.batch_size, _EVALUATED
+    request, splits = assembly.request, assembly.splits
+    most, given = steps * assembly.workload.batch_size, request.data.max_val
     data = replace(
         request.data,
         max_train=min(most, request.data.max_train or most),
-        max_val=min(few, few if request.data.max_val is None else request.data.max_val),
+        max_val=_EVALUATED if given is None else min(_EVALUATED, given),
     )
     machine = replace(request.machine, out=None, profile_cache="off")
     request = replace(request, data=data, training=replace(request.training, epochs=1), machine=machine)
-    splits = _few(assembly.splits, most) if data.data == FROM_PYTHON else load_splits(request)
+    if data.data != FROM_PYTHON:
+        return assemble(request, load_splits(request), assembly.module)
+    test = None if splits.test is None else _first(splits.test, _EVALUATED)
+    splits = replace(splits, train=_first(splits.train, most), val=_first(splits.val, _EVALUATED), test=test)
     return assemble(request, splits, assembly.module)
 
 
-def _few(splits: Splits, most: int) -> Splits:
-    """The first images of the caller's own."""
-
-    def first(images: ImageSet, count: int) -> ImageSet:
-        return Subset(images, np.arange(min(count, len(images))))
-
-    test = None if splits.test is None else first(splits.test, _EVALUATED)
-    return replace(splits, train=first(splits.train, most), val=first(splits.val, _EVALUATED), test=test)
+def _first(images: ImageSet, count: int) -> ImageSet:
+    return Subset(images, np.arange(min(count, len(images))))
 
 
 def _trial(candidate: Candidate, short: Planned, folder: Path) -> Trial:
@@ -133,26 +129,19 @@ def _measurements(folder: Path) -> dict[str, Any]:
 
     The median step time excludes kernel generation, which is negligible in a long run.
     """
-    record = read_data(Record, folder / "record.json")
-    paces = _paces(folder / "metrics.csv")
-    phases = [phase for phase in record.phases if paces.get(phase.name)]
+    record, before = read_data(Record, folder / "record.json"), 0.0
+    steps: dict[str, list[float]] = {}
+    for row in read_metrics(folder / "metrics.csv"):
+        if "step" in row.values:
+            now = row.values["seconds"]
+            steps.setdefault(row.phase, []).append(now - before)
+            before = now
+    phases = [phase for phase in record.phases if phase.name in steps]
     return {
         "predicted_seconds": float(sum(phase.predicted_seconds for phase in phases)),
         "measured_peak_bytes": int(record.measured["peak_bytes"]),
-        "measured_seconds": float(sum(len(paces[each.name]) * median(paces[each.name]) for each in phases)),
+        "measured_seconds": float(sum(len(steps[each.name]) * median(steps[each.name]) for each in phases)),
     }
-
-
-def _paces(path: Path) -> dict[str, list[float]]:
-    """Seconds of every training step, by phase."""
-    found: dict[str, list[float]] = {}
-    before = 0.0
-    for row in read_metrics(path):
-        if "step" in row.values:
-            now = row.values["seconds"]
-            found.setdefault(row.phase, []).append(now - before)
-            before = now
-    return found
 
 
 def _error_in(output: str) -> str | None:
