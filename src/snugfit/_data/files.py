@@ -2,7 +2,7 @@
 
 **Links** to files and folders are followed, out of the data set too. A folder is read once, so a link to a parent
 folder, or to one that was read before, adds nothing. A file is listed once in its class; if links put a file into two
-classes or two splits, :func:`check_apart` refuses it.
+classes or two splits, :func:`check_disjoint` refuses it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def check_apart(*groups: FileNames) -> None:
+def check_disjoint(*groups: FileNames) -> None:
     """Refuse a file that links put into several classes or splits. Takes eight bytes per file.
 
     Raises:

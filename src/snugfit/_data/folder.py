@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
-from snugfit._data.files import FileNames, check_apart, visible, walk
+from snugfit._data.files import FileNames, check_disjoint, visible, walk
 from snugfit._data.sets import Parts
 from snugfit.errors import DataError
 
@@ -62,7 +62,7 @@ def _all_images(parts: dict[str, Path], names: Sequence[str], decoder: Decoder) 
     links = [folder for folder in parts.values() if folder.is_symlink()]
     sets = {part: class_images(folder, names, decoder, links) for part, folder in parts.items()}
     if links:
-        check_apart(*(images.files for images in sets.values()))
+        check_disjoint(*(images.files for images in sets.values()))
     return sets
 
 

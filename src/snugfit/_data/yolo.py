@@ -19,7 +19,7 @@ from snugfit._data.box_checks import BoxChecks, Row
 from snugfit._data.boxes import BoxedImages, BoxTable
 from snugfit._data.data_yaml import SPLITS, read_settings
 from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
-from snugfit._data.files import LONGEST_NAME, FileNames, check_apart, check_regular, lines, walk
+from snugfit._data.files import LONGEST_NAME, FileNames, check_disjoint, check_regular, lines, walk
 from snugfit._data.sets import check_class_count
 from snugfit.errors import DataError
 
@@ -130,7 +130,7 @@ def read(
         _count_lost_labels(files, checks)
         parts[part] = BoxedImages(kept, table.boxes(), decoder)
     if folder.links:
-        check_apart(*(images.files for images in parts.values()))
+        check_disjoint(*(images.files for images in parts.values()))
     if not len(parts["train"].boxes.rows):
         raise DataError(
             f"the labels of {folder.root} hold no boxes to train on. Labels of images/a.jpg must be in labels/a.txt, a "

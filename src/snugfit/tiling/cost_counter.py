@@ -160,7 +160,7 @@ class _Counter:
         wanted = {tile: group.entries[start] for tile, group in groups.items() if start in group.entries}
         made = {tile: self.tiling.layers.needed(start, stop, group.saved) for tile, group in groups.items()}
         macs = self._per_process({tile: self._run(start, stop, regions) for tile, regions in made.items()})
-        return Stage("maps anew", "recompute", self._halos(start, wanted), macs)
+        return Stage("recompute halo", "recompute", self._halos(start, wanted), macs)
 
     def _norms(self, start: int, stop: int, part: Pass, *, halo: bool) -> list[Stage]:
         """Sums over the whole feature map, from every process to all: two per channel forward, two backward.

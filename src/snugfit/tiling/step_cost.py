@@ -23,7 +23,7 @@ DIRECT = 4
 """Up to this many processes send sums of norms directly to each other: half the time of a collective."""
 
 Kind = Literal[
-    "images", "forward halo", "norms", "last map", "rest", "gradient", "backward halo", "maps anew", "weights"
+    "images", "forward halo", "norms", "last map", "rest", "gradient", "backward halo", "recompute halo", "weights"
 ]
 """What travels: a batch from the gateway, halos, sums of norms, the last feature map, nothing for the layers behind it,
 its gradient from the gateway, halos of recomputed feature maps, gradients of weights."""

@@ -192,7 +192,7 @@ def test_what_is_sent_is_what_exchanges_send(rest, profile, replicas, processes,
         routes.exchange(group.stop, "cores", Wanted("backward", index), images)
         for index, group in enumerate(groups) if index
     ]  # fmt: skip
-    exchanges["maps anew"] = [
+    exchanges["recompute halo"] = [
         routes.exchange(group.start, "cores", Wanted("recompute", index), images)
         for index, group in enumerate(groups) if recompute and group.entries
     ]  # fmt: skip

@@ -131,7 +131,7 @@ def _compared(name: str, plan: TilePlan, found: Prediction) -> dict[str, Any]:
         "backward_groups": plan.backward,
         **_seconds(found),
         "macs": max(step.macs(rank) for rank in range(step.processes)),
-        "halo_bytes": FLOAT * step.total("forward halo", "backward halo", "maps anew"),
+        "halo_bytes": FLOAT * step.total("forward halo", "backward halo", "recompute halo"),
         "synchronisations": step.synchronisations,
         "kept_bytes": max(step.kept_bytes),
     }
