@@ -39,7 +39,13 @@ def read_text(
 ) -> str:
     """Read a UTF-8 text of at most ``most`` bytes, with or without a byte order mark, from a regular file."""
     try:
-        return _read(path, most).decode("utf-8-sig")
+        with os.fdopen(open_regular(path), "rb") as file:
+            content = bytearray()  # its reported size is no limit: the file may grow, and system files report 0
+            while len(content) <= most and (part := file.read(_PIECE_BYTES)):  # each read allocates this much
+                content += part
+        if len(content) > most:
+            raise ValueError(f"it is larger than {format_bytes(most)}, the most that such a file may have")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as wrong:
         raise error(f"{path} is not UTF-8 text (byte {wrong.start}). {advice}".rstrip()) from wrong
     except (OSError, ValueError) as wrong:
@@ -127,16 +133,6 @@ def open_regular(path: str | Path) -> int:
         os.close(descriptor)
         raise ValueError("it is no regular file")
     return descriptor
-
-
-def _read(path: str | Path, most: int) -> bytes:
-    with os.fdopen(open_regular(path), "rb") as file:
-        content = bytearray()  # its reported size is no limit: the file may grow, and system files report 0
-        while len(content) <= most and (part := file.read(_PIECE_BYTES)):  # each read allocates this much
-            content += part
-    if len(content) > most:
-        raise ValueError(f"it is larger than {format_bytes(most)}, the most that such a file may have")
-    return bytes(content)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

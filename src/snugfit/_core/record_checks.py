@@ -20,7 +20,7 @@ MAX_UNITS = 100_000
 MAX_BATCH = 2**31
 MAX_CLASSES = 50_000
 
-_LIMITS = {"batch_limit": MAX_BATCH, "index": MAX_UNITS, "batch_size": MAX_BATCH, "val_accuracy": 1}
+_LIMITS = {"batch_limit": MAX_BATCH, "index": MAX_UNITS, "of": MAX_UNITS, "batch_size": MAX_BATCH, "val_accuracy": 1}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,12 @@ class _Measured:
 
     peak_metric: str | None = None
     missed_phases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Exit:
+    index: int
+    of: int
 
 
 _TEXTS = tuple(each.name for each in fields(_Measured))
@@ -48,8 +54,9 @@ def _checked(data: Any) -> Record:
     for kind in ("phases", "exits", "intervals"):
         for number, entry in enumerate(getattr(record, kind)):
             _check_entry(f"{kind}[{number}]", entry)
-    _check_exit(record)
-    _check_confusion(record)
+    _check_confusion(record.confusion)
+    if record.exit is not None:
+        _check_entry("exit", from_data(_Exit, record.exit, "exit"))
     if record.profile:
         _check_entry("profile", from_data(Profile, record.profile, "profile"))
     if record.workload:
@@ -75,19 +82,9 @@ def _check_entry(where: str, entry: Any) -> None:
             _check_number(f"{where}.{name}", value, _LIMITS.get(name, MAX_NUMBER))
 
 
-def _check_exit(record: Record) -> None:
-    if record.exit is None:
-        return
-    for name in ("index", "of"):
-        value = record.exit.get(name)
-        if type(value) is not int or not 0 <= value <= MAX_UNITS:
-            raise FieldError(f"exit.{name}", f"an integer from 0 to {MAX_UNITS}", value)
-
-
-def _check_confusion(record: Record) -> None:
-    size = len(record.confusion)
-    if size > MAX_CLASSES or any(len(row) != size for row in record.confusion):
-        raise FieldError("confusion", f"a square of at most {MAX_CLASSES} rows", record.confusion)
-    for row in record.confusion:
+def _check_confusion(confusion: list[list[int]]) -> None:
+    if len(confusion) > MAX_CLASSES or any(len(row) != len(confusion) for row in confusion):
+        raise FieldError("confusion", f"a square of at most {MAX_CLASSES} rows", confusion)
+    for row in confusion:
         if row and not 0 <= min(row) <= max(row) <= MAX_NUMBER:
             raise FieldError("confusion", "counts", min(row))

@@ -76,25 +76,21 @@ def _restore(hint: Any, item: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_data(typing.cast(Any, hint), item, where)
     if origin is dict:
-        value_hint = arguments[1]
-        return {key: _restore(value_hint, each, f"{where}.{key}") for key, each in _typed(dict, item, where).items()}
-    if origin in (tuple, list):
-        return _restore_list(origin, arguments, item, where)
-    return _typed(hint, item, where)
-
-
-def _without_none(hint: Any) -> Any:
-    return next(each for each in typing.get_args(hint) if each is not type(None))
-
-
-def _restore_list(origin: Any, arguments: tuple[Any, ...], item: Any, where: str) -> Any:
+        values = _typed(dict, item, where).items()
+        return {key: _restore(arguments[1], each, f"{where}.{key}") for key, each in values}
+    if origin not in (tuple, list):
+        return _typed(hint, item, where)
     if not isinstance(item, (list, tuple)):
         raise FieldError(where, "a list", item)
-    repeated = origin is list or (len(arguments) == 2 and arguments[1] is Ellipsis)
+    repeated = origin is list or arguments[1:] == (...,)
     hints = [arguments[0]] * len(item) if repeated else arguments
     if len(hints) != len(item):
         raise FieldError(where, f"a list of {len(hints)}", item)
     return origin(_restore(hint, each, f"{where}[{n}]") for n, (hint, each) in enumerate(zip(hints, item, strict=True)))
+
+
+def _without_none(hint: Any) -> Any:
+    return next(each for each in typing.get_args(hint) if each is not type(None))
 
 
 def _typed(hint: Any, item: Any, where: str) -> Any:
