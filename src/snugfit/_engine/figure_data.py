@@ -48,11 +48,7 @@ class FinishedRun:
     """A run, and the data and module to inspect it with, by default its own."""
 
     def __init__(
-        self,
-        folder: Path,
-        data: str | None = None,
-        data_dir: str | None = None,
-        model: ModuleOrFactory | None = None,
+        self, folder: Path, data: str | None = None, data_dir: str | None = None, model: ModuleOrFactory | None = None
     ) -> None:
         self.folder, self.data, self.data_dir, self.model = folder, data, data_dir, model
         self.record, self.architecture = read_record(folder), Architecture.read(folder)
