@@ -6,7 +6,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -182,7 +181,7 @@ def train_network(
         trainer.load_state(run.resumed_tensors)
     steps = data.train.steps(phase.batch_size * micro_batches)
     run.start_phase(phase, index, len(run.predicted.phases), workload.epochs, steps)
-    evaluate = partial(_validate, trainer, data, run, phase) if len(data.val) else None
+    evaluate = (lambda: validate(trainer.evaluating(), data, run, phase)) if len(data.val) else None
     train_phase(trainer, data.train, phase, run, evaluate)
     trainer.optimizers.release()
     settings = MicroBatching(phase.batch_size, micro_batches, accumulate=micro_batches > 1)
@@ -212,10 +211,10 @@ def load_network(chain: Chain, run: Run) -> nn.Module:
     return module
 
 
-def _validate(trainer: NetworkTrainer, data: TrainingData, run: Run, phase: Phase) -> float:
+def validate(forward: Forward, data: TrainingData, run: Run, phase: Phase) -> float:
+    """The score of a forward pass in evaluation mode on the validation data, at a phase's batch size."""
     with run.limit.allow_kernels():
-        batches = data.val.in_order(phase.batch_size)
-        return measure(trainer.task, trainer.evaluating(), batches, run.device).value
+        return measure(task_of(run.workload), forward, data.val.in_order(phase.batch_size), run.device).value
 
 
 @dataclass(frozen=True)

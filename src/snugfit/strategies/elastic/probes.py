@@ -161,13 +161,9 @@ def trial_updates(
     state: Mapping[str, StoredTensor] = NO_STATE,
     names: Set[str] | None = None,
 ) -> Update:
-    """Optimizer steps from a stored state, one parameter at a time; the stored state does not change.
+    """Optimizer steps from a stored :meth:`ParameterOptimizers.state`, which does not change, parameter by parameter.
 
-    Args:
-        settings: the optimizer.
-        factor: factor of the peak learning rate.
-        state: from :meth:`ParameterOptimizers.state`, in a scratch file.
-        names: the parameters to update; all by default.
+    ``factor`` is that of the peak learning rate; ``names`` are the parameters to update, all by default.
     """
 
     def update(name: str, parameter: nn.Parameter) -> None:

@@ -27,7 +27,7 @@ from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.strategy import TrainingData
-from snugfit._training.task import measure, precision_context, task_of
+from snugfit._training.task import precision_context
 from snugfit.errors import BudgetExceededError, DivergedError
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.memory.scratch import ScratchFile, stored_bytes
@@ -40,7 +40,7 @@ from snugfit.strategies.elastic.drift import drifted, looks_drifted, profile_aga
 from snugfit.strategies.elastic.probes import trial_updates
 from snugfit.strategies.elastic.pruning import Pruner
 from snugfit.strategies.elastic.trainer import TensorTrainer
-from snugfit.strategies.full_network import load_network
+from snugfit.strategies.full_network import load_network, validate
 from snugfit.strategies.memory_estimates import random_batch
 
 _INTERVALS = "intervals"
@@ -222,11 +222,6 @@ class _ElasticRun:
         return self.pruner.macs() / sum(unit.macs for unit in self.run.profile.units)
 
     def _importance(self) -> dict[str, float]:
-        """Importance of every tensor.
-
-        Raises:
-            DivergedError: an importance is not finite.
-        """
         scores = rank_tensors(self.strategy, self.chain, self.trainer, self.data, self.run)
         wrong = next((name for name, value in scores.items() if not np.isfinite(value)), None)
         if wrong is not None:
@@ -262,12 +257,7 @@ class _ElasticRun:
             headroom = replace(headroom, bytes=least + int((min(headroom.bytes, taken) - least) * _SHRINK))
 
     def _or_previous(self, mask: Mask, values: np.ndarray) -> Mask:
-        """The selection, or the previous one if no update lowers the loss.
-
-        Raises:
-            InfeasibleTimeError: no tensor qualifies within the time ratio, and there is no previous selection.
-            InfeasibleBudgetError: no tensor qualifies within the memory budget.
-        """
+        """The selection, or the previous one, if any, if no update lowers the loss."""
         network = self.costs.memory
         if (mask & ~network.head).any():
             return mask
@@ -332,9 +322,7 @@ class _ElasticRun:
         run.position.notes[_INTERVALS] = to_data(self.intervals)
         if len(self.data.val) == 0:
             return None
-        with run.limit.allow_kernels():
-            batches = self.data.val.in_order(phase.batch_size)
-            return measure(task_of(run.workload), self.trainer.module.eval(), batches, run.device).value
+        return validate(self.trainer.module.eval(), self.data, run, phase)
 
     def _profile_again(self) -> bool:
         """Measure the operators again (ElasticTrainer section 5.4), once; a checkpoint stores the result."""

@@ -45,12 +45,8 @@ def activation_table(
 ) -> dict[str, Any]:
     """Activation memory by the paper's rule, by liveness of tensors, and measured in two steps on synthetic images.
 
-    Args:
-        chain: the network, on the meta device.
-        workload: batch size, optimizer and precision.
-        trained: which part trains; by default a side network if the model can have one, else everything.
-        limit: memory budget, which is enforced during the measurement.
-        lean: use the lean operators.
+    By default a side network trains if the model can have one, else everything. The limit is enforced during the
+    measurement.
 
     Returns:
         The fields of :class:`snugfit.memory.activation.ActivationMemory` by the paper's rule, bytes of blocks per

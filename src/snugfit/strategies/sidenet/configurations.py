@@ -32,13 +32,9 @@ ENOUGH = 8
 
 @dataclass(frozen=True)
 class Configuration:
-    """How the network is stored and run.
+    """How the network is stored and run; memory-bound frozen blocks may run image by image.
 
-    Attributes:
-        side_width: width of the side network; 0 if the scheme has none.
-        pruned: whether channels of the frozen blocks are removed.
-        int8: whether frozen weights are stored as int8.
-        by_sample: whether memory-bound frozen blocks run image by image.
+    The width of the side network is 0 if the scheme has none.
     """
 
     side_width: float = 0.0

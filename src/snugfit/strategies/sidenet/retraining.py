@@ -53,13 +53,7 @@ _CHANNELS, _SOLVED, _RETRAINED = "kept", "solved", "retrained"
 class PrunedPair:
     """A network and its pruned copy, which shares the tensors that retraining does not change.
 
-    Attributes:
-        teacher: the full network.
-        pruned: the pruned copy.
-        cuts: the kept channels of the pruned tensors.
-        input_shape: channels, height, width of one image.
-        names: names of the tensors that are not shared.
-        until: layers of the classifier.
+    ``names`` are those of the tensors that are not shared, and ``until`` the layers of the classifier.
     """
 
     teacher: fx.GraphModule
@@ -88,13 +82,7 @@ class PrunedPair:
 
 @dataclass(frozen=True)
 class Retraining:
-    """How a network is pruned and retrained.
-
-    Attributes:
-        frozen: the network and its pruned widths.
-        importance: criterion by which channels are chosen.
-        epochs: passes of training steps over the images; with none, the solved weights stay.
-    """
+    """How a network is pruned and retrained; without epochs, the solved weights stay."""
 
     frozen: FrozenNetwork
     importance: PruneImportance

@@ -27,9 +27,7 @@ from snugfit.tiling.step_cost import FLOAT, GATEWAY, Prediction, StepCost
 class NetworkOverhead:
     """Seconds of the other processes and of the network in addition to the gateway's own work, and bytes sent by all.
 
-    Attributes:
-        step_seconds, image_seconds, update_seconds: per micro-batch, per image, and per update of weights.
-        step_bytes, image_bytes, update_bytes: the same.
+    Both are given per micro-batch (step), per image, and per update of weights.
     """
 
     step_seconds: float

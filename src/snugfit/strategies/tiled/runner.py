@@ -35,13 +35,29 @@ from snugfit.tiling.coordinator import (
     worker_step,
 )
 from snugfit.tiling.grouping import named_profile
+from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.plan import TilePlan, Tiles
 from snugfit.tiling.sequential import TiledForward
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import CommandChannel, ProcessTransport, Transport
 
 
-class OneDeviceTrainer(NetworkTrainer):
+class _TiledTrainer(NetworkTrainer):
+    """Train a network whose leading layers, the prefix, are tiled."""
+
+    prefix: TileablePrefix
+
+    def evaluating(self) -> Forward:
+        """The tiled forward pass, from images (B, C, H, W) to outputs (B, ...)."""
+        self.module.eval()
+        return self.forward
+
+    def tiled_norms(self) -> dict[nn.Module, int]:
+        """The norms of the tiled layers."""
+        return self.prefix.norms()
+
+
+class OneDeviceTrainer(_TiledTrainer):
     """Train a network, traced as one module, tile by tile; ``scratch`` stores whole feature maps if the plan does."""
 
     def __init__(
@@ -55,22 +71,13 @@ class OneDeviceTrainer(NetworkTrainer):
     ) -> None:
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
-        self.prefix = find_tileable_prefix(module.train(), chain.input_shape)
-        profile = named_profile(plan.forward, self.prefix.layers.cuts)
-        storage = scratch if plan.scratch else None
-        self.forward = TiledForward(module, chain.input_shape, plan.grid, profile, storage)
-
-    def evaluating(self) -> Forward:
-        """The tiled forward pass, from images (B, C, H, W) to outputs (B, ...)."""
-        self.module.eval()
-        return self.forward
-
-    def tiled_norms(self) -> dict[nn.Module, int]:
-        """The norms of the tiled layers."""
-        return self.prefix.norms()
+        cuts = find_tileable_prefix(module.train(), chain.input_shape).layers.cuts
+        profile, storage = named_profile(plan.forward, cuts), scratch if plan.scratch else None
+        self.forward: TiledForward = TiledForward(module, chain.input_shape, plan.grid, profile, storage)
+        self.prefix = self.forward.prefix
 
 
-class GatewayTrainer(NetworkTrainer):
+class GatewayTrainer(_TiledTrainer):
     """Train a network, traced as one module, over several processes; the others update their weights or receive them.
 
     If the rest is replicated, the others train it like this process, with the same batches, weights and random draws.
@@ -91,6 +98,7 @@ class GatewayTrainer(NetworkTrainer):
         super().__init__(module, module, workload, micro_batches)
         assert isinstance(module, fx.GraphModule)
         tiles = Tiles(module, chain.input_shape, plan, transport)
+        self.prefix = tiles.prefix
         state = partial(self._state_of, set(tiles.updated_by_all()))
         self.forward = GatewayForward(tiles, channel, state, micro_batches)
 
@@ -107,15 +115,6 @@ class GatewayTrainer(NetworkTrainer):
         """Scale the peak learning rate of all processes."""
         super().set_lr_factor(factor)
         self.forward.lr_factor = factor
-
-    def evaluating(self) -> Forward:
-        """The forward pass over all processes, from images (B, C, H, W) to outputs (B, ...)."""
-        self.module.eval()
-        return self.forward
-
-    def tiled_norms(self) -> dict[nn.Module, int]:
-        """The norms of the tiled layers."""
-        return self.forward.tiles.prefix.norms()
 
 
 def fit_over_processes(strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, plan: TilePlan) -> Record:

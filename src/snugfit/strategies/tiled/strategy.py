@@ -67,11 +67,7 @@ class Tiled(TiledSettings):
         return reasons
 
     def _plans(self, chain: Chain) -> dict[str, TilePlan]:
-        """The plans that are worth measuring, by names of probes.
-
-        Raises:
-            UsageError: the cluster's file cannot be read, or describes another number of processes.
-        """
+        """The plans that are worth measuring, by names of probes."""
         if self.cluster is not None:
             return find_plans(chain, self, read_cluster(self.cluster, self.processes))
         return find_plans(chain, self, typical_cluster(self.processes) if self.processes > 1 else None)

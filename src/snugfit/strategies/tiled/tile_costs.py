@@ -68,11 +68,7 @@ def plan_tiles(request: TileRequest, cut: TileOptions) -> dict[str, Any]:
 
 
 def _choose_cluster(request: TileRequest, cut: TileOptions) -> Cluster:
-    """The measured cluster, or a typical one.
-
-    Raises:
-        UsageError: neither is named, or the file cannot be used.
-    """
+    """The measured cluster, or a typical one."""
     if request.cluster is not None:
         return read_cluster(request.cluster, request.processes)
     if request.processes is None or request.processes < 2:
