@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -24,7 +23,7 @@ from torch.distributed import TCPStore
 from snugfit._core.amounts import parse_seconds
 from snugfit._core.hardware import cores
 from snugfit._training.launch.control import Control
-from snugfit._training.launch.store import listen, within
+from snugfit._training.launch.store import dial, serve, within
 from snugfit._training.launch.world import DEFAULT_TIMEOUT, SECRET_VARIABLE, TIMEOUT_VARIABLE
 from snugfit.errors import InterruptedRunError, WorkerLostError
 
@@ -40,11 +39,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Reach:
-    """Whether this host reaches the store, over the network on which processes exchange tensors.
-
-    Args:
-        limit_seconds: for a probe.
-    """
+    """Whether this host reaches the store within a limit, over the network on which processes exchange tensors."""
 
     def __init__(self, limit_seconds: float) -> None:
         self.limit, self._last, self._generation = limit_seconds, 0.0, 0
@@ -54,10 +49,9 @@ class Reach:
         return time.monotonic() - self._last if self._generation else None
 
     def probe(self, endpoint: str) -> str | None:
-        """Write a quarter of a megabyte to the store and read it back; if that works, ask it twice a second.
+        """Write a quarter of a megabyte to the store and read it back; None if that works, else why not.
 
-        Returns:
-            None if it works within the limit, else why not.
+        If it works, the store is asked twice a second from then on.
         """
         payload = os.urandom(_PROBE_BYTES // 2).hex()
         try:
@@ -70,9 +64,7 @@ class Reach:
         return None
 
     def _exchange(self, endpoint: str, payload: str) -> TCPStore:
-        address, port = _split(endpoint)
-        limit = timedelta(seconds=self.limit)
-        store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+        store = dial(*_split(endpoint), self.limit)
         key = f"probe/{payload[:32]}"
         store.set(key, payload)
         if store.get(key).decode() != payload:
@@ -90,15 +82,7 @@ class Reach:
 
 
 class Agent:
-    """The processes of this host.
-
-    Args:
-        control: the connection to the launcher.
-        reach: to the store.
-        command: of a process.
-        processes: how many of them.
-        max_restarts: rounds after the first.
-    """
+    """The processes of this host, which run a command, and are started again in at most ``max_restarts`` rounds."""
 
     def __init__(
         self, control: Control, reach: Reach, command: Sequence[str], processes: int = 1, max_restarts: int = 0
@@ -201,10 +185,10 @@ def run_agent(arguments: Sequence[str]) -> int:
     control = Control(sys.stdin, reach.age)
     command = (sys.executable, "-u", "-m", *options.module)
     agent = Agent(control, reach, command, options.processes, options.max_restarts)
-    return _serve_launch(agent, control, options.serve)
+    return _follow(agent, control, options.serve)
 
 
-def _serve_launch(agent: Agent, control: Control, serve: str | None) -> int:
+def _follow(agent: Agent, control: Control, endpoint: str | None) -> int:
     """Run the agent, with the store if this is the first host; a signal ends its processes too."""
     ending = signal.SIGTERM
 
@@ -218,7 +202,7 @@ def _serve_launch(agent: Agent, control: Control, serve: str | None) -> int:
         signal.signal(number, interrupt)
     control.start()
     os.environ[SECRET_VARIABLE] = control.secret
-    store = _serve(serve) if serve else None
+    store = serve(*_split(endpoint)) if endpoint else None
     control.tell("ready", pid=os.getpid(), store=store and f"{store.host}:{store.port}")
     try:
         return 0 if agent.run() else WorkerLostError.exit_code
@@ -228,13 +212,6 @@ def _serve_launch(agent: Agent, control: Control, serve: str | None) -> int:
         agent.stop(ending)
         control.finish()
         del store
-
-
-def _serve(endpoint: str) -> TCPStore:
-    address, port = _split(endpoint)
-    listener = listen(address, port)
-    port = listener.getsockname()[1]
-    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _split(endpoint: str) -> tuple[str, int]:

@@ -33,7 +33,14 @@ def examine(here: World) -> Cluster | None:
     Processes compute at the same time and send one pair at a time, messages of growing size.
     """
     dist.barrier()
-    own = _examine_rank(here)
+    own = {
+        "rank": here.rank,
+        "threads": torch.get_num_threads(),
+        "macs_per_second": _macs_per_second(),
+        "free_bytes": psutil.virtual_memory().available,
+        "cores": cores(),
+        "versions": {"snugfit": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
     links: list[Link] = []
     offset = 0.0
     for pair in combinations(range(here.size), 2):
@@ -53,10 +60,8 @@ def examine(here: World) -> Cluster | None:
         return None
     named = unique_names([(str(name), str(address)) for name, address in (each["host"] for each in reports)])
     ranks = tuple(Rank(**each["rank"] | {"host": name}) for each, name in zip(reports, named, strict=True))
-    ordered = sorted(
-        (Link(**link) for each in reports for link in each["links"]), key=lambda link: (link.source, link.target)
-    )
-    return Cluster(ranks, tuple(ordered))
+    found_links = [Link(**link) for each in reports for link in each["links"]]
+    return Cluster(ranks, tuple(sorted(found_links, key=lambda link: (link.source, link.target))))
 
 
 def _gather_json(here: World, said: Any) -> list[Any]:
@@ -69,17 +74,6 @@ def _gather_json(here: World, said: Any) -> list[Any]:
     found = [torch.empty(longest, dtype=torch.uint8) for _ in range(here.size if here.is_gateway else 0)]
     dist.gather(padded, found or None, dst=GATEWAY)
     return [json.loads(bytes(each[: int(n)].tolist())) for each, n in zip(found, lengths, strict=False)]
-
-
-def _examine_rank(here: World) -> dict[str, Any]:
-    return {
-        "rank": here.rank,
-        "threads": torch.get_num_threads(),
-        "macs_per_second": _macs_per_second(),
-        "free_bytes": psutil.virtual_memory().available,
-        "cores": cores(),
-        "versions": {"snugfit": __version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
 
 
 def _macs_per_second(seconds: float = 0.5) -> float:

@@ -41,9 +41,6 @@ class Heartbeat:
 
     The thread keeps beating during a long computation of the main thread. The beats of a process that is killed,
     stopped or disconnected no longer arrive. A context manager.
-
-    Args:
-        here: this process.
     """
 
     def __init__(self, here: World) -> None:

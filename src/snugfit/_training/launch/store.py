@@ -48,25 +48,14 @@ def _code(secret: str, key: str, text: str) -> str:
 
 
 def host_store(here: World) -> TCPStore | None:
-    """Start the store on the gateway; None on all others, and if torchrun itself hosts it.
-
-    By default torch listens on all addresses of the host.
-
-    Raises:
-        SnugfitError: the address is not this host's, or the port is taken.
-    """
+    """Start the store on the gateway; None on all others, and if an agent hosts it."""
     if not here.is_gateway or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return None
-    listener = listen(here.addr, here.port)
-    return TCPStore(here.addr, here.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return serve(here.addr, here.port)
 
 
-def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens on one address only; port 0 is any free one.
-
-    Raises:
-        SnugfitError: the address is not this host's, or the port is taken.
-    """
+def _listen(address: str, port: int) -> socket.socket:
+    """A socket that listens on one address only."""
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((address, port), family=family, backlog=1024)
@@ -77,19 +66,31 @@ def listen(address: str, port: int) -> socket.socket:
         ) from error
 
 
+def dial(address: str, port: int, seconds: float) -> TCPStore:
+    """A connection to a store; with a timeout in seconds, which torch does not always keep."""
+    limit = timedelta(seconds=seconds)
+    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+
+
+def serve(address: str, port: int) -> TCPStore:
+    """A store that listens on one address only, by default torch listens on all of the host; port 0 is any free one.
+
+    Raises:
+        SnugfitError: the address is not this host's, or the port is taken.
+    """
+    listener = _listen(address, port)
+    port = listener.getsockname()[1]
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
 def connect(here: World, seconds: float) -> Store:
     """A separate connection to the store of this launch and restart.
 
     Raises:
         WorkerLostError: the gateway did not answer in time.
     """
-
-    def dial() -> TCPStore:
-        limit = timedelta(seconds=seconds)
-        return TCPStore(here.addr, here.port, is_master=False, wait_for_workers=False, timeout=limit)
-
     try:
-        store = within(seconds, dial)
+        store = within(seconds, lambda: dial(here.addr, here.port, seconds))
     except (RuntimeError, TimeoutError) as error:
         raise WorkerLostError(
             f"rank 0 on {here.addr} does not answer within {seconds:g} s, so that rank {here.rank} cannot join.\n"

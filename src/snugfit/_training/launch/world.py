@@ -26,14 +26,9 @@ class World:
     """One process of several.
 
     Attributes:
-        rank: of this process; 0 is the gateway.
-        size: number of processes.
-        local_rank: among the processes of this host.
-        local_size: processes of this host.
+        local_rank, local_size: among the processes of this host.
         restarts: round of the launch: how often all processes were restarted, the same on every host.
-        addr: address of the gateway's host.
-        port: of the gateway's store.
-        max_restarts: how often torchrun restarts them.
+        addr, port: of the gateway's store.
         run_id: name of the launch.
         timeout_seconds: timeout of a collective, and longest silence of a process: `--timeout` of the launch.
         join_seconds: how long processes wait for each other at the start: `--join-timeout` of the launch.

@@ -4,12 +4,13 @@ import dataclasses
 import socket
 import time
 
+import psutil
 import pytest
 
 from snugfit._core.hardware import cores
 from snugfit._training.launch import World, join, share_of_threads, world
 from snugfit._training.launch.group import interface_towards, own_address, unique_names
-from snugfit._training.launch.store import listen, within
+from snugfit._training.launch.store import serve, within
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 
 TORCHRUN = {
@@ -97,11 +98,11 @@ def test_the_interface_that_leads_somewhere():
 
 
 def test_the_store_listens_on_the_gateways_address_alone():
-    with listen("127.0.0.1", 0) as listener:
-        address, port = listener.getsockname()
-        assert address == "127.0.0.1"
-        with pytest.raises(SnugfitError, match=f"cannot listen on 127.0.0.1 port {port}"):
-            listen("127.0.0.1", port)
+    store = serve("127.0.0.1", 0)
+    listening = [each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+    assert [each.ip for each in listening if each.port == store.port] == ["127.0.0.1"]
+    with pytest.raises(SnugfitError, match=f"cannot listen on 127.0.0.1 port {store.port}"):
+        serve("127.0.0.1", store.port)
 
 
 def test_a_process_that_never_comes_is_named(monkeypatch):
