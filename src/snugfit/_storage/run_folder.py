@@ -78,8 +78,7 @@ def verify(run: str | Path) -> Verification:
     >>> found.sound, found.files > 10, found.damaged
     (True, True, {})
 
-    Args:
-        run: run folder; its caches below ``--cache-dir`` are checked as well.
+    The run's caches below ``--cache-dir`` are checked as well.
 
     Raises:
         CheckpointError: the folder has no manifest, or that is damaged.

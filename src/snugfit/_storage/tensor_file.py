@@ -118,10 +118,7 @@ def read_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:
 def map_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:
     """Map tensors read-only, in their shapes: the system may drop the pages, and no private memory is used.
 
-    For reading only: writing to such a tensor ends the process.
-
-    Raises:
-        CheckpointError: as for :func:`read_tensors`.
+    For reading only: writing to such a tensor ends the process. Raises as :func:`read_tensors` does.
     """
     with _opened(path, advice) as fd, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -131,11 +128,7 @@ def map_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:
 
 
 def describe_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:
-    """Names, shapes and types in a safetensors file, as tensors on the meta device.
-
-    Raises:
-        CheckpointError: as for :func:`read_tensors`.
-    """
+    """Names, shapes and types in a safetensors file, as tensors on the meta device; raises as :func:`read_tensors`."""
     with _opened(path, advice) as fd:
         return {
             name: _restored(torch.empty(each.shape, dtype=each.dtype, device="meta"), each.axes)
@@ -210,11 +203,7 @@ def _opened(path: Path, advice: str) -> Iterator[int]:
 
 
 def _read_entries(fd: int) -> dict[str, _Entry]:
-    """What a header lists, with places in the file.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: the header is not one, or does not describe this file.
-    """
+    """What a header lists, with positions in the file; many kinds of errors if it does not describe this file."""
     size = os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     if length > min(size, MAX_BYTES):

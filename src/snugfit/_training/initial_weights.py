@@ -86,7 +86,7 @@ def _may_stay_fresh(chain: Chain, state: State) -> Collection[str]:
 
 
 def _why(path: Path, chain: Chain, state: State, missing: list[str]) -> str:
-    """Why weights, of any shapes, do not fit: another image size, other channels, a known model, or an unknown one."""
+    """Why weights, of any shapes, do not fit: another image size, other channels, or another model."""
     size = models.trained_image_size(_shapes({name: state[name] for name in missing if name in state}))
     if size and len(missing) == 1:
         return (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,35 +38,6 @@ class Score:
     top5: float | None = None
     confusion: list[list[int]] = field(default_factory=list)
     per_class: list[float | None] = field(default_factory=list)
-
-
-class Evaluator(Protocol):
-    """Collects a network's results on a split, batch by batch."""
-
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add outputs (B, ...) and targets (B, ...) of a batch, on the CPU."""
-
-    def score(self) -> Score:
-        """The score of all batches."""
-
-
-class Task(Protocol):
-    """A task."""
-
-    metric: ClassVar[str]
-    """Name of the validation measure."""
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch (scalar), which trains the network."""
-
-    def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
-        """Number of correct samples of a training batch (B, ...); None if only a whole split determines it."""
-
-    def synthetic_targets(self, batch: int, device: str) -> Tensor:
-        """Targets (B, ...) of a synthetic batch that take as much memory as any; without values on the meta device."""
-
-    def evaluator(self) -> Evaluator:
-        """A new evaluator."""
 
 
 class _ClassEvaluator:
@@ -129,11 +100,11 @@ class Classification:
         return count_correct(outputs, targets)
 
     def synthetic_targets(self, batch: int, device: str) -> Tensor:
-        """Random labels (B,)."""
+        """Random labels (B,); without values on the meta device."""
         labels = torch.zeros(batch, dtype=torch.int64, device=device)
         return labels if device == "meta" else labels.random_(0, self.classes)
 
-    def evaluator(self) -> Evaluator:
+    def evaluator(self) -> _ClassEvaluator:
         """An evaluator of classes."""
         return _ClassEvaluator(self.classes)
 
@@ -156,15 +127,18 @@ class Detection:
         return None
 
     def synthetic_targets(self, batch: int, device: str) -> Tensor:
-        """Boxes (B, M, 5) with as many in every image as any image has."""
+        """Boxes (B, M, 5) with as many in every image as any image has; without values on the meta device."""
         targets = torch.zeros(batch, self.most_boxes, 5, device=device)
         if device != "meta":
             targets.uniform_(0.1, 0.9)[..., 0].random_(0, self.classes)
         return targets
 
-    def evaluator(self) -> Evaluator:
+    def evaluator(self) -> _BoxEvaluator:
         """An evaluator of precision."""
         return _BoxEvaluator(self.classes, self.anchors)
+
+
+Task = Classification | Detection
 
 
 def task_of(workload: Workload) -> Task:

@@ -88,12 +88,8 @@ def _wait_for_all(here: World, store: Store) -> None:
 
 def _absent(here: World, store: Store) -> str:
     """The ranks that have not announced themselves, as text."""
-
-    def look() -> list[int]:
-        return [rank for rank in range(here.size) if not store.check([f"joined/{rank}"])]
-
     try:
-        ranks = within(1.0, look)
+        ranks = within(1.0, lambda: [rank for rank in range(here.size) if not store.check([f"joined/{rank}"])])
     except (RuntimeError, TimeoutError):
         return "rank 0"
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
