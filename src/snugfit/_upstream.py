@@ -16,7 +16,7 @@ _GROUP_NORM_BACKWARD = torch.ops.aten.native_group_norm_backward
 
 
 @cache
-def mend_group_norm() -> None:
+def fix_group_norm() -> None:
     """Keep torch's GroupNorm from writing the gradient of its input through a null pointer.
 
     On the processor the backward pass of GroupNorm on a feature map in channels_last ends the process by a segmentation

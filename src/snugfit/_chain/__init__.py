@@ -13,6 +13,6 @@ from snugfit._chain.store import spill_module as spill_module
 from snugfit._chain.subgraph import split_tail as split_tail
 from snugfit._chain.unit import ConvFact as ConvFact
 from snugfit._chain.unit import Unit as Unit
-from snugfit._upstream import mend_group_norm
+from snugfit._upstream import fix_group_norm
 
-mend_group_norm()
+fix_group_norm()

@@ -28,7 +28,7 @@ from snugfit._report.pictures import (
     class_means,
     closest_pair,
     grad_cam,
-    kinship,
+    group_agreement,
     project,
     prominence,
     spatial_frequencies,
@@ -176,7 +176,7 @@ def projection(source: FinishedRun, unit: str | None) -> Projection:
         points=project(rows),
         closest=(names[first], names[second]),
         groups=groups,
-        kinship=kinship(rows, groups) if groups else (0.0, 0.0),
+        group_agreement=group_agreement(rows, groups) if groups else (0.0, 0.0),
         why_no_groups=why_none,
     )
 

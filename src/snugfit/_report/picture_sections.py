@@ -53,7 +53,7 @@ def _projection(data: Projection) -> str:
     caption = f"t-SNE of the rows of M of {data.unit}, one per class; only neighbourhoods have a meaning."
     caption += " A tooltip names the class of a point."
     if data.groups:
-        share, chance = data.kinship
+        share, chance = data.group_agreement
         title = f"For {percent(share, 0)} of the classes, the nearest class is one of their own super-class"
         caption += f" Nearest: by rows of M, before the projection; by chance it would be {percent(chance)}."
     elif data.why_no_groups:

@@ -54,7 +54,7 @@ class Projection:
         points: (K, 2).
         closest: the two classes with the nearest rows of M.
         groups: super-class of each class; empty if there are none.
-        kinship: share of classes whose nearest class is of their own super-class, and the share expected by chance.
+        group_agreement: share of classes whose nearest class is of their super-class, and the share expected by chance.
         why_no_groups: why super-classes are unknown, if the data set has some.
     """
 
@@ -63,7 +63,7 @@ class Projection:
     points: np.ndarray
     closest: tuple[str, str]
     groups: tuple[str, ...] = ()
-    kinship: tuple[float, float] = (0.0, 0.0)
+    group_agreement: tuple[float, float] = (0.0, 0.0)
     why_no_groups: str = ""
 
 
@@ -156,7 +156,7 @@ def nearest(rows: np.ndarray) -> np.ndarray:
     return np.asarray(distances.argmin(1))
 
 
-def kinship(rows: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
+def group_agreement(rows: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
     """Share of rows (K, D) whose nearest row is of their own group; and the share expected of a random neighbour."""
     names = np.asarray(groups)
     same = names[:, None] == names

@@ -14,7 +14,7 @@
 ``examples/own_loop_with_lean.py`` trains with it.
 """
 
-from snugfit._upstream import mend_group_norm
+from snugfit._upstream import fix_group_norm
 from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
 from snugfit.lean.batchnorm import LeanBatchNorm1d, LeanBatchNorm2d, LeanBatchNorm3d
 from snugfit.lean.convolution import LeanConv2d, StandardisedConv2d
@@ -32,7 +32,7 @@ from snugfit.lean.switches import (
     use_stock,
 )
 
-mend_group_norm()
+fix_group_norm()
 
 __all__ = [
     "FloatState",

@@ -14,7 +14,7 @@ True True
 ``examples/own_loop_with_memory.py`` trains with it.
 """
 
-from snugfit._upstream import mend_group_norm
+from snugfit._upstream import fix_group_norm
 from snugfit.errors import is_out_of_memory
 from snugfit.memory.baseline import Baseline, prepare_process
 from snugfit.memory.limit import MemoryLimit
@@ -25,7 +25,7 @@ from snugfit.memory.status import MemoryStatus, read_status
 from snugfit.memory.tensors import saved_bytes, tensor_peak_bytes
 from snugfit.memory.trim import release_memory, trim_heap
 
-mend_group_norm()
+fix_group_norm()
 
 __all__ = [
     "Baseline",

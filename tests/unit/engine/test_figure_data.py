@@ -119,7 +119,9 @@ def test_super_classes_colour_the_classes_where_the_data_has_them(runs, monkeypa
     groups = ("odd", "even") * 5
     monkeypatch.setattr("snugfit._data.super_classes", lambda name, data_dir: groups)
     made = make_pictures(runs / "mxm", model=make).projection
-    assert made.groups == groups and 0 <= made.kinship[0] <= 1 and made.kinship[1] == pytest.approx(4 / 9)
+    assert (
+        made.groups == groups and 0 <= made.group_agreement[0] <= 1 and made.group_agreement[1] == pytest.approx(4 / 9)
+    )
 
     def fail(name, data_dir):
         raise DataError("cifar100 is not in here.\nGet it.")

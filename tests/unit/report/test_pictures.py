@@ -14,7 +14,7 @@ from snugfit._report.pictures import (
     class_means,
     closest_pair,
     grad_cam,
-    kinship,
+    group_agreement,
     nearest,
     project,
     prominence,
@@ -106,9 +106,9 @@ def test_the_nearest_row_is_found():
     assert set(closest_pair(rows)) == set(np.unravel_index(gaps.argmin(), gaps.shape))
 
 
-def test_kinship_counts_neighbours_of_the_same_group():
+def test_group_agreement_counts_neighbours_of_the_same_group():
     rows = np.array([[0.0, 0], [0, 1], [9, 9], [9, 8], [9, 7.5], [0, 1.5]])
-    assert kinship(rows, ["a", "a", "b", "b", "b", "c"]) == (pytest.approx(4 / 6), pytest.approx(8 / 30))
+    assert group_agreement(rows, ["a", "a", "b", "b", "b", "c"]) == (pytest.approx(4 / 6), pytest.approx(8 / 30))
 
 
 @pytest.fixture(autouse=True)

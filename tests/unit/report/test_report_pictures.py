@@ -66,7 +66,7 @@ def test_learned_vectors_are_called_so():
 
 def test_super_classes_have_a_legend_and_are_counted():
     groups = ("large_carnivores", "trees") * 4
-    grouped = dataclasses.replace(PROJECTION, groups=groups, kinship=(0.625, 3 / 7))
+    grouped = dataclasses.replace(PROJECTION, groups=groups, group_agreement=(0.625, 3 / 7))
     html, page = page_with(Pictures(projection=grouped))
     assert "For 62 % of the classes" in page.text and "by chance it would be 42.9 %" in page.text
     assert page.text.count("large carnivores") == 1 and "<title>a, large_carnivores</title>" in html
