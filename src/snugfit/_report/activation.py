@@ -61,11 +61,12 @@ def _draw_bars(memory: dict[str, Any], label: str) -> str:
     """
     import matplotlib as mpl
 
-    from snugfit._report.canvas import PALETTE, STYLE, TIP, canvas, inline, legend, limit_line
+    from snugfit._report import canvas
+    from snugfit._report.canvas import PALETTE, STYLE, TIP
 
     blocks = memory["blocks"]
     with mpl.rc_context(STYLE):
-        figure, axes = canvas("block", "memory (MB)", 3.6, max(4.6, 0.42 * len(blocks)), grid="y")
+        figure, axes = canvas.new_figure("block", "memory (MB)", 3.6, max(4.6, 0.42 * len(blocks)), grid="y")
         for offset, (kind, colour) in zip((-_BAR_WIDTH, 0.0, _BAR_WIDTH), _BARS, strict=True):
             for place, block in enumerate(blocks):
                 size = block[f"{kind}_bytes"]
@@ -73,9 +74,9 @@ def _draw_bars(memory: dict[str, Any], label: str) -> str:
                 axes.bar(place + offset, size / MB, _BAR_WIDTH, color=PALETTE[colour], gid=tip)
         axes.set_xticks(range(len(blocks)), [str(place) for place in range(len(blocks))])
         axes.set_xlim(-0.6, len(blocks) - 0.4)
-        limit_line(axes, memory["cumulative_bytes"] / MB, "kept in all")
-        legend(figure, [(kind, PALETTE[colour], "s") for kind, colour in _BARS])
-        return inline(figure, label)
+        canvas.limit_line(axes, memory["cumulative_bytes"] / MB, "kept in all")
+        canvas.legend(figure, [(kind, PALETTE[colour], "s") for kind, colour in _BARS])
+        return canvas.inline(figure, label)
 
 
 def totals(data: dict[str, Any]) -> list[tuple[str, str]]:

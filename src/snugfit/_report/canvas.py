@@ -65,7 +65,7 @@ def block_colour(index: int) -> str:
     return PALETTE[f"block{index % BLOCK_COLOURS + 1}"]
 
 
-def canvas(
+def new_figure(
     xlabel: str, ylabel: str, height: float = 3.1, width: float = WIDTH, *, grid: str = "both"
 ) -> tuple[Figure, Axes]:
     """An empty figure, ``width`` x ``height`` inches; the y label is horizontal, above the axis.
@@ -144,7 +144,7 @@ def limit_line(axes: Axes, value: float, text: str, *, left: bool = False) -> No
     write_at(axes, text, at, offset, xycoords=axes.get_yaxis_transform(), ha=side, color=colour, fontsize=10)
 
 
-def whole_ticks(axes: Axes, most: int, all_up_to: int, ticks: int) -> None:
+def whole_ticks(axes: Axes, most: int, all_up_to: int = 12, ticks: int = 12) -> None:
     """Whole numbers from 1 to ``most``: all of them up to ``all_up_to``, otherwise about as many as ``ticks``."""
     if most <= all_up_to:
         axes.set_xticks(range(1, most + 1))

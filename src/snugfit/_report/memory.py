@@ -14,21 +14,8 @@ from snugfit._core.profile import ProbeLine
 from snugfit._core.record import PhaseRecord, Record
 from snugfit._core.serial import from_data
 from snugfit._quantities import format_bytes
-from snugfit._report.canvas import (
-    PALETTE,
-    PREDICTED_MEASURED,
-    STYLE,
-    TIP,
-    block_colour,
-    block_legend,
-    budget_line,
-    canvas,
-    inline,
-    legend,
-    limit_line,
-    unit_axis,
-    write_at,
-)
+from snugfit._report import canvas
+from snugfit._report.canvas import PALETTE, PREDICTED_MEASURED, STYLE, TIP
 from snugfit._report.formatting import MB, phase_label
 from snugfit._report.intervals import phase_blocks, training_phases
 from snugfit._report.markup import html
@@ -80,7 +67,7 @@ def _peaks(record: Record) -> str:
 def _draw_peaks(phases: Sequence[PhaseRecord], budget: int | None) -> str:
     """Predicted and measured peak of every phase against the budget (this run's Figure 5 of NeuroFlux)."""
     every = -(-len(phases) // MOST_ROWS)
-    figure, axes = canvas("peak memory (MB)", "", max(1.6, 0.9 + 0.42 * len(phases) / every), grid="x")
+    figure, axes = canvas.new_figure("peak memory (MB)", "", max(1.6, 0.9 + 0.42 * len(phases) / every), grid="x")
     sizes = [(phase.predicted_peak_bytes / MB, phase.measured_peak_bytes / MB) for phase in phases]
     right = 1.04 * max((budget or 0) / MB, *map(max, sizes))
     for row, (phase, (predicted, measured)) in enumerate(zip(phases, sizes, strict=True)):
@@ -93,17 +80,17 @@ def _draw_peaks(phases: Sequence[PhaseRecord], budget: int | None) -> str:
         if measured > 0.15 * right:
             x, offset, side, colour = (measured, -4, "right", "card")
         look = {"ha": side, "va": "center_baseline", "fontsize": 9, "color": PALETTE[colour]}
-        write_at(axes, f"{measured:.1f}", (x, row), (offset, 0), **look)
+        canvas.write_at(axes, f"{measured:.1f}", (x, row), (offset, 0), **look)
     shown = range(0, len(phases), every)
     axes.set_yticks(shown, [phase_label(phases[row].name) for row in shown], color=PALETTE["ink"])
     axes.set_ylim(len(phases) - 0.5, -0.5)
     entries = list(PREDICTED_MEASURED)
     if budget is not None:
-        budget_line(axes, budget / MB, vertical=True)
+        canvas.budget_line(axes, budget / MB, vertical=True)
         entries.append((f"budget {format_bytes(budget)}", PALETTE["budget"], "--"))
     axes.set_xlim(0, right)
-    legend(figure, entries)
-    return inline(figure, "Peak memory per phase against the budget")
+    canvas.legend(figure, entries)
+    return canvas.inline(figure, "Peak memory per phase against the budget")
 
 
 def _memory_over_time(record: Record, rows: Sequence[MetricRow]) -> str:
@@ -151,10 +138,10 @@ def draw_memory_lines(
     ``blocks`` is the index of the block that each unit trained in, ``available`` the bytes that a unit may use, and
     ``largest`` the right end of the batch axis.
     """
-    figure, axes = canvas("batch size", "peak memory of one step (MB)", height=3.4)
+    figure, axes = canvas.new_figure("batch size", "peak memory of one step (MB)", height=3.4)
     ends: list[tuple[float, float, int, str]] = []
     for number, (unit, line) in enumerate(lines.items(), 1):
-        colour = block_colour(blocks[unit]) if unit in blocks else PALETTE["muted"]
+        colour = canvas.block_colour(blocks[unit]) if unit in blocks else PALETTE["muted"]
         tip = f"{TIP}unit {number}, {unit}: {format_bytes(line.sample_bytes)} per sample"
         start, end = (line.bytes_at(batch) / MB for batch in (0, largest))
         axes.plot([0, largest], [start, end], color=colour, linewidth=1.4, gid=tip)
@@ -167,9 +154,9 @@ def draw_memory_lines(
     axes.set_ylim(0, 1.06 * (min(top, 2.2 * available / MB) if available else top))
     _label_ends(axes, ends, largest)
     if available is not None and available / MB <= axes.get_ylim()[1]:
-        limit_line(axes, available / MB, "budget")
-    block_legend(figure, {blocks[unit] for unit in lines if unit in blocks})
-    return inline(figure, "Memory of every unit over batch size")
+        canvas.limit_line(axes, available / MB, "budget")
+    canvas.block_legend(figure, {blocks[unit] for unit in lines if unit in blocks})
+    return canvas.inline(figure, "Memory of every unit over batch size")
 
 
 def _label_ends(axes: Axes, lines: Sequence[tuple[float, float, int, str]], x: float) -> None:
@@ -186,7 +173,7 @@ def _label_ends(axes: Axes, lines: Sequence[tuple[float, float, int, str]], x: f
             placed.append(at)
             offset, va, ha = ((4, 0), "center_baseline", "left") if right else ((0, 3), "bottom", "center")
             look = {"va": va, "ha": ha, "color": colour, "fontsize": 9, "annotation_clip": False}
-            write_at(axes, str(number), (at[0] * x, at[1] * top), offset, **look)
+            canvas.write_at(axes, str(number), (at[0] * x, at[1] * top), offset, **look)
 
 
 def _batches(record: Record, lines: dict[str, ProbeLine], home: dict[str, int], available: float) -> str:
@@ -210,35 +197,35 @@ def _draw_batches(
 
     Batch and block are None for units that did not train.
     """
-    figure, axes = canvas("unit", "batch size", grid="y")
+    figure, axes = canvas.new_figure("unit", "batch size", grid="y")
     numbers = np.arange(1, len(largest) + 1)
     for number, size, batch, block in zip(numbers, largest, used, blocks, strict=True):
         tip = f"{TIP}unit {number}: at most {size}" + (f", trained with {batch}" if batch else "")
         axes.bar(number, max(size, 0.9), 0.8, color=PALETTE["predicted"], gid=tip)
         if batch and block is not None:
-            axes.plot([number - 0.5, number + 0.5], [batch] * 2, color=block_colour(block), linewidth=3, gid=tip)
+            axes.plot([number - 0.5, number + 0.5], [batch] * 2, color=canvas.block_colour(block), linewidth=3, gid=tip)
     axes.set_yscale("log", base=2)
     axes.set_ylim(bottom=0.5 if min(largest) < 2 else 1)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    unit_axis(axes, len(largest))
+    canvas.unit_axis(axes, len(largest))
     if limit:
-        limit_line(axes, limit, f"batch limit {limit}", left=True)
+        canvas.limit_line(axes, limit, f"batch limit {limit}", left=True)
     shown = sorted({block for block in blocks if block is not None})
     entries = [("fits", PALETTE["predicted"], "s")]
-    entries += [(f"block {block + 1}", block_colour(block), "-") for block in shown] if len(shown) <= 4 else []
-    legend(figure, entries)
-    return inline(figure, "Largest batch per unit and batch size per block")
+    entries += [(f"block {block + 1}", canvas.block_colour(block), "-") for block in shown] if len(shown) <= 4 else []
+    canvas.legend(figure, entries)
+    return canvas.inline(figure, "Largest batch per unit and batch size per block")
 
 
 @mpl.rc_context(STYLE)
 def _draw_caches(phases: Sequence[PhaseRecord]) -> str:
     """Bytes of activation cache that every phase wrote."""
-    figure, axes = canvas("cache written (MB)", "", max(1.4, 0.6 + 0.38 * len(phases)), grid="x")
+    figure, axes = canvas.new_figure("cache written (MB)", "", max(1.4, 0.6 + 0.38 * len(phases)), grid="x")
     for row, phase in enumerate(phases):
         size, words = phase.cache_bytes / MB, format_bytes(phase.cache_bytes)
         axes.barh(row, size, 0.6, color=PALETTE["measured"], gid=f"{TIP}{phase.name}: {words}")
-        write_at(axes, words if phase.cache_bytes else "none", (size, row), (4, 0), va="center_baseline")
+        canvas.write_at(axes, words if phase.cache_bytes else "none", (size, row), (4, 0), va="center_baseline")
     axes.set_yticks(range(len(phases)), [phase_label(phase.name) for phase in phases], color=PALETTE["ink"])
     axes.invert_yaxis()
     axes.margins(x=0.22)
-    return inline(figure, "Activation cache written per block")
+    return canvas.inline(figure, "Activation cache written per block")

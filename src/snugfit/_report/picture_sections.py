@@ -11,7 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
-from snugfit._report.canvas import PALETTE, STYLE, TIP, WIDTH, canvas, inline, legend
+from snugfit._report import canvas
+from snugfit._report.canvas import PALETTE, STYLE, TIP, WIDTH
 from snugfit._report.formatting import percent, shorten
 from snugfit._report.markup import html
 
@@ -87,15 +88,17 @@ def _draw_spectra(data: Spectra) -> str:
         axes.set_yticks([-1, 0, 1], ["1", "0", "1"])
     panels[-1, 0].set_xlabel("spatial frequency (cycles per latent)")
     vector = "vector d = M b" if data.learned else "basis vector b"
-    legend(figure, [("mean activation", PALETTE["measured"], "-"), (vector, PALETTE["chosen"], "-")])
-    return inline(figure, "Spectra of class vectors and of mean activations")
+    canvas.legend(figure, [("mean activation", PALETTE["measured"], "-"), (vector, PALETTE["chosen"], "-")])
+    return canvas.inline(figure, "Spectra of class vectors and of mean activations")
 
 
 @mpl.rc_context(STYLE)
 def _draw_projection(data: Projection) -> str:
     """A point per class, coloured by super-class, or named."""
     groups = sorted(set(data.groups))
-    figure, axes = canvas("t-SNE, first dimension (no unit)", "second dimension (no unit)", 4.4 + 0.1 * len(groups))
+    figure, axes = canvas.new_figure(
+        "t-SNE, first dimension (no unit)", "second dimension (no unit)", 4.4 + 0.1 * len(groups)
+    )
     ten = mpl.colormaps["tab10"]
     looks: dict[str, tuple[Any, str]] = {
         group: (ten(index % 10), "o^"[index // 10 % 2]) for index, group in enumerate(groups)
@@ -114,7 +117,7 @@ def _draw_projection(data: Projection) -> str:
     ]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, handletextpad=0.2)
-    return inline(figure, "t-SNE of the learned combinations of the basis")
+    return canvas.inline(figure, "t-SNE of the learned combinations of the basis")
 
 
 @mpl.rc_context(STYLE)
@@ -136,7 +139,7 @@ def _draw_heat_maps(data: HeatMaps) -> str:
     scale.set_ticks([0, 1], labels=["none", "most"])
     scale.set_label("evidence for the class")
     scale.outline.set_visible(False)
-    return inline(figure, "Grad-CAM heat maps over images")
+    return canvas.inline(figure, "Grad-CAM heat maps over images")
 
 
 def overlay(image: np.ndarray, heat: np.ndarray) -> np.ndarray:

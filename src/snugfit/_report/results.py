@@ -12,19 +12,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from snugfit._core.record import ExitRecord, Record
 from snugfit._quantities import format_seconds
-from snugfit._report.canvas import (
-    BLOCK_COLOURS,
-    PALETTE,
-    STYLE,
-    TIP,
-    block_colour,
-    block_legend,
-    canvas,
-    inline,
-    limit_line,
-    unit_axis,
-    write_at,
-)
+from snugfit._report import canvas
+from snugfit._report.canvas import BLOCK_COLOURS, PALETTE, STYLE, TIP
 from snugfit._report.formatting import count, metric_of, percent, shorten
 from snugfit._report.intervals import phase_blocks
 from snugfit._report.markup import html
@@ -83,24 +72,24 @@ def draw_over_time(
     """
     longest = max(seconds for curve in (*drawn, *points) for seconds in curve.seconds)
     unit, scale = ("h", 3600.0) if longest >= 3 * 3600 else ("min", 60.0) if longest >= 180 else ("s", 1.0)
-    figure, axes = canvas(f"elapsed time ({unit})", title)
+    figure, axes = canvas.new_figure(f"elapsed time ({unit})", title)
     for curve in drawn:
-        times, colour = np.array(curve.seconds) / scale, block_colour(blocks[curve.phase])
+        times, colour = np.array(curve.seconds) / scale, canvas.block_colour(blocks[curve.phase])
         faint = 0.45 if points else 1.0
         axes.plot(times, curve.values, color=colour, alpha=faint, linewidth=1.4, gid=TIP + curve.phase)
     for curve in points:
-        times, colour = np.array(curve.seconds) / scale, block_colour(blocks[curve.phase])
+        times, colour = np.array(curve.seconds) / scale, canvas.block_colour(blocks[curve.phase])
         axes.plot(times, curve.values, "o-", color=colour, markersize=4, gid=f"{TIP}{curve.phase}, validation")
     if limit is not None:
         axes.set_ylim(0, 1.12 * max(limit, *(max(curve.values) for curve in drawn)))
-        limit_line(axes, limit, "budget")
+        canvas.limit_line(axes, limit, "budget")
     named = drawn or points
     if len(named) <= BLOCK_COLOURS:
         word = "interval" if all(curve.phase.startswith("interval ") for curve in named) else "block"
-        block_legend(figure, {blocks[curve.phase] for curve in named}, word)
+        canvas.block_legend(figure, {blocks[curve.phase] for curve in named}, word)
     else:
         _number_blocks(axes, named, blocks, scale)
-    return inline(figure, label)
+    return canvas.inline(figure, label)
 
 
 def _number_blocks(axes: Axes, drawn: Sequence[Curve], blocks: Mapping[str, int], scale: float) -> None:
@@ -108,8 +97,8 @@ def _number_blocks(axes: Axes, drawn: Sequence[Curve], blocks: Mapping[str, int]
     for curve in drawn:
         middle = (curve.seconds[0] + curve.seconds[-1]) / 2 / scale
         block = blocks[curve.phase]
-        look = {"ha": "center", "fontsize": 9, "color": block_colour(block)}
-        write_at(axes, str(block + 1), (middle, 1), (0, -8), xycoords=axes.get_xaxis_transform(), **look)
+        look = {"ha": "center", "fontsize": 9, "color": canvas.block_colour(block)}
+        canvas.write_at(axes, str(block + 1), (middle, 1), (0, -8), xycoords=axes.get_xaxis_transform(), **look)
 
 
 def exits(record: Record) -> str:
@@ -167,20 +156,20 @@ def _exit_figures(record: Record, frontier: list[ExitRecord], chosen: int | None
 @mpl.rc_context(STYLE)
 def _draw_exits(exits: Sequence[ExitRecord], chosen: int | None) -> str:
     """Validation accuracy of the exit after every unit (Figure 10 of NeuroFlux)."""
-    figure, axes = canvas("exit after unit", "validation accuracy (%)", grid="y")
+    figure, axes = canvas.new_figure("exit after unit", "validation accuracy (%)", grid="y")
     numbers, accuracy = [e.index + 1 for e in exits], [100 * e.val_accuracy for e in exits]
     axes.plot(numbers, accuracy, color=PALETTE["measured"])
     for point, number, value in zip(exits, numbers, accuracy, strict=True):
         _exit_point(axes, number, value, point, chosen)
-    unit_axis(axes, max(numbers))
+    canvas.unit_axis(axes, max(numbers))
     axes.margins(y=0.12)
-    return inline(figure, "Validation accuracy of the exit after every unit")
+    return canvas.inline(figure, "Validation accuracy of the exit after every unit")
 
 
 @mpl.rc_context(STYLE)
 def _draw_frontier(exits: Sequence[ExitRecord], frontier: Sequence[ExitRecord], chosen: int | None) -> str:
     """Validation accuracy against parameters, with the line of exits that nothing smaller beats."""
-    figure, axes = canvas("parameters of the exit model", "validation accuracy (%)")
+    figure, axes = canvas.new_figure("parameters of the exit model", "validation accuracy (%)")
     sizes = [e.parameters for e in frontier] + [max(e.parameters for e in exits)]
     best = [100 * e.val_accuracy for e in (*frontier, frontier[-1])]
     axes.step(sizes, best, where="post", color=PALETTE["muted"], linewidth=1.2, linestyle=(0, (3, 2)))
@@ -190,7 +179,7 @@ def _draw_frontier(exits: Sequence[ExitRecord], frontier: Sequence[ExitRecord], 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(y=0.12)
-    return inline(figure, "Validation accuracy against parameters")
+    return canvas.inline(figure, "Validation accuracy against parameters")
 
 
 def _exit_point(axes: Axes, x: float, y: float, point: ExitRecord, chosen: int | None) -> None:
@@ -200,7 +189,7 @@ def _exit_point(axes: Axes, x: float, y: float, point: ExitRecord, chosen: int |
     marker, colour, size, order = ("D", PALETTE["chosen"], 9, 4) if mine else ("o", PALETTE["measured"], 5, 3)
     axes.plot(x, y, marker, color=colour, markersize=size, zorder=order, gid=TIP + tip)
     if mine:
-        write_at(axes, f"unit {point.index + 1}", (x, y), (0, 9), ha="center", color=colour, fontweight="bold")
+        canvas.write_at(axes, f"unit {point.index + 1}", (x, y), (0, 9), ha="center", color=colour, fontweight="bold")
 
 
 def classes(record: Record) -> str:
@@ -237,7 +226,7 @@ def confused_pairs(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> lis
 def _draw_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
     """Confusion matrix, every row as shares of its true class; no tick labels beyond 20 classes."""
     size = len(matrix)
-    figure, axes = canvas("predicted class", "true class", height=4.4)
+    figure, axes = canvas.new_figure("predicted class", "true class", height=4.4)
     counts = np.asarray(matrix, dtype=float)
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     red, green, blue = (int(PALETTE["measured"][i : i + 2], 16) / 255 for i in (1, 3, 5))
@@ -252,4 +241,4 @@ def _draw_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> st
             colour = "#ffffff" if share[row, column] > 0.45 else PALETTE["ink"]
             words = f"{100 * share[row, column]:.0f}"
             axes.text(column, row, words, ha="center", va="center_baseline", fontsize=9, color=colour)
-    return inline(figure, "Confusion matrix")
+    return canvas.inline(figure, "Confusion matrix")

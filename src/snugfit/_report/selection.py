@@ -12,19 +12,8 @@ from matplotlib.path import Path
 
 from snugfit._core.record import IntervalRecord, Record
 from snugfit._quantities import format_bytes, format_seconds
-from snugfit._report.canvas import (
-    PALETTE,
-    STYLE,
-    TIP,
-    WIDTH,
-    budget_line,
-    canvas,
-    inline,
-    legend,
-    limit_line,
-    whole_ticks,
-    write_at,
-)
+from snugfit._report import canvas
+from snugfit._report.canvas import PALETTE, STYLE, TIP, WIDTH
 from snugfit._report.formatting import NONE, count, percent, share
 from snugfit._report.intervals import StepTime, Tensors, epoch_words, phase_of, step_time, tensors_of
 from snugfit._report.markup import html
@@ -140,7 +129,7 @@ def selections(intervals: Sequence[IntervalRecord], tensors: Tensors) -> str:
     """Which tensors, in columns, each interval trains, in rows (ElasticTrainer, Figure 21)."""
     rows, columns = len(intervals), len(tensors.names)
     every = -(-rows // MOST_ROWS)
-    figure, axes = canvas("", "epochs", 1.15 + 0.27 * rows / every, 2.4 * WIDTH)
+    figure, axes = canvas.new_figure("", "epochs", 1.15 + 0.27 * rows / every, 2.4 * WIDTH)
     axes.set_xlabel("tensor, in order of execution (input on the left)", loc="left")
     chosen = [frozenset(each.tensors) for each in intervals]
     for column, name in enumerate(tensors.names, 1):
@@ -154,16 +143,16 @@ def selections(intervals: Sequence[IntervalRecord], tensors: Tensors) -> str:
         if row:
             axes.axhline(row - 0.5, color=PALETTE["card"], linewidth=2 if every == 1 else 0.8)
         if row % every == 0:
-            write_at(axes, _sum(interval, mine, tensors), (columns + 0.5, row), (6, 0), **_AT_END_OF_ROW)
+            canvas.write_at(axes, _sum(interval, mine, tensors), (columns + 0.5, row), (6, 0), **_AT_END_OF_ROW)
     shown = range(0, rows, every)
     axes.set_yticks(shown, [epoch_words(intervals[row]) for row in shown], color=PALETTE["ink"])
     axes.set(xlim=(0.5, max(columns, LEAST_CELLS) + 0.5), ylim=(rows - 0.5, -0.5))
     axes.spines[:].set_visible(False)
     axes.grid(visible=False)
-    whole_ticks(axes, columns, 12, 12)
+    canvas.whole_ticks(axes, columns)
     entries = [("trains", PALETTE["measured"], "s"), ("classifier, always trains", PALETTE["chosen"], "s")]
-    legend(figure, [*entries, ("frozen", PALETTE["grid"], "s")])
-    return inline(figure, "Tensors that train, by interval")
+    canvas.legend(figure, [*entries, ("frozen", PALETTE["grid"], "s")])
+    return canvas.inline(figure, "Tensors that train, by interval")
 
 
 _AT_END_OF_ROW: dict[str, Any] = dict(
@@ -202,19 +191,19 @@ def flops(intervals: Sequence[IntervalRecord], images: int) -> str:
     """
     full = 2.0 * max(each.full_macs for each in intervals) * images
     scale, unit = next(((scale, unit) for scale, unit in _FLOPS if full >= scale), (1e3, "kFLOPs"))
-    figure, axes = canvas("epoch", f"operations per epoch ({unit})", grid="y")
+    figure, axes = canvas.new_figure("epoch", f"operations per epoch ({unit})", grid="y")
     for index, interval in enumerate(intervals):
         value = 2 * interval.macs * images / scale
         ratio = share(interval.macs / max(interval.full_macs, 1))
         tip = f"{TIP}interval {index + 1}, epochs {epoch_words(interval)}: {value:.3g} {unit}, {ratio} of full training"
         for epoch in range(interval.first_epoch + 1, interval.first_epoch + interval.epochs + 1):
             axes.bar(epoch, value, 0.82, color=PALETTE["measured"], gid=tip)
-    limit_line(axes, full / scale, "full training", left=True)
+    canvas.limit_line(axes, full / scale, "full training", left=True)
     axes.set_ylim(0, 1.16 * max(full, *(2.0 * each.macs * images for each in intervals)) / scale)
     last = max(each.first_epoch + each.epochs for each in intervals)
     axes.set_xlim(0.4, max(last, LEAST_BARS) + 0.6)
-    whole_ticks(axes, last, 12, 12)
-    return inline(figure, "Operations per epoch")
+    canvas.whole_ticks(axes, last)
+    return canvas.inline(figure, "Operations per epoch")
 
 
 @mpl.rc_context(STYLE)
@@ -223,20 +212,20 @@ def step_times(intervals: Sequence[IntervalRecord], ratio: float | None) -> str:
     full = max(each.full_seconds for each in intervals)
     longest = max(full, *(max(each.predicted_seconds, each.measured_seconds) for each in intervals))
     unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1e-3)
-    figure, axes = canvas("interval", f"time of a step ({unit})", grid="y")
+    figure, axes = canvas.new_figure("interval", f"time of a step ({unit})", grid="y")
     for number, interval in enumerate(intervals, 1):
         predicted, measured = interval.predicted_seconds, interval.measured_seconds
         words = format_seconds(measured) if measured else "none"
         tip = f"{TIP}interval {number}: predicted {format_seconds(predicted)}, measured {words}"
         axes.bar(number, predicted / scale, 0.72, color=PALETTE["predicted"], gid=tip)
         axes.bar(number, measured / scale, 0.42, color=PALETTE["measured"], gid=tip)
-    limit_line(axes, full / scale, "full step", left=True)
+    canvas.limit_line(axes, full / scale, "full step", left=True)
     entries = [("predicted", PALETTE["predicted"], "s"), ("measured, median", PALETTE["measured"], "s")]
     if ratio is not None:
-        budget_line(axes, ratio * full / scale)
+        canvas.budget_line(axes, ratio * full / scale)
         entries.append((f"rho {ratio:g}", PALETTE["budget"], "--"))
     axes.set_ylim(0, 1.16 * longest / scale)
     axes.set_xlim(0.4, max(len(intervals), LEAST_BARS) + 0.6)
-    whole_ticks(axes, len(intervals), 12, 12)
-    legend(figure, entries)
-    return inline(figure, "Time of a training step by interval")
+    canvas.whole_ticks(axes, len(intervals))
+    canvas.legend(figure, entries)
+    return canvas.inline(figure, "Time of a training step by interval")

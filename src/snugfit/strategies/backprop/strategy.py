@@ -6,14 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from snugfit._chain import Chain
 from snugfit._core.profile import UnitStats
-from snugfit._training.network import Forward
 from snugfit.strategies.full_network import PLAIN_PROBE, FullNetwork, MakeTrainer, by_own_loss
-
-
-def _forward(chain: Chain) -> Forward:
-    return chain.forward
 
 
 @dataclass(frozen=True)
@@ -30,4 +24,4 @@ class Backprop(FullNetwork):
 
     def make_trainer(self, units: Sequence[UnitStats]) -> MakeTrainer:
         """Trainers with the network's own loss and the chain's own forward pass."""
-        return by_own_loss(_forward)
+        return by_own_loss(lambda chain: chain.forward)
