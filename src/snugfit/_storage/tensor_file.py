@@ -83,12 +83,9 @@ def write_tensors(
     Tensors may be of any shape, and on any device. Each is looked up when it is written, and at most one is copied at a
     time.
 
-    Args:
-        path: the file.
-        tensors: by name.
-        manifest: lists the file, in a run folder.
-        along_memory: store dense tensors in the order of their memory, without a copy, and note the order of their axes
-            in the header's metadata under ``axes``, which other readers ignore. Otherwise all are stored row-major.
+    With ``along_memory``, dense tensors are stored in the order of their memory, without a copy, and the order of their
+    axes is noted in the header's metadata under ``axes``, which other readers ignore. Otherwise all are row-major. In a
+    run folder, the manifest lists the file.
 
     Raises:
         OutOfStorageError: the disk is full; an older file is intact.

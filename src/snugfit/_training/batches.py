@@ -122,11 +122,8 @@ def _check(batch_size: int, start_step: int) -> None:
 class RecomputedBatches:
     """Another source's batches through a trained trunk, if a cache of them would not fit the storage budget.
 
-    Args:
-        source: the images.
-        forward: images (B, C, H, W) to activations, in evaluation mode.
-        chunk: images in one forward pass, limited by the memory next to the block in training.
-        device: where to compute.
+    ``forward`` turns images (B, C, H, W) into activations, in evaluation mode, at most ``chunk`` of them at once, which
+    the memory next to the block in training allows.
     """
 
     def __init__(

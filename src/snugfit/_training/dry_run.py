@@ -43,14 +43,8 @@ def dry_run_phase(
     """Run a training step of a phase on synthetic data, and record its peak tensor bytes in the run's position.
 
     A phase that is refused memory although it was predicted to fit continues at the next smaller batch, with a notice.
-    On resume the batch is the same.
-
-    Args:
-        phase: the phase as predicted.
-        smaller: batch sizes to fall back to, in descending order.
-        make: builds the trainable for a batch size; it is discarded afterwards.
-        batch: builds inputs and labels of a batch size.
-        run: the run, at the start of a phase or resumed within it.
+    On resume the batch is the same. ``smaller`` are batch sizes in descending order; ``make`` and ``batch`` build the
+    trainable, which is discarded afterwards, and inputs and labels for a batch size.
 
     Raises:
         BudgetExceededError: it fits at no batch size.

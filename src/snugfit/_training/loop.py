@@ -35,10 +35,7 @@ def train_phase(
     Weights are settled before they are evaluated, and at the end.
 
     Args:
-        trainable: the network or block.
-        source: batches of ``phase.batch_size``.
-        phase: the phase as predicted.
-        run: the run; its position is the start.
+        trainable, source, phase, run: what trains, on which batches, as predicted, from the run's position on.
         evaluate: returns validation accuracy at the end of an epoch, or None.
         span: the epochs of this phase, if it is one of several parts of the workload's epochs.
         passing_batch: most inputs at once in passes without training; as in training by default.

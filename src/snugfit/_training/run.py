@@ -24,7 +24,6 @@ from snugfit._core.workload import Workload
 from snugfit._storage.checkpoint import Checkpoint, CheckpointStore
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import Deferred
-from snugfit._training.energy import EnergyMeter
 from snugfit._training.events import Event, Notice, PhaseDone, PhaseStarted, Subscriber
 from snugfit._training.launch import Commands
 from snugfit._training.metrics import METRICS_FILE, MetricsWriter
@@ -36,6 +35,10 @@ CHECKPOINT_SECONDS = 120.0
 """Longest time between two checkpoints within an epoch."""
 TRIM_SECONDS = 0.5
 """Time between two trims of the heap, each of which takes a few milliseconds."""
+
+
+POWERCAP = Path("/sys/class/powercap")
+"""RAPL counters of energy, which Linux provides."""
 
 
 @dataclass
@@ -257,3 +260,43 @@ class Run:
                 f"the loss became {loss} in {where}, epoch {position.epoch + 1}, step {position.step + 1}. "
                 "Lower --lr, or check the data for broken images; the last checkpoint is untouched."
             )
+
+
+class EnergyMeter:
+    """Joules used by the processor's packages; of the whole machine, not of this process alone."""
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        self._counters = _readable(root)
+        self._last = {path: _read(path) for path in self._counters}
+
+    @property
+    def counts(self) -> bool:
+        """Whether there is a readable counter."""
+        return bool(self._counters)
+
+    def spent(self) -> float:
+        """Joules since the last call, or since the meter was created; 0 without a counter."""
+        total = 0
+        for path, largest in self._counters.items():
+            now = _read(path)
+            total += (now - self._last[path]) % max(largest, 1)
+            self._last[path] = now
+        return total / 1e6
+
+
+def _readable(root: Path) -> dict[Path, int]:
+    """Counters of whole packages (``intel-rapl:0``, not its part ``intel-rapl:0:1``); each wraps to 0 at that value."""
+    found = {}
+    for zone in sorted(root.glob("intel-rapl:*")):
+        if zone.name.count(":") > 1:
+            continue
+        try:
+            _read(zone / "energy_uj")
+            found[zone / "energy_uj"] = _read(zone / "max_energy_range_uj")
+        except (OSError, ValueError):  # readable by root alone on many systems
+            continue
+    return found
+
+
+def _read(path: Path) -> int:
+    return int(path.read_text())

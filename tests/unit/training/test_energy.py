@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snugfit._training.energy import EnergyMeter
+from snugfit._training.run import EnergyMeter
 
 
 def zone(root: Path, name: str, energy: int, most: int = 1_000_000_000) -> Path:

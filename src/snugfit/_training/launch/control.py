@@ -29,7 +29,6 @@ class Control:
     The workers' output goes through a pipe of the agent, so that no report is split.
 
     Attributes:
-        secret: of the launch.
         ended: set once the launcher has ended the launch.
         heard: time of the last order, by the monotonic clock.
 

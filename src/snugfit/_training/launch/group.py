@@ -25,10 +25,8 @@ _ANY_PORT = 9
 def join(here: World, timeout_seconds: float | None = None, *, device: str = "cpu") -> Iterator[dist.ProcessGroup]:
     """Join all processes in a group, which ends with the context, also after errors.
 
-    Args:
-        here: this process.
-        timeout_seconds: timeout of a collective; that of the launch by default.
-        device: with ``"cuda"``, tensors there go over NCCL and those on the CPU over gloo.
+    The timeout is that of a collective, by default the launch's. With the device ``"cuda"``, tensors there go over
+    NCCL and those on the CPU over gloo.
 
     Raises:
         WorkerLostError: some processes did not join.
