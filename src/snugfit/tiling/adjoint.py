@@ -1,4 +1,4 @@
-"""Backward passes of operators on parts of feature maps: gradients of inputs and of weights.
+"""Backward passes of operators on parts of feature maps.
 
 A tile computes the gradient of its inputs wherever layers below it need that, including where its neighbours compute it
 too. Of the weights' gradients it computes the share of its own pixels only, so that the sum over tiles counts every
@@ -7,7 +7,7 @@ pixel once. Shapes: B batch, C channels, h and w height and width of a part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +22,7 @@ _BACKWARD = torch.ops.aten.convolution_backward
 
 @dataclass(frozen=True)
 class RegionTensor:
-    """A part of a feature map.
-
-    Attributes:
-        values: (B, C, h, w).
-        region: its place in the feature map.
-        reusable: whether nothing else reads this memory, so that it may be overwritten.
-    """
+    """A part (B, C, h, w) of a feature map and its place; ``reusable`` memory is read by nothing else."""
 
     values: Tensor
     region: Region
@@ -95,11 +89,12 @@ class BackwardInput:
 
 
 class Adjoint:
-    """The backward pass of an operator, by autograd on its input.
+    """The backward pass of an operator, by autograd on inputs that hold exactly what an output needs.
 
     Args:
-        call: the operator, on inputs that hold exactly what an output needs.
+        call: the operator.
         fill: value of the padding.
+        owns_memory: whether the gradient that it returns is in memory of its own, or in memory that was reusable.
     """
 
     @property
@@ -107,11 +102,8 @@ class Adjoint:
         """What its backward pass reads."""
         return "input"
 
-    owns_memory = False
-    """Whether the gradient that it returns is in memory of its own, or in memory that was reusable."""
-
-    def __init__(self, call: Callable[..., Tensor], fill: float = 0.0) -> None:
-        self.call, self.fill = call, fill
+    def __init__(self, call: Callable[..., Tensor], fill: float = 0.0, *, owns_memory: bool = False) -> None:
+        self.call, self.fill, self.owns_memory = call, fill, owns_memory
 
     def has_trainable_weights(self) -> bool:
         """Whether any weight is trained."""
@@ -119,13 +111,16 @@ class Adjoint:
 
     def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
         """Gradients of its inputs, each (B, C, h, w) on the wanted region."""
-        held = part.inputs[0]
-        assert held is not None
-        entry = held.padded(part.needs, part.sizes[0], self.fill).detach().requires_grad_(True)
+        entry = self.entry(part).detach().requires_grad_(True)
         with torch.enable_grad():
             made = self.call(entry)
         (found,) = torch.autograd.grad(made, entry, part.gradient.values)
         return wanted_gradients(found, part)
+
+    def entry(self, part: BackwardInput) -> Tensor:
+        """The input (B, C, h, w) at which the operator is differentiated."""
+        assert part.inputs[0] is not None
+        return part.inputs[0].padded(part.needs, part.sizes[0], self.fill)
 
     def add_weight_gradients(self, part: BackwardInput) -> None:
         """Add the share of the tile's own pixels to the gradients of the weights."""
@@ -136,15 +131,10 @@ class LinearAdjoint(Adjoint):
 
     reads: Reads = "nothing"
 
-    def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
-        """Gradients of its inputs, each (B, C, h, w) on the wanted region."""
-        size, needs = part.sizes[0], part.needs
-        shape = (len(part.gradient.values), size.channels, len(needs.rows), len(needs.columns))
-        entry = part.gradient.values.new_zeros(shape).requires_grad_(True)
-        with torch.enable_grad():
-            made = self.call(entry)
-        (found,) = torch.autograd.grad(made, entry, part.gradient.values)
-        return wanted_gradients(found, part)
+    def entry(self, part: BackwardInput) -> Tensor:
+        """Zeros (B, C, h, w)."""
+        needs, upper = part.needs, part.gradient.values
+        return upper.new_zeros(len(upper), part.sizes[0].channels, len(needs.rows), len(needs.columns))
 
 
 class AddAdjoint(LinearAdjoint):
@@ -155,21 +145,10 @@ class AddAdjoint(LinearAdjoint):
         return wanted_gradients(part.gradient.values, part)
 
 
-class MaxPoolAdjoint(Adjoint):
-    """Max pooling, padded with minus infinity."""
-
-    owns_memory = True
-
-    def __init__(self, call: Callable[..., Tensor]) -> None:
-        super().__init__(call, -torch.inf)
-
-
 class OutputAdjoint(Adjoint):
     """An activation whose slope follows from its output.
 
-    Args:
-        slope: writes the gradient of the input into its third argument. Arguments, all (B, C, h, w): gradient of the
-            output, output, destination.
+    ``slope`` takes gradient of the output, output, and destination of the input's gradient, all (B, C, h, w).
     """
 
     reads: Reads = "output"
@@ -251,14 +230,9 @@ class BatchNormAdjoint(Adjoint):
     @property
     def reads(self) -> Reads:
         """Its input: all of it if it normalises by its batch, the tile's own part if its weight is trained."""
-        if self.by_batch:
+        if normalises_by_batch(self.layer):
             return "input"
         return "core" if self.layer.weight is not None and self.layer.weight.requires_grad else "nothing"
-
-    @property
-    def by_batch(self) -> bool:
-        """Whether it currently normalises by the statistics of its batch."""
-        return self.layer.training or self.layer.running_mean is None
 
     def has_trainable_weights(self) -> bool:
         """Whether scale or shift is trained."""
@@ -278,21 +252,15 @@ class BatchNormAdjoint(Adjoint):
         return plain, products
 
     def input_gradients(self, part: BackwardInput) -> list[Tensor | None]:
-        """The gradient of its input, (B, C, h, w), with fixed statistics.
-
-        In place if the output's gradient is reusable.
-        """
+        """The gradient of its input, (B, C, h, w), with fixed statistics; in place if the output's is reusable."""
         return wanted_gradients(self._scaled(part), part)
 
     def input_gradients_by_batch(
         self, part: BackwardInput, plain: Tensor, products: Tensor, pixels: int
     ) -> list[Tensor | None]:
-        """The gradient of its input, (B, C, h, w), from sums over the whole feature map.
+        """The gradient of its input, (B, C, h, w), from the sums (C,) of :meth:`sums` over all tiles.
 
-        Args:
-            part: the tile's inputs.
-            plain, products: (C,), the sums of :meth:`sums` over all tiles.
-            pixels: values per channel of the whole feature map.
+        ``pixels`` are values per channel of the whole feature map.
         """
         assert part.inputs[0] is not None
         mean, variance = self._moments(part)
@@ -332,6 +300,11 @@ class BatchNormAdjoint(Adjoint):
         return inverse if self.layer.weight is None else inverse * self.layer.weight
 
 
+def normalises_by_batch(layer: nn.Module | None) -> bool:
+    """Whether a layer is a norm that, in its current mode, normalises by the statistics of its batch."""
+    return isinstance(layer, nn.BatchNorm2d) and (layer.training or layer.running_mean is None)
+
+
 def wanted_gradients(found: Tensor, part: BackwardInput) -> list[Tensor | None]:
     """Crop or extend the gradient (B, C, h, w) of the read region to each wanted region."""
     held = RegionTensor(found, part.needs)
@@ -359,29 +332,19 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
 def activation(layer: nn.Module) -> Adjoint | None:
     """The adjoint of an activation whose slope follows from its output; None for others."""
     if isinstance(layer, nn.LeakyReLU) and layer.negative_slope > 0:
-        return leaky_relu(layer.negative_slope)
-    return next((found() for kind, found in _ACTIVATIONS.items() if isinstance(layer, kind)), None)
-
-
-def leaky_relu(slope: float) -> Adjoint:
-    """The adjoint of a leaky ReLU with a positive slope."""
-    back = torch.ops.aten.leaky_relu_backward
-    return OutputAdjoint(lambda upper, made, into: back(upper, made, slope, True, grad_input=into))
+        return _by_output(torch.ops.aten.leaky_relu_backward, layer.negative_slope, True)
+    if isinstance(layer, nn.ReLU):
+        return relu()
+    return _by_output(torch.ops.aten.hardtanh_backward, 0.0, 6.0) if isinstance(layer, nn.ReLU6) else None
 
 
 def relu() -> Adjoint:
     """The adjoint of a ReLU."""
-    back = torch.ops.aten.threshold_backward
-    return OutputAdjoint(lambda upper, made, into: back(upper, made, 0, grad_input=into))
+    return _by_output(torch.ops.aten.threshold_backward, 0)
 
 
-def relu6() -> Adjoint:
-    """The adjoint of a ReLU6."""
-    back = torch.ops.aten.hardtanh_backward
-    return OutputAdjoint(lambda upper, made, into: back(upper, made, 0.0, 6.0, grad_input=into))
-
-
-_ACTIVATIONS: Mapping[type[nn.Module], Callable[[], Adjoint]] = {nn.ReLU: relu, nn.ReLU6: relu6}
+def _by_output(back: Any, *options: float) -> Adjoint:
+    return OutputAdjoint(lambda upper, made, into: back(upper, made, *options, grad_input=into))
 
 
 def _trains(layer: nn.Module) -> bool:

@@ -23,8 +23,6 @@ class Candidate:
     """A grid and groups on one device.
 
     Attributes:
-        grid: tiles down and across.
-        profile: groups of layers.
         bytes: per image: kept feature maps, plus the most that a tile of any group adds.
         work: multiply-accumulates of a step, divided by those of an untiled step.
     """
@@ -39,13 +37,8 @@ def group_boundaries(layers: Layers, direction: Direction = "forward", *, apart:
     """Cuts at which it can pay to end a group; an exchange anywhere else saves nothing.
 
     They lie in front of convolutions and pools. They also lie at norms that normalise by their batch, which wait for
-    sums anyway: in front of them forward, behind them backward.
-
-    Args:
-        layers: the network.
-        direction: which pass.
-        apart: also cut behind convolutions and pools. Backward, norms then run without a halo, and less is kept and
-            sent, but their sums do not travel together with halos.
+    sums anyway: in front of them forward, behind them backward. ``apart`` also cuts behind convolutions and pools.
+    Backward, norms then run without a halo, and less is kept and sent, but their sums do not travel with halos.
     """
     found = {0, len(layers.layers)}
     for number, each in enumerate(layers.layers):
@@ -57,12 +50,7 @@ def group_boundaries(layers: Layers, direction: Direction = "forward", *, apart:
 
 
 def most_square_grid(tiles: int, height: int, width: int) -> tuple[int, int]:
-    """The grid whose tiles are closest to squares; of fewer tiles if that many do not fit.
-
-    Args:
-        tiles: number of tiles.
-        height, width: of the last feature map.
-    """
+    """The grid whose tiles of the last feature map are closest to squares; of fewer tiles if that many do not fit."""
     for count in range(tiles, 0, -1):
         grids = [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
         fitting = [grid for grid in grids if grid[0] <= height and grid[1] <= width]
@@ -87,11 +75,7 @@ def scratch_bytes(layers: Layers, profile: Profile) -> int:
 
     Storage is reused for feature maps of the same size only, as in :class:`snugfit.memory.mapped.MappedScratch`.
     Feature maps of the forward pass stay until the backward pass has read them. The first and the last one are in
-    memory.
-
-    Args:
-        layers: the network.
-        profile: groups; norms that normalise by their batch begin one too.
+    memory. Norms that normalise by their batch begin a group too.
     """
     cuts = sorted({*profile.cuts, *(number for number, each in enumerate(layers.layers) if each.sums)})
     spans = list(pairwise(cuts))
@@ -117,13 +101,7 @@ def scratch_bytes(layers: Layers, profile: Profile) -> int:
 
 
 def subsample(candidates: Sequence[Candidate], step: float = 0.93, most: int = 7) -> list[Candidate]:
-    """Keep candidates that take at most ``step`` times the bytes of the one before, at most ``most``, and the leanest.
-
-    Args:
-        candidates: in order of work.
-        step: largest ratio of bytes between neighbours.
-        most: number of candidates that are kept.
-    """
+    """Keep candidates of at most ``step`` times the bytes of the one before, at most ``most``, and the leanest."""
     kept: list[Candidate] = []
     for candidate in candidates:
         if not kept or candidate.bytes <= step * kept[-1].bytes:

@@ -76,9 +76,6 @@ class DistributedForward:
 
     The gradients that it returns are sums over all tiles.
 
-    Args:
-        tiles: the tiled part on this process.
-
     Attributes:
         update: whether the next backward pass ends a step: then gradients are summed over processes and returned.
         seed: random seed of the rest in its next forward pass; None continues torch's generators.
@@ -112,9 +109,7 @@ class DistributedForward:
     def end(self, gradient: Tensor) -> list[Tensor | None]:
         """The backward pass of a step, from the gradient (B, C, H, W) of the last feature map.
 
-        Returns:
-            Gradients of the parameters, in their shapes, where this is the last pass before an update here; else None
-                for each.
+        Returns gradients of the parameters where this is the last pass before an update here; else None for each.
         """
         parameters = self.tiles.training.parameters()
         before = [parameter.grad for parameter in parameters]
@@ -133,13 +128,8 @@ class DistributedForward:
 class GatewayForward(DistributedForward):
     """The forward pass as the gateway calls it: it also sends commands to the other processes.
 
-    Args:
-        tiles: the tiled part on this process.
-        channel: to the other processes.
-        state: the state of the optimizers of what the others update, by names that they know.
-        micro_batches: of a step.
-
     Attributes:
+        state: the state of the optimizers of what the others update, by names that they know.
         lr_factor: share of the peak learning rate at which the others update.
         share: the next batch's share of the step.
         targets: of the next batch, where the others compute the rest.
@@ -161,25 +151,18 @@ class GatewayForward(DistributedForward):
         """Compute the network's output from images (B, C, H, W)."""
         if torch.is_grad_enabled():
             return super().__call__(images)
-        value = self._track_statistics(images) if self._tracks_statistics() else self._evaluate(images)
+        tiles, count = self.tiles, len(images)
+        if any(norm.training for norm in tiles.prefix.norms()):  # the caller may then change the statistics here
+            self._send_command(Command("track", count))
+            self._statistics_changed = True
+            value = tiles.training.track(images, count)
+        else:
+            if self._statistics_changed:
+                self._pending_sync, self._statistics_changed = max(self._pending_sync, STATISTICS), False
+            self._send_command(Command("evaluate", count))
+            value = tiles.evaluation.forward(images, count)
         assert value is not None
         return self.apply_rest(value)
-
-    def _tracks_statistics(self) -> bool:
-        """Whether norms in tiles currently track statistics."""
-        return any(norm.training for norm in self.tiles.prefix.norms())
-
-    def _track_statistics(self, images: Tensor) -> Tensor | None:
-        """A forward pass of images (B, C, H, W) in training mode; the caller may then change the statistics here."""
-        self._send_command(Command("track", len(images)))
-        self._statistics_changed = True
-        return self.tiles.training.track(images, len(images))
-
-    def _evaluate(self, images: Tensor) -> Tensor | None:
-        if self._statistics_changed:
-            self._pending_sync, self._statistics_changed = max(self._pending_sync, STATISTICS), False
-        self._send_command(Command("evaluate", len(images)))
-        return self.tiles.evaluation.forward(images, len(images))
 
     def _send_command(self, command: Command) -> None:
         tiles = self.tiles
@@ -252,13 +235,7 @@ class Worker:
 
 
 def serve(tiles: Tiles, channel: CommandChannel, worker: Worker) -> None:
-    """Follow the gateway's commands until the end.
-
-    Args:
-        tiles: the tiled part on this process.
-        channel: from the gateway.
-        worker: what is done with its weights.
-    """
+    """Follow the gateway's commands until the end."""
     while (command := Command.parse(channel.receive())).kind != "stop":
         _synchronise(tiles, command.sync)
         if command.sync == ALL:
@@ -275,13 +252,7 @@ def serve(tiles: Tiles, channel: CommandChannel, worker: Worker) -> None:
 
 
 def worker_step(tiles: Tiles, command: Command, update: Callable[[float], None]) -> None:
-    """A step of a process that has tiles only.
-
-    Args:
-        tiles: the tiled part on this process.
-        command: of the gateway.
-        update: updates weights from their gradients, at a share of the peak learning rate.
-    """
+    """A step of a process that has tiles only; ``update`` takes a share of the peak learning rate."""
     tiles.module.train()
     tiles.training.forward(None, command.images)
     tiles.training.backward(None, sums=command.update and tiles.plan.update == "all-reduce")
@@ -299,10 +270,7 @@ def replicated_step(
 ) -> None:
     """A step of a process that also computes the rest: the gateway's own step, without images.
 
-    Args:
-        forward: the forward pass on this process.
-        command: of the gateway.
-        step: forward and backward pass of images (B, 0), targets, the batch's share of a step, and whether to update.
+    ``step`` takes images (B, 0), targets, the batch's share of a step, and whether to update.
     """
     assert command.targets is not None
     form, transport = command.targets, forward.tiles.transport

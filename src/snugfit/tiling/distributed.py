@@ -1,10 +1,4 @@
-"""A network's leading layers over several processes, each with its own tiles: Algorithm 1 of Rama and Gerstlauer.
-
-Every process calls :meth:`TiledNetwork.forward` and then :meth:`TiledNetwork.backward`. The gateway, rank 0, has the
-images. Either the gateway or every process receives the last feature map and returns its gradient. Each process
-computes its share of the weights' gradients, and :meth:`TiledNetwork.sum_gradients` adds them up. The result equals the
-step of one process on whole feature maps.
-"""
+"""A network's leading layers over several processes, each with its own tiles: Algorithm 1 of Rama and Gerstlauer."""
 
 from __future__ import annotations
 
@@ -49,6 +43,11 @@ class _State:
 
 class TiledNetwork:
     """The leading layers of a network on this process's tiles.
+
+    Every process calls :meth:`forward` and then :meth:`backward`. The gateway, rank 0, has the images. Either the
+    gateway or every process receives the last feature map and returns its gradient. Each process computes its share of
+    the weights' gradients, and :meth:`sum_gradients` adds them up. The result equals the step of one process on whole
+    feature maps.
 
     Args:
         prefix: the layers; parameters and buffers are those of this process.
@@ -127,10 +126,7 @@ class TiledNetwork:
         return self._gather(last, values, everywhere=self.replicated)
 
     def track(self, images: Tensor | None, count: int) -> Tensor | None:
-        """Run :meth:`forward` for norms to track statistics, without saving anything for a backward pass.
-
-        Images and the result are (B, C, H, W).
-        """
+        """Run :meth:`forward`, (B, C, H, W) to (B, C, H, W), for norms to track statistics; nothing is saved."""
         found = self.forward(images, count)
         self._state = _State(0)
         return found
@@ -149,16 +145,15 @@ class TiledNetwork:
         """
         assert self.schedule.network is not None
         groups = {cell: self.schedule.backward_groups[self.cells[cell].tile] for cell in self.mine}
-        count = max((len(each) for each in self.schedule.backward_groups.values()), default=0)
+        spans = [(group.start, group.stop) for group in next(iter(self.schedule.backward_groups.values()))]
         values = {self.transport.rank: gradient} if gradient is not None else {}
         first: Source = "everyone" if self.replicated else "gateway"
         self._running = OverlappedAllReduce(self.transport) if sums and self.transport.size > 1 else None
         above = len(self.prefix.operators)
-        for index in range(count):
+        for index, (start, stop) in enumerate(spans):
             here = {cell: groups[cell][index] for cell in self.mine}
-            start, stop = self._span(index)
             pending = self._begin(stop, "cores" if index else first, values, Wanted("backward", index))
-            self._recompute(index, here)
+            self._recompute(index, start, stop, here)
             if index and stop - 1 in self.by_batch:  # its sums travel with the halo
                 self._state.sums[stop - 1] = self._sums_of_cores(stop, here, values)
             self._train_later()
@@ -204,10 +199,6 @@ class TiledNetwork:
                 self._running.add([_gradient(each) for each in self._first_read[layer] if each.requires_grad])
         return number
 
-    def _span(self, index: int) -> tuple[int, int]:
-        any_tile = next(iter(self.schedule.backward_groups.values()))
-        return any_tile[index].start, any_tile[index].stop
-
     # Running layers forward
 
     def _run(
@@ -221,12 +212,9 @@ class TiledNetwork:
     ) -> dict[int, dict[int, RegionTensor]]:
         """Run layers on this process's cells; all of them together up to each norm that normalises by its batch.
 
-        Args:
-            start, stop: cuts.
-            regions: for every cell, what it holds of every feature map.
-            entries: for every cell, the parts (B, C, h, w) of the feature maps that it begins with.
-            keep: whether this is the forward pass, which saves feature maps and tracks statistics; if not, all feature
-                maps that the backward pass reads are returned too.
+        For every cell, ``regions`` are what it holds of every feature map, and ``entries`` the parts (B, C, h, w) that
+        it begins with. The forward pass keeps feature maps and tracks statistics; otherwise, all feature maps that the
+        backward pass reads are returned too.
         """
         stops = [start, *(number for number in self.by_batch if start < number < stop), stop]
         state, held = self._state, entries
@@ -276,7 +264,7 @@ class TiledNetwork:
         *,
         keep: bool,
     ) -> dict[int, RegionTensor]:
-        kept = self._kept(cell) if keep else regions
+        kept = self.schedule.kept.get(self.cells[cell].tile, {}) if keep else regions
         tensors = {number: each.values for number, each in entries.items()}
         made = self.prefix.run(start, stop, dict(regions), tensors, moments, keep=kept)
         found = entries | {number: RegionTensor(values, regions[number]) for number, values in made.items()}
@@ -287,14 +275,8 @@ class TiledNetwork:
             return {number: each for number, each in found.items() if number in alive}
         return found
 
-    def _kept(self, cell: int) -> dict[int, Region]:
-        return self.schedule.kept.get(self.cells[cell].tile, {})
-
     def _moments(self, number: int, cores: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and variance (C,) of the feature map that a norm reads, over all cells.
-
-        Updates its running statistics.
-        """
+        """Mean and variance (C,) of the feature map that a norm reads, over all cells; tracks its statistics."""
         norm = self.prefix.operators[number].module
         assert isinstance(norm, nn.BatchNorm2d)
         read = self.prefix.layers.layers[number].reads[0]
@@ -311,12 +293,9 @@ class TiledNetwork:
 
     # Running layers backward
 
-    def _recompute(self, index: int, groups: Mapping[int, BackwardGroup]) -> None:
+    def _recompute(self, index: int, start: int, stop: int, groups: Mapping[int, BackwardGroup]) -> None:
         """Recompute the feature maps that a group's backward pass reads, where they were not kept."""
-        start, stop = self._span(index)
-        if not self.schedule.recompute or not any(
-            each[index].entries for each in self.schedule.backward_groups.values()
-        ):
+        if not any(each[index].entries for each in self.schedule.backward_groups.values()):
             return
         cores = {cell: self._state.maps[cell][start].part(self._core(start, cell)) for cell in self.mine}
         held = self._held(self._begin(start, "cores", cores, Wanted("recompute", index)))
@@ -330,10 +309,7 @@ class TiledNetwork:
     def _back(
         self, start: int, stop: int, groups: Mapping[int, BackwardGroup], upper: Mapping[int, RegionTensor]
     ) -> dict[int, Tensor]:
-        """Pass gradients (B, C, h, w) of a group's last feature map back to cores of its first.
-
-        Saved feature maps are freed.
-        """
+        """Pass gradients (B, C, h, w) of a group's last feature map back to cores of its first; frees saved ones."""
         network = self.schedule.network
         assert network is not None
         gradients = {cell: {stop: upper[cell]} for cell in self.mine}
@@ -390,11 +366,7 @@ class TiledNetwork:
         return lambda part: norm.input_gradients_by_batch(part, sums[0], sums[1], pixels)
 
     def _sums(self, norm: BatchNormAdjoint, parts: Mapping[int, BackwardInput]) -> GatherHandle:
-        """Sums that a norm by its batch needs to pass gradients back; its weights receive their gradients.
-
-        Returns:
-            The sums of every process, (2, C) each.
-        """
+        """Sums (2, C) of every process for a norm by its batch to pass gradients back; adds its weights' gradients."""
         sums = torch.zeros(2, norm.layer.num_features, dtype=self.like.dtype, device=self.like.device)
         for part in parts.values():
             plain, products = norm.sums(part)
@@ -451,10 +423,7 @@ class TiledNetwork:
         }
 
     def _gather(self, number: int, values: Mapping[int, Tensor], *, everywhere: bool = False) -> Tensor | None:
-        """The whole feature map (B, C, H, W) from cores, on the gateway or everywhere.
-
-        Everywhere it has one memory format, so that what follows computes the same to the last bit on all processes.
-        """
+        """The whole feature map (B, C, H, W) from cores; if everywhere, in one memory format, to compute the same."""
         wanted = Wanted("everyone" if everywhere else "gateway")
         with self._waiting("gateway"):
             found = self._begin(number, "cores", values, wanted).wait().get(self.transport.rank)

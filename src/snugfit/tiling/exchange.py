@@ -24,13 +24,7 @@ from snugfit.tiling.transport import Handle, Transport
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a feature map at a process.
-
-    Attributes:
-        rank: of the process.
-        images: of the batch.
-        region: of the feature map.
-    """
+    """A region of a feature map, for some images of the batch, at a process."""
 
     rank: int
     images: Interval
@@ -65,8 +59,7 @@ class Exchange:
     """Who sends what to whom; the same on all processes.
 
     Attributes:
-        held: parts of a feature map. Those of one process do not overlap; those of two do only where both have all of
-            it.
+        held: parts of a feature map. Those of one process do not overlap; those of two only where both have all of it.
         wanted: parts that are needed; what no shard holds stays uninitialised.
         channels: of the feature map.
     """
@@ -77,10 +70,7 @@ class Exchange:
 
     @cached_property
     def transfers(self) -> list[Transfer]:
-        """All copies and messages, in the same order on all processes.
-
-        A process that holds all it needs is sent nothing.
-        """
+        """All copies and messages, in order; a process that holds all it needs is sent nothing."""
         found = []
         for target, want in enumerate(self.wanted):
             transfers = [Transfer(source, target, have.common(want)) for source, have in enumerate(self.held)]
@@ -98,12 +88,10 @@ class Exchange:
         return found
 
     def start(self, values: Mapping[int, Tensor], transport: Transport, like: Tensor) -> Pending:
-        """Begin to send; the values may not change until :meth:`Pending.wait` has returned.
+        """Begin to send what this process holds, (B, C, h, w), by number of the shard.
 
-        Args:
-            values: what this process holds, (B, C, h, w), by number of the shard.
-            transport: to the other processes.
-            like: an example tensor of any shape, with the type and device of the feature map.
+        The values may not change until :meth:`Pending.wait` has returned. ``like`` is an example tensor of any shape
+        with the type and device of the feature map.
         """
         rank = transport.rank
         outgoing, incoming = dict[int, Tensor](), dict[int, Tensor]()
@@ -174,13 +162,7 @@ def empty_map(shape: tuple[int, ...], like: Tensor, *, last: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Cell:
-    """A tile of some images, and the process that computes it.
-
-    Attributes:
-        rank: of the process.
-        replica: which share of the batch.
-        tile: row and column.
-    """
+    """A tile, by row and column, of a share of the batch (``replica``), and the rank that computes it."""
 
     rank: int
     replica: int

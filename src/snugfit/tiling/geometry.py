@@ -144,12 +144,9 @@ def weighted(size: int, weights: tuple[float, ...]) -> tuple[Interval, ...]:
 
 
 def scaled_up(parts: tuple[Interval, ...], window: Window, size: int) -> tuple[Interval, ...]:
-    """Parts of a layer's input that belong to parts of its output: every cut is multiplied by the stride.
+    """Parts of a layer's input, of ``size`` rows, that belong to parts of its output, in order and without gaps.
 
-    Args:
-        parts: parts of the output, in order, without gaps.
-        window: the layer.
-        size: rows of the input.
+    Every cut is multiplied by the stride.
     """
     cuts = [0, *(min(part.start * window.stride, size) for part in parts[1:]), size]
     return tuple(Interval(start, stop) for start, stop in pairwise(cuts))

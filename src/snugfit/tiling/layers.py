@@ -71,8 +71,7 @@ class Layer:
 
     Attributes:
         name: for messages.
-        reads: numbers of the feature maps that it reads; more than one for additions.
-        rows, columns: how it reads them.
+        reads: numbers of the feature maps that it reads, by rows and columns; more than one for additions.
         macs: multiply-accumulates per output pixel; 0 for all but convolutions.
         weights: number of parameters.
         sums: channels whose sums over the whole feature map it needs, as BatchNorm on batch statistics does.
@@ -221,12 +220,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of all feature maps: their cores, which cover each feature map once.
-
-    Attributes:
-        layers: the network.
-        rows, columns: the intervals of every feature map.
-    """
+    """Tiles of all feature maps: their cores, the intervals of rows and columns, cover each feature map once."""
 
     layers: Layers
     rows: tuple[tuple[Interval, ...], ...]
@@ -234,10 +228,7 @@ class Tiling:
 
     @classmethod
     def of(cls, layers: Layers, rows: Sequence[Interval], columns: Sequence[Interval]) -> Tiling:
-        """Tiles from intervals of the last feature map's rows and columns.
-
-        Earlier cuts are multiplied by the strides.
-        """
+        """Tiles from intervals of the last feature map; earlier cuts are multiplied by the strides."""
         down, across = {len(layers.layers): tuple(rows)}, {len(layers.layers): tuple(columns)}
         for number in range(len(layers.layers) - 1, -1, -1):
             layer = layers.layers[number]

@@ -41,13 +41,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class TileablePrefix:
-    """The leading part of a network that can be tiled.
-
-    Attributes:
-        layers: its geometry.
-        operators: one per layer.
-        nodes: of the network's graph, one per layer.
-    """
+    """The leading part of a network that can be tiled; one operator and one node of the graph per layer."""
 
     layers: Layers
     operators: tuple[Operator, ...]
@@ -77,19 +71,17 @@ class TileablePrefix:
         statistics: Statistics | None = None,
         keep: Container[int] = (),
     ) -> dict[int, Tensor]:
-        """Run layers on parts of feature maps.
+        """Run layers ``start``, ..., ``stop - 1`` on parts (B, C, h, w) of feature maps.
 
-        After every layer, whatever lies outside the image is padding again.
+        Returns the parts of the feature maps that are alive behind the last layer. After every layer, whatever lies
+        outside the image is padding again.
 
         Args:
-            start, stop: numbers of feature maps; layers ``start``, ..., ``stop - 1`` run.
+            start, stop: numbers of feature maps.
             regions: the region of each feature map that is held, as returned by :meth:`Layers.needed`.
-            entries: the parts of feature maps up to ``start`` that are read, (B, C, h, w), by number.
-            statistics: mean and variance of the whole feature map, for norms that normalise by their batch, by number.
+            entries: the parts of feature maps up to ``start`` that are read, by number.
+            statistics: for norms that normalise by their batch, by number.
             keep: numbers of feature maps that are returned too.
-
-        Returns:
-            The parts, (B, C, h, w), of the feature maps that are alive behind the last layer.
         """
         values, alive = dict(entries), {*self.layers.alive(stop)}
         kept = {*alive, *(number for number in regions if number in keep)}
@@ -114,10 +106,7 @@ class TileablePrefix:
         return self._made(number, made, [held], None, reusable=False)
 
     def _is_reusable(self, number: int, start: int, kept: Container[int]) -> bool:
-        """Whether an operator may overwrite its input.
-
-        Computed here in memory of its own, and for this operator alone.
-        """
+        """Whether an operator may overwrite its input: computed here in memory of its own, for this operator alone."""
         reads = self.operators[number].layer.reads
         if self.operators[number].overwrite is None or reads[0] <= start or reads[0] in kept:
             return False
@@ -143,11 +132,6 @@ class TileablePrefix:
         needs, sizes = each.layer.needs(made), [self.layers.maps[read] for read in each.layer.reads]
         framed = [held.padded(needs, size, each.fill) for held, size in zip(inputs, sizes, strict=True)]
         return each.call(*framed) if moments is None else normalised(each.module, framed[0], *moments)
-
-
-def normalises_by_batch(layer: nn.Module | None) -> bool:
-    """Whether a layer is a norm that, in its current mode, normalises by the statistics of its batch."""
-    return isinstance(layer, nn.BatchNorm2d) and (layer.training or layer.running_mean is None)
 
 
 def normalised(norm: nn.Module | None, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

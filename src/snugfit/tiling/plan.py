@@ -29,10 +29,10 @@ def schedule_of(
     recompute: bool = False,
     image: bool = False,
 ) -> Schedule:
-    """Schedule of the tiles in a step.
+    """Schedule of the tiles in a step, with layers in the mode and with the frozen parameters of the step.
 
     Args:
-        prefix: the layers, in the mode and with the frozen parameters of the step.
+        prefix: the layers.
         tiling: their tiles.
         forward, backward: grouping profiles; without the latter there is no backward pass.
         recompute: whether the backward pass recomputes the feature maps that it reads.
@@ -126,10 +126,7 @@ class Tiles:
         return {name: each for name, each in self.module.named_parameters() if everywhere[id(each) in tiled]}
 
     def tensors(self, *, everything: bool = False) -> list[Tensor]:
-        """Weights and buffers, in their shapes, of the tiled layers.
-
-        ``everything``: of all layers that other processes have.
-        """
+        """Weights and buffers, in their shapes, of the tiled layers, or of all layers that other processes have."""
         layers: list[nn.Module] = [each.module for each in self.prefix.operators if each.module is not None]
         if everything and self.plan.rest == "replicated":
             layers = [self.module]
@@ -137,10 +134,7 @@ class Tiles:
         return list(dict.fromkeys(found))
 
     def share_weights(self, *, everything: bool) -> None:
-        """Send all processes the gateway's weights and buffers, of tiled layers or of all that they have.
-
-        Integers travel separately, because an index must not be rounded.
-        """
+        """Send all processes the gateway's weights and buffers, of tiled layers or of all that they have."""
         self.share(self.tensors(everything=everything))
 
     def statistics(self) -> list[Tensor]:
@@ -150,7 +144,7 @@ class Tiles:
         return [tensor for norm in shared for tensor in norm.buffers()]
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Send all processes the gateway's values of these tensors, of any shapes."""
+        """Send all processes the gateway's values of these tensors, of any shapes; integers apart, never rounded."""
         found = [each.detach() for each in tensors]
         whole = [each for each in found if not each.is_floating_point()]
         for some in [*buckets([each for each in found if each.is_floating_point()]), *buckets(whole)]:

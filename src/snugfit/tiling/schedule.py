@@ -68,11 +68,9 @@ class BackwardGroup:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A training step of tiles.
+    """A training step of tiles, with a grouping profile for each pass.
 
     Attributes:
-        tiling: network and tiles.
-        forward, backward: grouping profiles.
         network: what the backward pass needs of the layers; None without a backward pass, as in evaluation.
         recompute: whether a backward group recomputes the feature maps that it reads; otherwise they are kept.
     """
@@ -88,8 +86,8 @@ class Schedule:
         """The groups of the backward pass from the last to the first, for every tile."""
         found: dict[tuple[int, int], list[BackwardGroup]] = {}
         for tile in self.tiling.tiles:
-            groups = reversed(self.backward.groups) if self.network else ()
-            found[tile] = [self._backward_group(start, stop, tile) for start, stop in groups if self._runs(stop)]
+            groups = [each for each in reversed(self.backward.groups) if self.network and self.network.flows[each[1]]]
+            found[tile] = [self._backward_group(start, stop, tile) for start, stop in groups]
         return found
 
     @cached_property
@@ -99,11 +97,11 @@ class Schedule:
         for tile, groups in self.backward_groups.items():
             regions: Regions = {}
             for group in groups:
+                wanted = group.saved
                 if self.recompute:
                     wanted = {group.start: self.tiling.core(group.start, tile)} if group.entries else {}
-                    wanted |= {group.stop: group.saved[group.stop]} if self._last_is_read(group) else {}
-                else:
-                    wanted = group.saved
+                    if group.stop == self.backward.cuts[-1] and group.stop in group.saved:
+                        wanted[group.stop] = group.saved[group.stop]
                 regions = _hulls(regions, wanted)
             found[tile] = regions
         return found
@@ -148,23 +146,14 @@ class Schedule:
             )
         ]
         found = replace(self, forward=_meeting(self.forward, forward))
-        return (
-            found
-            if self.recompute or self.network is None
-            else replace(found, backward=_meeting(self.backward, backward))
-        )
+        if self.recompute or self.network is None:
+            return found
+        return replace(found, backward=_meeting(self.backward, backward))
 
     def _summed(self, start: int, stop: int, tile: tuple[int, int]) -> Regions:
         """A tile's own pixels of feature maps that are summed, including those that nothing else reads."""
         layers = self.tiling.layers.layers[start:stop]
         return {read: self.tiling.core(read, tile) for layer in layers if layer.sums for read in layer.reads}
-
-    def _runs(self, stop: int) -> bool:
-        assert self.network is not None
-        return self.network.flows[stop]
-
-    def _last_is_read(self, group: BackwardGroup) -> bool:
-        return group.stop == self.backward.cuts[-1] and group.stop in group.saved
 
     def _backward_group(self, start: int, stop: int, tile: tuple[int, int]) -> BackwardGroup:
         assert self.network is not None

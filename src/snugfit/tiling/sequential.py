@@ -26,10 +26,11 @@ from torch.autograd.graph import get_gradient_edge
 from snugfit._chain.subgraph import computed_nodes, subgraph_module
 from snugfit.memory.autocast import META_AS, autocast
 from snugfit.memory.mapped import MappedScratch
+from snugfit.tiling.adjoint import normalises_by_batch
 from snugfit.tiling.exchange import empty_map
 from snugfit.tiling.grouping import Profile, every_cut
 from snugfit.tiling.layers import EMPTY_REGION, Region, Tiling, require_grid, tiling_of
-from snugfit.tiling.operators import TileablePrefix, normalises_by_batch
+from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.statistics import add_statistics_gradient, mean_and_variance, update_running_statistics
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 

@@ -33,14 +33,7 @@ class Split:
 
     @classmethod
     def of(cls, layer: Layer, made: Region, core: Region, size: MapSize) -> Split:
-        """Split a part of a layer's output.
-
-        Args:
-            layer: the layer.
-            made: the part that it makes on the tile.
-            core: the tile's own part of the feature map that it reads.
-            size: of that feature map.
-        """
+        """Split the part that a layer makes on a tile, of which ``core`` is the tile's own part of what it reads."""
         inner = Region(
             made.rows & layer.rows.inside(core.rows, size.height),
             made.columns & layer.columns.inside(core.columns, size.width),
@@ -56,10 +49,7 @@ class Split:
 
 
 def can_split(schedule: Schedule, index: int) -> bool:
-    """Whether a forward group begins with a convolution or pool that reads a halo.
-
-    Norms that need sums do not qualify.
-    """
+    """Whether a forward group begins with a convolution or pool that reads a halo; not with a norm that needs sums."""
     start = schedule.forward.groups[index][0]
     first = schedule.tiling.layers.layers[start]
     return index > 0 and first.reads == (start,) and not first.sums

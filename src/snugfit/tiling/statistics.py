@@ -16,9 +16,7 @@ from snugfit.tiling.transport import Transport
 class Normalised(torch.autograd.Function):
     """Part of a feature map (B, C, h, w), normalised by mean and variance (C,) of the whole one.
 
-    All three get gradients.
-
-    Autograd's version of the formula keeps two more tensors of the part's size.
+    All three get gradients. Autograd's version of the formula keeps two more tensors of the part's size.
     """
 
     @staticmethod
@@ -61,14 +59,7 @@ def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def add_statistics_gradient(total: Tensor, inputs: Tensor, mean: Tensor, to_mean: Tensor, to_variance: Tensor) -> None:
-    """Add the gradient that flows through mean and variance to every pixel, in place.
-
-    Args:
-        total: gradient of the feature map, (B, C, H, W).
-        inputs: the feature map, (B, C, H, W).
-        mean: of it, (C,).
-        to_mean, to_variance: gradients of mean and biased variance, (C,).
-    """
+    """Add the gradients of mean and biased variance (C,) of a feature map to its gradient, both (B, C, H, W)."""
     pixels = inputs.numel() // inputs.shape[1]
     slope = 2 / pixels * to_variance
     shift = to_mean / pixels - slope * mean
@@ -78,13 +69,7 @@ def add_statistics_gradient(total: Tensor, inputs: Tensor, mean: Tensor, to_mean
 
 @torch.no_grad()
 def update_running_statistics(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, pixels: int) -> None:
-    """Update a norm's running statistics, as a forward pass in training mode does.
-
-    Args:
-        norm: the layer.
-        mean, variance: of its batch, (C,); the variance is the biased one.
-        pixels: values per channel.
-    """
+    """Update a norm's running statistics by the mean and biased variance (C,) of ``pixels`` values per channel."""
     if norm.num_batches_tracked is None or norm.running_mean is None or norm.running_var is None:
         return
     norm.num_batches_tracked.add_(1)

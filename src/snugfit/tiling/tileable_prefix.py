@@ -16,47 +16,19 @@ from torch.nn import functional as F
 from snugfit._chain.propagation import node_shapes
 from snugfit._chain.subgraph import input_node
 from snugfit.errors import ModelError
-from snugfit.lean import LeanConv2d, LeanReLU, LeanReLU6
+from snugfit.lean import LeanConv2d
 from snugfit.tiling import adjoint
 from snugfit.tiling.geometry import Window
 from snugfit.tiling.layers import Layer, Layers, MapSize
-from snugfit.tiling.operators import Operator, TileablePrefix, normalises_by_batch
+from snugfit.tiling.operators import Operator, TileablePrefix
 
 _CONVOLUTIONS = (nn.Conv2d, LeanConv2d)
-_PIXELWISE = (
-    nn.Identity,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.SiLU,
-    nn.GELU,
-    nn.ELU,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softplus,
-    nn.Mish,
-    LeanReLU,
-    LeanReLU6,
-)
+_SMOOTH = (nn.SiLU, nn.GELU, nn.ELU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Mish)
+_PIXELWISE = (nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, *_SMOOTH)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
-_FUNCTIONS = (
-    F.relu,
-    torch.relu,
-    F.relu6,
-    F.leaky_relu,
-    F.silu,
-    F.gelu,
-    F.elu,
-    F.hardswish,
-    F.hardsigmoid,
-    F.sigmoid,
-    torch.sigmoid,
-    torch.tanh,
-    F.softplus,
-    F.mish,
-)
+_RELUS = (F.relu, torch.relu)
+_SIGMOIDS = (F.sigmoid, torch.sigmoid, torch.tanh, F.hardsigmoid, F.hardswish)
+_FUNCTIONS = (*_RELUS, *_SIGMOIDS, F.relu6, F.leaky_relu, F.silu, F.gelu, F.elu, F.softplus, F.mish)
 
 
 def find_tileable_prefix(module: fx.GraphModule, input_shape: tuple[int, ...]) -> TileablePrefix:
@@ -123,13 +95,9 @@ def _operator(
         options = {key: value for key, value in node.kwargs.items() if key != "inplace"}
         names = [value for value in (*node.args[1:], *options.values()) if isinstance(value, fx.Node)]
         call = partial(_with_rest, node.target, node.args[1:], options)
-        return None if names else Operator(Layer(node.name, reads), call, _of_function(node, call))
+        back = adjoint.relu() if node.target in _RELUS else adjoint.Adjoint(call)
+        return None if names else Operator(Layer(node.name, reads), call, back)
     return None
-
-
-def _of_function(node: fx.Node, call: Callable[..., Tensor]) -> adjoint.Adjoint:
-    """The adjoint of an activation that is a function of tensors (B, C, h, w)."""
-    return adjoint.relu() if node.target in (F.relu, torch.relu) else adjoint.Adjoint(call)
 
 
 def _shortcut(node: fx.Node, reads: tuple[int, ...]) -> Operator | None:
@@ -141,16 +109,15 @@ def _shortcut(node: fx.Node, reads: tuple[int, ...]) -> Operator | None:
         if (batch, channels, rows, columns) != (slice(None), slice(None), *(slice(None, None, s) for s in steps)):
             return None
         windows = [Window(stride=step or 1) for step in steps]
-        every = partial(_every, windows)
+
+        def every(x: Tensor) -> Tensor:
+            return x[..., :: windows[0].stride, :: windows[1].stride]
+
         return Operator(Layer(node.name, reads, windows[0], windows[1]), every, adjoint.LinearAdjoint(every))
     if node.target is F.pad and isinstance(rest[0], tuple) and len(rest[0]) == 6 and not any(rest[0][:4]):
         widened = partial(_with_rest, F.pad, rest, dict(node.kwargs))
         return Operator(Layer(node.name, reads), widened, adjoint.LinearAdjoint(widened))
     return None
-
-
-def _every(windows: Sequence[Window], x: Tensor) -> Tensor:
-    return x[..., :: windows[0].stride, :: windows[1].stride]
 
 
 def _with_rest(function: Callable[..., Tensor], rest: tuple[Any, ...], options: dict[str, Any], x: Tensor) -> Tensor:
@@ -163,7 +130,7 @@ def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...], shapes: tupl
     if isinstance(layer, nn.Conv2d) and type(layer) in _CONVOLUTIONS and layer.padding_mode == "zeros":
         return _convolution(name, layer, reads)
     if isinstance(layer, nn.BatchNorm2d):
-        sums = layer.num_features if normalises_by_batch(layer) else 0
+        sums = layer.num_features if adjoint.normalises_by_batch(layer) else 0
         return Operator(Layer(name, reads, sums=sums), layer, adjoint.BatchNormAdjoint(layer), module=layer)
     if isinstance(layer, _PIXELWISE):
         quiet = _keeping_input(layer)
@@ -173,10 +140,7 @@ def _of_module(name: str, layer: nn.Module, reads: tuple[int, ...], shapes: tupl
 
 
 def _pool(name: str, layer: Any, reads: tuple[int, ...], shapes: tuple[Any, Any]) -> Operator | None:
-    """A pool; None if its divisors differ along the border.
-
-    Max pools whose last windows reach beyond the padding (``ceil_mode``) have more padding there.
-    """
+    """A pool, with more padding where its last windows reach beyond it; None if its divisors differ at the border."""
     maximum = type(layer) is nn.MaxPool2d
     uneven = not maximum and any(_pair(layer.padding)) and not layer.count_include_pad
     if uneven or (maximum and layer.return_indices) or shapes[1] is None:
@@ -189,7 +153,7 @@ def _pool(name: str, layer: Any, reads: tuple[int, ...], shapes: tuple[Any, Any]
     function = F.max_pool2d if maximum else F.avg_pool2d
     call = partial(_pooled, function, layer.kernel_size, layer.stride, options)
     fill = -torch.inf if maximum else 0.0
-    back = adjoint.MaxPoolAdjoint(call) if maximum else adjoint.LinearAdjoint(call)
+    back = adjoint.Adjoint(call, fill, owns_memory=True) if maximum else adjoint.LinearAdjoint(call)
     return Operator(Layer(name, reads, rows, columns), call, back, None, fill, layer)
 
 
