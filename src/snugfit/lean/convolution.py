@@ -39,8 +39,8 @@ class Geometry(NamedTuple):
 class _LeanConvolution(torch.autograd.Function):
     """Feature map (B, C, H, W) to (B, K, H', W').
 
-    Under autocast, ``dtype`` is the low precision, in which the input is given. The weight is kept as it is, and
-    lowered again in the backward pass: a lowered copy of every frozen weight would live from one pass to the other.
+    Under autocast, ``dtype`` is the low precision, in which the input is given. The weight is lowered again in the
+    backward pass: a lowered copy of every frozen weight would live from one pass to the other.
     """
 
     @staticmethod
@@ -329,10 +329,7 @@ def autocast_dtype(inputs: Tensor) -> torch.dtype | None:
 
 
 def _state_device(inputs: Tensor) -> str:
-    """The device whose autocast state applies to a tensor of any shape.
-
-    The meta device has none and stands for a CPU.
-    """
+    """The device whose autocast state applies to a tensor of any shape; the meta device stands for a CPU."""
     return "cpu" if inputs.is_meta else inputs.device.type
 
 

@@ -1,8 +1,7 @@
 """Frozen weights in 8 bits: each layer converts its weight to floats when it runs, forward and backward, then frees it.
 
 One symmetric scale per output channel: ``weight = codes * scale`` with codes from -127 to 127, so that no value moves
-by more than half a scale. This is the only option here that changes what a network computes. The paper counts a byte
-per frozen weight and does not say how.
+by more than half a scale. The paper counts a byte per frozen weight and does not say how.
 """
 
 from __future__ import annotations

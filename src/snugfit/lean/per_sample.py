@@ -86,19 +86,6 @@ class PerSample(nn.Module):
         Raises:
             ModelError: a parameter of the block is trained, or a norm or dropout is in training mode.
         """
-        self._check()
-        body: fx.GraphModule = self.__dict__["body"]
-        prepare: Callable[[Tensor], Tensor] = Tensor.detach if self.reads_only else Tensor.clone
-        if len(inputs) < 2 or inputs.dim() < 2:
-            whole: Tensor = body(inputs if self.reads_only else inputs.clone())
-            return whole
-        if torch.is_grad_enabled() and inputs.requires_grad:
-            found: Tensor = _Through.apply(inputs, body, prepare)
-            return found
-        with torch.no_grad():
-            return _collected(inputs, lambda sample: body(prepare(sample)))
-
-    def _check(self) -> None:
         body: fx.GraphModule = self.__dict__["body"]
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in body.parameters()):
             raise ModelError(_trains(self.name))
@@ -108,6 +95,15 @@ class PerSample(nn.Module):
                     f"block {self.name} runs sample by sample and holds a {type(layer).__name__} in training mode, "
                     "which would see single samples; call eval() on it, or leave the block out of run_per_sample."
                 )
+        prepare: Callable[[Tensor], Tensor] = Tensor.detach if self.reads_only else Tensor.clone
+        if len(inputs) < 2 or inputs.dim() < 2:
+            whole: Tensor = body(inputs if self.reads_only else inputs.clone())
+            return whole
+        if torch.is_grad_enabled() and inputs.requires_grad:
+            found: Tensor = _Through.apply(inputs, body, prepare)
+            return found
+        with torch.no_grad():
+            return _collected(inputs, lambda sample: body(prepare(sample)))
 
 
 class _Through(torch.autograd.Function):

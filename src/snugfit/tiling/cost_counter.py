@@ -46,7 +46,7 @@ def count_step_cost(
         images: in the batch.
         placement: which processes do the rest; the default where None.
         processes: number of processes, including those without a tile; by default as many as have one.
-        weights: trained parameters, including norms'; by default those of :class:`Layer`.
+        weights: trained parameters, including norms'; by default those of the trained layers.
         rest_macs: multiply-accumulates of these layers in an image's forward pass.
     """
     count = processes or 1 + max(cell.rank for cell in cells)
