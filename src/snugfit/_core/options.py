@@ -256,7 +256,10 @@ def help_of(kind: type[Any]) -> dict[str, str]:
     """Help text of each option of a dataclass and of its bases, as one line."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
-        found.update(_attributes(each.__doc__ or ""))
+        section = inspect.cleandoc(each.__doc__ or "").partition("\nAttributes:\n")[2]
+        attributes = re.split(r"\n(?=\S)", section)[0]
+        for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE):
+            found[name] = " ".join(text.split())
     return found
 
 
@@ -264,18 +267,3 @@ def with_help(summary: str, texts: Mapping[str, str]) -> str:
     """A docstring with these help texts."""
     lines = (f"    {name}: {text}" for name, text in texts.items())
     return "\n".join([summary, "", "Attributes:", *lines])
-
-
-def _attributes(docstring: str) -> dict[str, str]:
-    _, _, section = inspect.cleandoc(docstring).partition("\nAttributes:\n")
-    found: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        if line and not line.startswith(" "):
-            break
-        start = re.fullmatch(r" {4}(\w+): (.*)", line)
-        if start:
-            name, found[start[1]] = start[1], start[2]
-        elif name and line.strip():
-            found[name] += " " + line.strip()
-    return found
