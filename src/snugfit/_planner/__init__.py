@@ -1,15 +1,10 @@
 """Search over strategies: measure their probes, collect proposals, rank those that fit."""
 
-from snugfit._planner.calibration import PastRun, corrected, past_run
-from snugfit._planner.search import MeasurementContext, PlanningInput, StrategySelection, infeasible_error, search
-
-__all__ = [
-    "MeasurementContext",
-    "PastRun",
-    "PlanningInput",
-    "StrategySelection",
-    "corrected",
-    "infeasible_error",
-    "past_run",
-    "search",
-]
+from snugfit._planner.calibration import PastRun as PastRun
+from snugfit._planner.calibration import corrected as corrected
+from snugfit._planner.calibration import past_run as past_run
+from snugfit._planner.search import MeasurementContext as MeasurementContext
+from snugfit._planner.search import PlanningInput as PlanningInput
+from snugfit._planner.search import StrategySelection as StrategySelection
+from snugfit._planner.search import infeasible_error as infeasible_error
+from snugfit._planner.search import search as search

@@ -66,17 +66,12 @@ def correction(runs: Sequence[PastRun], strategy: str, workload: Workload) -> Co
 
     The factor of seconds is the median ratio of the latest runs of this network, or else of enough runs of other
     networks with the same strategy. A run's weight is its duration, since short runs spend much of their time on start.
-    Peaks are never corrected downwards: a run that needed less than predicted is no guarantee for the next.
-
-    Args:
-        runs: past runs, oldest first.
-        strategy: name of the strategy.
-        workload: the workload of the prediction.
+    Peaks are never corrected downwards: a run that needed less than predicted is no guarantee for the next. Runs are
+    given oldest first.
     """
     same = [run for run in runs if run.comparable and run.strategy == strategy]
-    same_network = [
-        run for run in same if (run.model, run.input_shape) == (workload.model, tuple(workload.input_shape))
-    ]
+    network = workload.model, tuple(workload.input_shape)
+    same_network = [run for run in same if (run.model, run.input_shape) == network]
     counted = same_network[-SAME_NETWORK_RUNS:] or (same[-OTHER_NETWORK_RUNS:] if len(same) >= MIN_OTHER_RUNS else [])
     if not counted:
         return Correction()

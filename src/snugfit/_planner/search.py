@@ -1,9 +1,11 @@
-"""From strategies and a budget to a plan."""
+"""From strategies and a budget to a plan: measure probes, collect proposals, rank those that fit."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Aim, Budget
@@ -15,25 +17,18 @@ from snugfit._core.registry import config_of, find_config
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit._planner.calibration import PastRun, corrected, correction
-from snugfit._planner.identity import identified
 from snugfit._quantities import format_bytes
 from snugfit._training.strategy import Strategy
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.profiling import META_PASS_BYTES, Measurements, Probe, TensorProbe, describe, measure_probes, unit_stats
 
+Measured = TypeVar("Measured", Probe, TensorProbe)
+
 
 @dataclass(frozen=True)
 class PlanningInput:
-    """What a plan is made for.
-
-    Attributes:
-        workload: model, data, optimizer and schedule.
-        chain: the network, on the meta device.
-        hardware: the machine.
-        budget: the limits.
-        aim: the criterion that ranks candidates.
-    """
+    """What a plan is made for; the chain is on the meta device, and the aim ranks candidates."""
 
     workload: Workload
     chain: Chain
@@ -61,11 +56,8 @@ class StrategySelection:
 class MeasurementContext:
     """How probes are measured.
 
-    Attributes:
-        meter: measures memory above the baseline.
-        limit: enforces the memory budget.
-        on_measured: called with every measured probe; None measures nothing, so nothing is feasible.
-        known: earlier measurements; new ones are added.
+    ``on_measured`` is called with every measured probe; None measures nothing, so nothing is feasible. New measurements
+    are added to ``known`` ones.
     """
 
     meter: PeakMeter
@@ -88,13 +80,7 @@ class MeasurementContext:
 def search(
     question: PlanningInput, considered: StrategySelection, measuring: MeasurementContext, runs: Sequence[PastRun] = ()
 ) -> tuple[Plan, Profile]:
-    """Measure the strategies' probes and rank what they propose.
-
-    Args:
-        question: the input of the plan.
-        considered: the strategies.
-        measuring: measures probes.
-        runs: finished runs, oldest first, which correct predictions.
+    """Measure the strategies' probes and rank what they propose; past runs, oldest first, correct predictions.
 
     Returns:
         The plan, with feasible candidates first and the best of them first, and its profile.
@@ -109,7 +95,11 @@ def search(
         not_considered |= {each.name: _last_resort(each.name, aim) for each in considered.standby}
     elif considered.standby:
         proposals = state.propose(considered.standby, proposals.profile, proposals)
-    best = ranked([*proposals.candidates, *(_not_considered(*each) for each in not_considered.items())], aim)
+    rest = [
+        Candidate(name, False, reasons=(reason,), exact=config_of(name).exact, considered=False)
+        for name, reason in not_considered.items()
+    ]
+    best = ranked([*proposals.candidates, *rest], aim)
     chosen = 0 if best and best[0].feasible else None
     plan = Plan(question.workload, question.budget, question.hardware, best, chosen, aim)
     return replace(plan, explanation=explanation_of(plan)), proposals.profile
@@ -142,7 +132,7 @@ class _Search:
             able = [strategy for strategy in strategies if not reasons[strategy.name]]
             network = "\n".join(describe(unit.module) for unit in chain.all_units)
             probes = [
-                identified(probe, strategy, workload, network)
+                _identified(probe, strategy, workload, network)
                 for strategy in able
                 for probe in strategy.probes(workload, chain, hardware)
             ]
@@ -152,12 +142,11 @@ class _Search:
             refused, able = [*before.refused, *refused], [*before.able, *able]
         with self.measuring.limit.allow_address_space(META_PASS_BYTES):
             profile = replace(profile, units=unit_stats(chain))
-            found = [each for strategy in able for each in self._found(strategy, profile)]
-        return _Proposals([*refused, *found], refused, able, profile)
-
-    def _found(self, strategy: Strategy, profile: Profile) -> list[Candidate]:
-        question, factors = self.question, correction(self.runs, strategy.name, self.question.workload)
-        return candidates_of(strategy, question.workload, profile, question.hardware, question.budget, factors)
+            found = list(refused)
+            for strategy in able:
+                factors = correction(self.runs, strategy.name, workload)
+                found += candidates_of(strategy, workload, profile, hardware, self.question.budget, factors)
+        return _Proposals(found, refused, able, profile)
 
 
 def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:
@@ -171,8 +160,28 @@ def _last_resort(name: str, aim: Aim) -> str:
     return f"{find_config(name).last_resort or name}: measured only where nothing {other} fits"
 
 
-def _not_considered(name: str, reason: str) -> Candidate:
-    return Candidate(name, False, reasons=(reason,), exact=config_of(name).exact, considered=False)
+def _identified(probe: Measured, strategy: Strategy, workload: Workload, network: str) -> Measured:
+    """Return the probe with a key of everything that its measurement depends on, except the machine.
+
+    On one machine, measurements with equal keys are interchangeable. The probe's own key, if any, replaces the
+    description of the network. Counts of images, epochs, seed and learning rate are not part of the key.
+    """
+    part = probe.same or f"{probe.name}\n{network}"
+    optimizer = workload.optimizer
+    settings = {
+        "strategy": strategy.name,
+        "settings": to_data(strategy),
+        "work": {
+            "input": workload.input_shape,
+            "classes": workload.classes,
+            "precision": workload.precision,
+            "optimizer": (optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0),
+            "task": (workload.task, workload.anchors, workload.most_boxes),
+        },
+        "limit": probe.batch_limit,
+        "sizes": probe.sizes if isinstance(probe, Probe) else (),
+    }
+    return replace(probe, same=f"{json.dumps(settings, sort_keys=True)}\n{part}")
 
 
 def _merged(known: Profile, more: Profile) -> Profile:
@@ -206,43 +215,18 @@ def candidates_of(
     memory = None if budget.memory_bytes is None else int(budget.memory_bytes / factors.peak)
     for proposal in strategy.propose(workload, profile, hardware, replace(budget, memory=memory)):
         cost = corrected(proposal.estimate(workload, profile, hardware), factors)
-        reasons = _excess(budget, cost.peak_bytes, cost.storage_bytes)
-        candidates.append(
-            Candidate(
-                strategy.name,
-                not reasons,
-                to_data(proposal),
-                cost,
-                reasons,
-                smallest_bytes=cost.peak_bytes if _too_much(budget.memory_bytes, cost.peak_bytes) else None,
-                exact=strategy.exact,
-                correction=factors,
-            )
-        )
+        too_big = _too_much(budget.memory_bytes, cost.peak_bytes)
+        reasons = [f"needs {format_bytes(cost.peak_bytes)} of memory"] if too_big else []
+        if _too_much(budget.storage_bytes, cost.storage_bytes):
+            reasons.append(f"needs {format_bytes(cost.storage_bytes)} of storage")
+        candidate = Candidate(strategy.name, not reasons, to_data(proposal), cost, tuple(reasons), exact=strategy.exact)
+        smallest = cost.peak_bytes if too_big else None
+        candidates.append(replace(candidate, smallest_bytes=smallest, correction=factors))
     if not candidates:
         lack = strategy.shortfall(workload, profile, hardware, budget)
-        candidates.append(
-            Candidate(
-                strategy.name,
-                False,
-                to_data(strategy),
-                None,
-                lack.reasons,
-                lack.smallest_bytes,
-                strategy.exact,
-                lack.smallest_ratio,
-            )
-        )
+        candidate = Candidate(strategy.name, False, to_data(strategy), reasons=lack.reasons, exact=strategy.exact)
+        candidates = [replace(candidate, smallest_bytes=lack.smallest_bytes, smallest_ratio=lack.smallest_ratio)]
     return candidates
-
-
-def _excess(budget: Budget, peak_bytes: int, storage_bytes: int) -> tuple[str, ...]:
-    reasons = []
-    if _too_much(budget.memory_bytes, peak_bytes):
-        reasons.append(f"needs {format_bytes(peak_bytes)} of memory")
-    if _too_much(budget.storage_bytes, storage_bytes):
-        reasons.append(f"needs {format_bytes(storage_bytes)} of storage")
-    return tuple(reasons)
 
 
 def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
@@ -252,30 +236,20 @@ def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
 def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
     """The error for a plan without a feasible candidate: the closest one, its lack, and the smallest budget."""
     asked = [candidate for candidate in plan.candidates if candidate.considered]
+    model, work = plan.workload.model, f"{plan.workload.model} on {plan.workload.data}"
     short = [(lack, candidate) for candidate in asked if (lack := _lack(plan.budget, candidate)) is not None]
+    if short:
+        (lacking, smallest), each = min(short, key=lambda pair: pair[0])
+        message = f"{work} does not fit a budget of {plan.budget}."
+        closest = f"{each.strategy} ({'; '.join(each.reasons)})"
+        return InfeasibleBudgetError(message, closest=closest, lacking_bytes=lacking, smallest_bytes=smallest)
+    reasons = "; ".join(f"{each.strategy}: {', '.join(each.reasons)}" for each in asked)
     ratios = [candidate.smallest_ratio for candidate in asked if candidate.smallest_ratio is not None]
-    if not short and ratios:
-        return InfeasibleTimeError(
-            f"{plan.workload.model} on {plan.workload.data}: "
-            + "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in asked),
-            smallest_ratio=min(ratios),
-            advice="train the classifier alone with --scheme head",
-        )
-    if not short:
-        reasons = "; ".join(f"{c.strategy}: {', '.join(c.reasons)}" for c in asked)
-        return InfeasibleBudgetError(
-            f"no strategy can serve {plan.workload.model}: {reasons}.",
-            closest="none",
-            lacking_bytes=0,
-            smallest_bytes=plan.budget.memory_bytes or 0,
-        )
-    (lacking, smallest), closest = min(short, key=lambda pair: pair[0])
-    return InfeasibleBudgetError(
-        f"{plan.workload.model} on {plan.workload.data} does not fit a budget of {plan.budget}.",
-        closest=f"{closest.strategy} ({'; '.join(closest.reasons)})",
-        lacking_bytes=lacking,
-        smallest_bytes=smallest,
-    )
+    if ratios:
+        advice = "train the classifier alone with --scheme head"
+        return InfeasibleTimeError(f"{work}: {reasons}", smallest_ratio=min(ratios), advice=advice)
+    message, smallest = f"no strategy can serve {model}: {reasons}.", plan.budget.memory_bytes or 0
+    return InfeasibleBudgetError(message, closest="none", lacking_bytes=0, smallest_bytes=smallest)
 
 
 def _lack(budget: Budget, candidate: Candidate) -> tuple[int, int] | None:
