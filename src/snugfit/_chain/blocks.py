@@ -22,13 +22,9 @@ SIDE_NETWORK = "side"
 
 @dataclass(frozen=True)
 class ModuleBlock:
-    """Consecutive nodes of a network's graph, entered by one tensor and left by one.
+    """Consecutive nodes of a network's graph, entered by the value of ``entry`` and left by the last node's.
 
-    Attributes:
-        name: path of the module that holds them, such as ``features.2`` or ``layer1.0``.
-        nodes: in order of execution; only the last one's value is used outside the block.
-        entry: the node whose value enters.
-        input_shape, output_shape: of one sample, without the batch axis.
+    The name is the path of the module that holds them, such as ``features.2``. Shapes are without the batch axis.
     """
 
     name: str
@@ -75,20 +71,20 @@ def _named(module: fx.GraphModule, nodes: list[fx.Node], shapes: Shapes) -> list
     parts: list[tuple[str, list[fx.Node]]] = []
     ended = False
     for node in nodes:
-        shape = shapes[node]
         if parts and _is_side(node):
             parts[-1][1].append(node)
             continue
+        shape, path = shapes[node], _block_path(path_of(node))
         ends = shape is not None and (len(shape) < 4 or shape[2:] == (1, 1))
-        path = _block_path(path_of(node))
         if not parts or (ends and not ended):
-            parts.append((path, [node]))
-        elif ended or not path or path == parts[-1][0]:
-            parts[-1][1].append(node)
-        elif _opens(module, node, path, nodes) and _holds_layer(module, parts[-1][1]):
-            parts.append((path, [node]))
+            begins = True
+        elif ended or path in ("", parts[-1][0]):
+            begins = False
         else:
-            parts[-1][1].append(node)
+            begins = _opens(module, node, path, nodes) and _holds_layer(module, parts[-1][1])
+        if begins:
+            parts.append((path, []))
+        parts[-1][1].append(node)
         ended |= ends
     return parts
 

@@ -14,7 +14,7 @@ from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks
 from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
 from snugfit._chain.propagation import node_shapes, read_batch_size_locally
 from snugfit._chain.subgraph import copy_nodes
-from snugfit._chain.tracing import Traced, assemble, attribute, attributes_of, trace
+from snugfit._chain.tracing import SPLIT_BY_HAND, Traced, assemble, attribute, attributes_of, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
 from snugfit.errors import ModelError
 
@@ -60,12 +60,17 @@ class Chain:
         try:
             traced.shapes = node_shapes(assemble(traced.graph, traced.attributes, stored), input_shape)
         except Exception as error:
-            raise ModelError(run_failure(name, input_shape, error)) from error
+            raise run_failure(name, input_shape, error) from error
         if traced.shapes[_output(traced.graph)] is None:
             raise ModelError(f"{name} must return one tensor; wrap it in a module that returns its logits.")
         read_batch_size_locally(traced.graph, traced.shapes)
         stretches = cut(traced, model)
-        _check_divisible(name, stretches)
+        if not stretches:
+            raise ModelError(f"{name} has no convolution or linear layer: nothing to train in units.")
+        if len(stretches) == 1:
+            raise ModelError(
+                f"{name} has nothing to split: no single tensor crosses between two of its layers. {SPLIT_BY_HAND}"
+            )
         units = _extract(traced, stretches, stored, tuple(input_shape))
         for unit in units:
             unit.module.training = model.training
@@ -89,7 +94,7 @@ class Chain:
 
         Raises:
             ModelError: names repeat or contain each other, a unit does not run on its predecessor's output, weights are
-                shared, or there is no unit besides the head.
+                shared, or there is no unit except the head.
         """
         parts = [*units, head]
         if not units:
@@ -98,7 +103,9 @@ class Chain:
         made: list[Unit] = []
         shape = tuple(input_shape)
         for part_name, module in parts:
-            made.append(make_unit(part_name, _wrap(part_name, module), shape))
+            graph = fx.Graph()
+            graph.output(graph.call_module(part_name, (graph.placeholder("x"),)))
+            made.append(make_unit(part_name, assemble(graph, {part_name: module}, set()), shape))
             shape = made[-1].output_shape
         _check_untied(made)
         return cls(name or "chain", tuple(made[:-1]), made[-1], tuple(input_shape))
@@ -184,12 +191,6 @@ def _extract(traced: Traced, stretches: list[NodeSpan], stored: set[str], input_
     return units
 
 
-def _wrap(name: str, module: nn.Module) -> fx.GraphModule:
-    graph = fx.Graph()
-    graph.output(graph.call_module(name, (graph.placeholder("x"),)))
-    return assemble(graph, {name: module}, set())
-
-
 def _adopt(module: fx.GraphModule, source: nn.Module, names: set[str]) -> None:
     """Add the layers that ``forward`` never calls to a module, so that the state-dict names stay the model's."""
     for owner in sorted({name.rpartition(".")[0] for name in names}):
@@ -202,16 +203,6 @@ def _adopt(module: fx.GraphModule, source: nn.Module, names: set[str]) -> None:
 
 def _stored_names(units: Sequence[Unit]) -> set[str]:
     return {name for unit in units for name in unit.module.state_dict()}
-
-
-def _check_divisible(name: str, stretches: list[NodeSpan]) -> None:
-    if not stretches:
-        raise ModelError(f"{name} has no convolution or linear layer: nothing to train in units.")
-    if len(stretches) == 1:
-        raise ModelError(
-            f"{name} has nothing to split: no single tensor crosses between two of its layers. "
-            "Split it by hand with Chain.from_units."
-        )
 
 
 def _check_untied(units: Sequence[Unit]) -> None:

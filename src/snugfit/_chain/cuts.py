@@ -40,7 +40,9 @@ def cut(traced: Traced, model: nn.Module) -> list[NodeSpan]:
     """
     nodes = computed_nodes(traced.graph)
     layers = {node for node in nodes if _is_layer(node, traced.attributes)}
-    atoms = _atoms(nodes, _cut_points(nodes, traced) - _inside_blocks(nodes, traced.attributes, model))
+    points = _cut_points(nodes, traced) - _inside_blocks(nodes, traced.attributes, model)
+    edges = [0, *(index + 1 for index in sorted(points)), len(nodes)]
+    atoms = [nodes[a:b] for a, b in pairwise(edges) if a < b]
     heavy = [index for index, atom in enumerate(atoms) if layers.intersection(atom)]
     if not heavy:
         return []
@@ -88,39 +90,30 @@ def _inside_blocks(nodes: list[fx.Node], attributes: dict[Any, Any], model: nn.M
 
 def _separable_blocks(model: nn.Module) -> list[str]:
     """Innermost custom modules with a depthwise and at least one other convolution."""
-    blocks = [name for name, module in model.named_modules() if name and _is_separable_block(module)]
+    blocks = []
+    for name, module in model.named_modules():
+        convs = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+        depthwise = sum(conv.groups == conv.in_channels > 1 for conv in convs)
+        if name and not is_torch_class(module) and len(convs) >= 2 and 1 <= depthwise <= _BLOCK_DEPTHWISE_CONVS:
+            blocks.append(name)
     return [name for name in blocks if not any(other.startswith(f"{name}.") for other in blocks)]
-
-
-def _is_separable_block(module: nn.Module) -> bool:
-    if is_torch_class(module):
-        return False
-    convs = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
-    depthwise = sum(conv.groups == conv.in_channels > 1 for conv in convs)
-    return len(convs) >= 2 and 1 <= depthwise <= _BLOCK_DEPTHWISE_CONVS
 
 
 def _attention_blocks(nodes: list[fx.Node], attributes: dict[Any, Any], model: nn.Module) -> list[str]:
     """Encoder layers: custom modules directly around one attention."""
-    attentions = {path_of(node) for node in nodes if _is_attention(node, attributes)}
+    attentions = {
+        path_of(node)
+        for node in nodes
+        if node.target is F.scaled_dot_product_attention
+        or (node.op == "call_module" and isinstance(attributes[node.target], nn.MultiheadAttention))
+    }
     holders = Counter(attention.rpartition(".")[0] for attention in attentions)
     return [name for name, count in holders.items() if name and count == 1 and _is_small(model.get_submodule(name))]
-
-
-def _is_attention(node: fx.Node, attributes: dict[Any, Any]) -> bool:
-    if node.op == "call_module":
-        return isinstance(attributes[node.target], nn.MultiheadAttention)
-    return node.target is F.scaled_dot_product_attention
 
 
 def _is_small(module: nn.Module) -> bool:
     layers = sum(isinstance(part, LAYERS) for part in module.modules())
     return not is_torch_class(module) and layers <= _BLOCK_LAYERS
-
-
-def _atoms(nodes: list[fx.Node], points: set[int]) -> list[list[fx.Node]]:
-    edges = [0, *(index + 1 for index in sorted(points)), len(nodes)]
-    return [nodes[a:b] for a, b in pairwise(edges) if a < b]
 
 
 def _opens(traced: Traced, atoms: list[list[fx.Node]], index: int, last: fx.Node, first_layer: fx.Node) -> bool:
@@ -132,9 +125,7 @@ def _opens(traced: Traced, atoms: list[list[fx.Node]], index: int, last: fx.Node
     if any(_is_classifier_pooling(node, attributes, after) for node in atom):
         return True
     norm = next((node for node in atom if node.op == "call_module" and _has_state(attributes[node.target])), None)
-    if norm is None:
-        return False
-    return _nearness(norm, first_layer) > _nearness(norm, last)
+    return norm is not None and _nearness(norm, first_layer) > _nearness(norm, last)
 
 
 def _is_classifier_pooling(node: fx.Node, attributes: dict[Any, Any], after: tuple[int, ...]) -> bool:
@@ -153,10 +144,10 @@ def _has_state(module: nn.Module) -> bool:
 
 def _nearness(a: fx.Node, b: fx.Node) -> int:
     """Number of levels of the module tree that two nodes share."""
-    return len(_common([owner_of(a), owner_of(b)]))
+    return len(_common_path([owner_of(a), owner_of(b)]))
 
 
-def _common(paths: list[str]) -> list[str]:
+def _common_path(paths: list[str]) -> list[str]:
     """Names of the modules that contain all of the given paths, outermost first."""
     levels = zip(*(path.split(".") if path else [] for path in paths), strict=False)
     return [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
@@ -169,7 +160,7 @@ def _name(stretches: list[NodeSpan], layers: set[fx.Node]) -> None:
     for index, stretch in enumerate(stretches):
         others = [f"{path}." for i, group in enumerate(paths) if i != index for path in group]
         of_layers = [path_of(node) for node in stretch.nodes if node in layers]
-        within = _common(of_layers)
+        within = _common_path(of_layers)
         holders = (".".join(within[: depth + 1]) for depth in range(len(within)))
         own = (name for name in holders if not any(other.startswith(f"{name}.") for other in others))
         stretch.name = next(own, of_layers[0] or "unit")

@@ -1,4 +1,4 @@
-"""What calling a layer does besides computing its output: hooks, parametrizations and running statistics."""
+"""What calling a layer does in addition to computing its output: hooks, parametrizations and running statistics."""
 
 from __future__ import annotations
 
@@ -18,12 +18,8 @@ _KINDS = {
     "_backward_pre_hooks": "a backward pre-hook",
     "_backward_hooks": "a backward hook",
 }
-_GLOBAL = tuple(f"_global{kind}" for kind in _KINDS)
-_RECOMPUTED_WEIGHTS = {
-    "torch.nn.utils.weight_norm": "weight_norm",
-    "torch.nn.utils.spectral_norm": "spectral_norm",
-}
-"""Module of the old-style hook classes, which write a weight before every call."""
+_RECOMPUTED_WEIGHTS = {"torch.nn.utils.weight_norm": "weight_norm", "torch.nn.utils.spectral_norm": "spectral_norm"}
+"""Modules of old-style hook classes, which write a weight before every call, and the functions that register them."""
 
 
 def require_kept_hooks(model: nn.Module, called: Iterable[str]) -> None:
@@ -37,15 +33,16 @@ def require_kept_hooks(model: nn.Module, called: Iterable[str]) -> None:
     """
     whole = set(called)
     for name, module in model.named_modules():
-        if old := next(filter(None, map(_old_style, module._forward_pre_hooks.values())), None):
+        writers = (_RECOMPUTED_WEIGHTS.get(type(hook).__module__) for hook in module._forward_pre_hooks.values())
+        if old := next(filter(None, writers), None):
             raise ModelError(
                 f"torch.nn.utils.{old} on '{name}' writes its weight in a hook, which no strategy can follow; "
                 f"use torch.nn.utils.parametrizations.{old} with --strategy backprop."
             )
         if not _is_called(name, whole) and (kind := _hook_of(module)):
+            owner = f"{repr(name) if name else 'the model'} ({type(module).__name__})"
             raise ModelError(
-                f"{kind} of {_described(name, module)} would be lost, since only layers are called; "
-                "register it on layers, or remove it."
+                f"{kind} of {owner} would be lost, since only layers are called; register it on layers, or remove it."
             )
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -65,7 +62,8 @@ def bypassed_hooks(modules: Iterable[nn.Module], *, recomputed: bool = False) ->
     reasons = [
         f"{kind} of layer '{name}' would be bypassed; remove it, or use backprop" for kind, name in found.items()
     ]
-    if _has_foreign_global_hook():
+    hooks = (hook for kind in _KINDS for hook in getattr(nn_module, f"_global{kind}").values())
+    if any(str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "snugfit") for hook in hooks):
         reasons.append("a global module hook would be bypassed; remove it, or use backprop")
     return reasons
 
@@ -75,16 +73,14 @@ def _seen(modules: Iterable[nn.Module], recomputed: bool) -> Iterator[tuple[str,
         for name, layer in outer.named_modules():
             if kind := _hook_of(layer):
                 yield name, kind
-            if is_parametrized(layer) and not (recomputed and _is_stateless(layer)):
-                yield name, "a parametrization"
+            if is_parametrized(layer):
+                parametrizations: Any = layer.parametrizations
+                if not recomputed or any(True for _ in parametrizations.buffers()):
+                    yield name, "a parametrization"
 
 
 def _hook_of(module: nn.Module) -> str | None:
     return next((text for kind, text in _KINDS.items() if getattr(module, kind)), None)
-
-
-def _described(name: str, module: nn.Module) -> str:
-    return f"{repr(name) if name else 'the model'} ({type(module).__name__})"
 
 
 def _is_called(name: str, called: set[str]) -> bool:
@@ -93,26 +89,8 @@ def _is_called(name: str, called: set[str]) -> bool:
     return any(".".join(parts[: count + 1]) in called for count in range(len(parts)))
 
 
-def _is_stateless(layer: nn.Module) -> bool:
-    parametrizations: Any = layer.parametrizations
-    return not any(True for _ in parametrizations.buffers())
-
-
-def _old_style(hook: Any) -> str | None:
-    """The function that registered an old-style hook that writes a weight."""
-    return _RECOMPUTED_WEIGHTS.get(type(hook).__module__)
-
-
-def _has_foreign_global_hook() -> bool:
-    """Whether a global module hook exists that neither torch nor this project installed."""
-    hooks = (hook for kind in _GLOBAL for hook in getattr(nn_module, kind).values())
-    return any(str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "snugfit") for hook in hooks)
-
-
 def tracking_norms(module: nn.Module) -> list[nn.Module]:
-    """The BatchNorm layers of a module that currently track statistics, each once.
-
-    Layers in evaluation mode and layers without running statistics do not.
+    """The BatchNorm layers of a module in training mode with running statistics, each once.
 
     >>> [type(norm).__name__ for norm in tracking_norms(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval()))]
     ['BatchNorm1d']

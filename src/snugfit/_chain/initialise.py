@@ -48,7 +48,8 @@ def _resets(unit: Unit) -> list[Callable[[], None]]:
     """The ``reset_parameters`` of every module with its own parameters or buffers."""
     resets = []
     for name, module in unit.module.named_modules():
-        if not _holds_tensors(module):
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if all(tensor is None for tensor in own):
             continue
         reset = getattr(module, "reset_parameters", None)
         if name in unit.owners:
@@ -60,11 +61,6 @@ def _resets(unit: Unit) -> list[Callable[[], None]]:
             )
         resets.append(cast(Callable[[], None], reset))
     return resets
-
-
-def _holds_tensors(module: nn.Module) -> bool:
-    own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    return any(tensor is not None for tensor in own)
 
 
 def parameter_owners(unit: fx.GraphModule, model: nn.Module) -> dict[str, nn.Module]:

@@ -27,20 +27,14 @@ def run_on_meta(
 ) -> tuple[Any, bool]:
     """Run a module, or a function that uses it, on a synthetic batch, without allocating or changing anything.
 
-    Args:
-        module: any module; meta tensors replace its parameters and buffers during the call.
-        input_shape: shape without the batch axis; the batch has the first parameter's dtype.
-        training: mode to run in.
-        function: what to call; the module itself by default.
-
-    Returns:
-        The output, and whether the input was modified in place.
+    Meta tensors replace parameters and buffers during the call. The batch has shape (B, *input_shape) and the first
+    parameter's dtype. Returns the output, and whether the input was modified in place.
     """
     dtype = next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)
     images = torch.empty((BATCH, *input_shape), dtype=dtype, device="meta")
     tensors = chain(module.named_parameters(), module.named_buffers())
     stand_ins = {f"module.{name}": torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _mode(module, training):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training):
         output = functional_call(_Call(module, function or module), stand_ins, (images,))
     return output, images._version > 0
 
@@ -74,7 +68,8 @@ class _Call(nn.Module):
 
 
 @contextlib.contextmanager
-def _mode(module: nn.Module, training: bool) -> Iterator[None]:
+def in_mode(module: nn.Module, training: bool = False) -> Iterator[None]:
+    """Put a module into training or evaluation mode, then restore the mode of every layer."""
     modes = {part: part.training for part in module.modules()}
     module.train(training)
     try:

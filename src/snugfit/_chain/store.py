@@ -18,12 +18,7 @@ _ADVICE = "Delete it, and restore or retrain the unit."
 
 
 class UnitStore:
-    """One file per unit in a folder, such as ``unit_003_features.10.safetensors``.
-
-    Args:
-        folder: created if missing.
-        manifest: lists the files, in a run folder.
-    """
+    """One file per unit in a folder, such as ``unit_003_features.10.safetensors``; a manifest may list them."""
 
     def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
         self.folder, self._manifest = Path(folder), manifest

@@ -26,13 +26,9 @@ _TAIL_FUNCTIONS = {getattr(place, f"{name}{axes}d") for place, name in _POOLS fo
 
 
 def copy_nodes(nodes: Sequence[fx.Node], entry: fx.Node, last: fx.Node, name: str = "x") -> fx.Graph:
-    """Copy consecutive nodes of a graph to one of their own, with the constants that they read.
+    """Copy consecutive nodes of a graph, and the constants that they read, to a graph of their own.
 
-    Args:
-        nodes: in order of execution.
-        entry: the node whose value is the input; no other value may enter.
-        last: the node whose value is returned.
-        name: of the input.
+    The value of ``entry`` is its input, under this name, and that of ``last`` its output.
 
     Raises:
         KeyError: another value enters.

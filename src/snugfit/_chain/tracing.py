@@ -31,17 +31,15 @@ _DROPOUTS: dict[Any, type[nn.Module]] = {
     F.alpha_dropout: nn.AlphaDropout,
     F.feature_alpha_dropout: nn.FeatureAlphaDropout,
 }
-_BY_HAND = "Split it by hand with Chain.from_units."
+SPLIT_BY_HAND = "Split it by hand with Chain.from_units."
 
 
 @dataclass
 class Traced:
     """A traced model.
 
-    Attributes:
-        graph: its computation.
-        attributes: the objects that the graph's targets refer to; shared with the model, never copied.
-        shapes: shape of each node's value with its batch axis, None if it is not a tensor; set by propagation.
+    ``attributes`` are the objects that the graph's targets refer to; shared with the model, never copied. ``shapes``
+    are set by propagation: of each node's value with its batch axis, None if it is not a tensor.
     """
 
     graph: fx.Graph
@@ -59,13 +57,15 @@ def trace(model: nn.Module) -> Traced:
         ModelError: the control flow depends on data or, in the outermost module, on ``self.training``.
     """
     whole: set[str] = set()
+    others = list(inspect.signature(type(model).forward).parameters.values())[2:]
+    defaults = {each.name: each.default for each in others if each.default is not each.empty}
     while True:
         seen: set[str] = set()
         error: Exception | None = None
         with _watched_training(model, seen):
             before = set(model.__dict__)
             try:
-                graph = _Tracer(whole).trace(model, concrete_args=_defaults(model))
+                graph = _Tracer(whole).trace(model, concrete_args=defaults)
                 seen |= _flags_in_arguments(graph)
             except Exception as raised:
                 error = raised
@@ -73,11 +73,11 @@ def trace(model: nn.Module) -> Traced:
         if "" in seen:
             raise ModelError(
                 f"{type(model).__name__}.forward takes another path in training mode, "
-                f"which a traced chain cannot follow. {_BY_HAND}"
+                f"which a traced chain cannot follow. {SPLIT_BY_HAND}"
             )
         if error is not None and not seen:
             raise ModelError(
-                f"{type(model).__name__} cannot be traced: {first_line(error)} ({_location(error)}). {_BY_HAND}"
+                f"{type(model).__name__} cannot be traced: {first_line(error)} ({_location(error)}). {SPLIT_BY_HAND}"
             ) from error
         if not seen:
             return _finish(model, graph, constants)
@@ -176,12 +176,6 @@ def is_torch_class(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
 
 
-def _defaults(model: nn.Module) -> dict[str, Any]:
-    """Default values of all arguments of ``forward`` except the first."""
-    parameters = list(inspect.signature(type(model).forward).parameters.values())[2:]
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
-
-
 def _flags_in_arguments(graph: fx.Graph) -> set[str]:
     """Modules that pass ``self.training`` to anything except dropout."""
     owners: set[str] = set()
@@ -215,7 +209,7 @@ def _drop_other_inputs(model: nn.Module, graph: fx.Graph) -> None:
         for user in list(placeholder.users):
             if user.users or "_assert" not in str(user.target):
                 raise ModelError(
-                    f"{type(model).__name__}.forward takes more than one input ({placeholder.target}). {_BY_HAND}"
+                    f"{type(model).__name__}.forward takes more than one input ({placeholder.target}). {SPLIT_BY_HAND}"
                 )
             graph.erase_node(user)
         graph.erase_node(placeholder)

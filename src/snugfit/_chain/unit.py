@@ -17,14 +17,7 @@ from snugfit.errors import ModelError
 
 @dataclass(frozen=True)
 class ConvFact:
-    """One 2-d convolution of a unit.
-
-    Attributes:
-        name: qualified name in the model.
-        in_channels, out_channels, groups: as in ``nn.Conv2d``.
-        kernel, stride: height and width.
-        input_size, output_size: height and width of its feature maps, in pixels.
-    """
+    """One 2-d convolution of a unit: its name in the model, and sizes as pairs of height and width."""
 
     name: str
     in_channels: int
@@ -86,23 +79,25 @@ def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -
     try:
         output, modified = run_on_meta(module, input_shape, training=False)
     except Exception as error:
-        raise ModelError(run_failure(f"unit {name}", input_shape, error)) from error
+        raise run_failure(f"unit {name}", input_shape, error) from error
     finally:
         for handle in handles:
             handle.remove()
     if not isinstance(output, torch.Tensor):
         raise ModelError(f"unit {name} returns {type(output).__name__}; a unit must return one tensor.")
-    if modified or (_differs_in_training(module) and _modifies_input_in_training(module, input_shape)):
+    if modified or _modifies_input_in_training(module, input_shape):
         _clone_input(module)
     body, tail = split_tail(module)
     before = output if isinstance(tail, nn.Identity) else run_on_meta(body, input_shape, training=False)[0]
     return Unit(name, module, tuple(input_shape), tuple(output.shape[1:]), tuple(convs), tuple(before.shape[1:]))
 
 
-def run_failure(what: str, input_shape: tuple[int, ...], error: Exception) -> str:
-    """Error message for a module that fails on an input."""
+def run_failure(what: str, input_shape: tuple[int, ...], error: Exception) -> ModelError:
+    """The error for a module that fails on an input."""
     shape = "x".join(map(str, input_shape))
-    return f"{what} does not run on an input of shape {shape}: {first_line(error)}. Check image size and channels."
+    return ModelError(
+        f"{what} does not run on an input of shape {shape}: {first_line(error)}. Check image size and channels."
+    )
 
 
 def _record_conv(
@@ -119,13 +114,11 @@ def _record_conv(
     return hook
 
 
-def _differs_in_training(module: fx.GraphModule) -> bool:
-    """Whether a part may work in place in training mode only: in-place dropout, or a custom module."""
-    parts = (part for part in module.modules() if part is not module)
-    return any(not is_torch_class(p) or (isinstance(p, nn.modules.dropout._DropoutNd) and p.inplace) for p in parts)
-
-
 def _modifies_input_in_training(module: fx.GraphModule, input_shape: tuple[int, ...]) -> bool:
+    """Whether a part works in place in training mode only: in-place dropout, or a custom module."""
+    parts = (part for part in module.modules() if part is not module)
+    if all(is_torch_class(p) and not (isinstance(p, nn.modules.dropout._DropoutNd) and p.inplace) for p in parts):
+        return False
     try:
         return run_on_meta(module, input_shape, training=True)[1]
     except Exception:

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain.blocks import find_blocks
+from snugfit._chain.propagation import in_mode
 from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import DivergedError, ModelError, UsageError
 from snugfit.lean import use_lean
-from snugfit.surgery.importance import evaluating
 from snugfit.surgery.reconstruction import Regression
 from snugfit.surgery.reshape import Cut
 
@@ -97,7 +97,7 @@ def distil(
         DivergedError: a block's error became infinite or not a number.
     """
     recipe = recipe or Recipe()
-    with evaluating(pair.modules[0]), evaluating(pair.student):
+    with in_mode(pair.modules[0]), in_mode(pair.student):
         found = []
         for block in pair.readers[done:]:
             found.append(_retrain(pair, block, batches, recipe))

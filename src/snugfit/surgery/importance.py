@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
 
+from snugfit._chain.propagation import in_mode
 from snugfit._chain.subgraph import computed_nodes, input_node, subgraph_module
 from snugfit.errors import ModelError, UsageError
 from snugfit.surgery.channels import BATCHNORMS, ELEMENTWISE, ChannelGroup, Slot, channel_norms, width
@@ -93,18 +93,6 @@ def removed_share(importance: Mapping[str, Tensor]) -> Callable[[str, int], floa
     return lambda name, channels: max(0.0, float(shares[name][channels - 1]))
 
 
-@contextlib.contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Use evaluation mode, then restore every layer's mode."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-
-
 def _makers(module: nn.Module, groups: Iterable[ChannelGroup]) -> list[tuple[str, Slot]]:
     """Convolutions and linear layers that make the groups' channels, depthwise ones included, with their slot."""
     tensors = module.state_dict()
@@ -127,7 +115,7 @@ def _activation_squares(
     sums = {layer: torch.zeros(channels, dtype=torch.float64) for layer, channels in layers.items()}
     interpreter = _interpreter(module, sums)
     images = 0
-    with evaluating(module), torch.no_grad():
+    with in_mode(module), torch.no_grad():
         for batch in batches:
             for micro in torch.split(batch, micro_batch):
                 interpreter.run(micro)

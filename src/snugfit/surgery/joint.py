@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from snugfit._chain.propagation import in_mode
 from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import DivergedError, UsageError
 from snugfit.surgery.distil import TeacherStudent, training
-from snugfit.surgery.importance import evaluating
 
 LEARNING_RATE = 5e-3
 """Adam's peak learning rate."""
@@ -96,7 +96,7 @@ class JointDistillation:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * learning_rate_factor(self.done, self.steps)
         total = 0.0
-        with evaluating(self.pair.modules[0]), evaluating(self.student), training(self.student, self.weights.values()):
+        with in_mode(self.pair.modules[0]), in_mode(self.student), training(self.student, self.weights.values()):
             for micro in torch.split(images, self.micro_batch):
                 error = self._error(micro) * (len(micro) / len(images))
                 error.backward()

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from snugfit._chain.propagation import in_mode
 from snugfit._chain.subgraph import computed_nodes, input_node, subgraph_module
 from snugfit.errors import UsageError
 from snugfit.surgery.channels import ChannelGroup, width
-from snugfit.surgery.importance import channel_importance, evaluating, most_important
+from snugfit.surgery.importance import channel_importance, most_important
 
 RIDGE = 1e-4
 """Added to the inputs' second moments, in units of their mean, so that constant channels cause no division by zero."""
@@ -55,7 +56,7 @@ def channels_by_reconstruction(
         UsageError: there are no images.
     """
     kept, others = {}, []
-    with evaluating(module), torch.no_grad():
+    with in_mode(module), torch.no_grad():
         for group in (group for group in groups if group.name in widths):
             readers = _readers(module, group)
             if readers:
