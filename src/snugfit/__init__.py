@@ -13,7 +13,7 @@ smallconv on digits, budget 100.0 MB of memory
 >>> type(record.model)  # a plain module
 <class 'torch.fx.graph_module...'>
 
-The names in the ``__all__`` of this package (listed in ``snugfit._api``), and of each package in ``PUBLIC``, are
+The names in the ``__all__`` of this package (``snugfit._api`` imports them), and of each package in ``PUBLIC``, are
 public. Packages with a leading underscore are private, and so are the modules inside a public package.
 """
 
@@ -38,13 +38,15 @@ PUBLIC = ("detection", "errors", "lean", "local", "memory", "profiling", "select
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: the command line's parent process runs without torch."""
     from importlib import import_module
+    from types import ModuleType
 
     if name in PUBLIC:
         return import_module(f"snugfit.{name}")
     if name == "__all__" or not name.startswith("_"):
         api = import_module("snugfit._api")
-        if name == "__all__" or name in api.__all__:
-            return getattr(api, name)
+        public = sorted(key for key, each in vars(api).items() if key[0] != "_" and not isinstance(each, ModuleType))
+        if name in ("__all__", *public):
+            return public if name == "__all__" else getattr(api, name)
     raise AttributeError(f"module 'snugfit' has no attribute '{name}'")
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from snugfit._cli import plan_cache
-from snugfit._cli.plan_cache import Answer
+from snugfit._cli.plan_cache import PlanCache
 from snugfit._core.option_groups import BudgetOptions, DataOptions, MachineOptions, ModelOptions
 from snugfit._core.request import Request
 
@@ -47,11 +47,11 @@ def test_another_question_is_not(measures):
     assert not measures() and not measures("--batch-size", "8")
 
 
-def test_users_may_have_it_measured_anew_or_nothing_kept(measures):
+def test_users_may_have_it_measured_again_or_nothing_kept(measures):
     assert measures("--profile-cache", "off") and measures("--profile-cache", "off"), "nothing was kept"
     assert measures() and not measures()
     assert measures("--profile-cache", "renew") and measures("--profile-cache", "renew")
-    assert not measures(), "what is measured anew answers those who do not ask for that"
+    assert not measures(), "what is measured again answers those who do not ask for that"
     assert measures("--profile-cache", "here") and not measures("--profile-cache", "here"), "a folder of its own"
 
 
@@ -75,7 +75,7 @@ def test_an_answer_that_cannot_be_read_or_kept_is_none(measures, tmp_path):
 def key(**changes: object) -> str | None:
     """Where the answer to a question is kept."""
     options = {"model": ModelOptions("m"), "budget": BudgetOptions(memory="1MB"), **changes}
-    path = Answer(Request(**options))._path
+    path = PlanCache(Request(**options))._path
     return path and path.name
 
 

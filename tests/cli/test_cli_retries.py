@@ -53,6 +53,9 @@ class Machine:
     def __init__(self, **needs):
         self.needs, self.asked, self.planned = needs, [], []
 
+    def __call__(self, request, smallest=False):
+        return self.plan(request) if smallest else self.ask(request)
+
     def ask(self, request):
         self.asked.append((request.strategy.strategy, request.strategy.local_loss))
         return self._answer(request)
@@ -69,16 +72,16 @@ class Machine:
 
 def test_what_fits_is_not_asked_again():
     machine, found = Machine(), fitting("backprop")
-    assert plan_again(REQUEST, found, machine.ask, machine.plan) is found
+    assert plan_again(REQUEST, found, machine) is found
     without = replace(REQUEST, budget=BudgetOptions())
     unable = refusal()
-    assert plan_again(without, unable, machine.ask, machine.plan) is unable and machine.asked == []
+    assert plan_again(without, unable, machine) is unable and machine.asked == []
 
 
 def test_a_way_that_fits_alone_is_found_after_the_others_left_it_no_room():
     machine = Machine(backprop=90, blockwise=48)
     first = refusal([alone("backprop"), alone("blockwise")], backprop=100 * MB, blockwise=80 * MB)
-    found = plan_again(REQUEST, first, machine.ask, machine.plan)
+    found = plan_again(REQUEST, first, machine)
     assert machine.asked == [("backprop", None), ("blockwise", None)] and machine.planned == []
     assert found["infeasible"] is None and found["plan"]["chosen"] == 0
     assert Request.from_json(found["request"]) == alone("blockwise")
@@ -88,7 +91,7 @@ def test_a_way_that_fits_alone_is_found_after_the_others_left_it_no_room():
 def test_what_the_user_did_not_name_is_tried(capsys):
     machine = Machine(blockwise=60, blockwise_lls_mxm=50)
     first = refusal([alone("blockwise", local_loss="lls-mxm")], blockwise=70 * MB)
-    found = plan_again(alone("blockwise"), first, machine.ask, machine.plan)
+    found = plan_again(alone("blockwise"), first, machine)
     assert found["infeasible"] is None and machine.asked == [("blockwise", "lls-mxm")]
     assert Request.from_json(found["request"]).strategy.local_loss == "lls-mxm"
     assert "blockwise with local-loss lls-mxm" in capsys.readouterr().err
@@ -107,7 +110,7 @@ def test_of_several_that_fit_alone_the_aim_chooses_and_leaner_settings_are_not_n
         asked.append(request)
         return answers[request.strategy.strategy]
 
-    found = plan_again(REQUEST, first, plan, None)
+    found = plan_again(REQUEST, first, plan)
     assert asked == [alone("backprop"), alone("blockwise"), alone("tiled")]
     strategies = [(each["strategy"], each["feasible"]) for each in found["plan"]["candidates"]]
     assert strategies == [("blockwise", True), ("backprop", True), ("tiled", False)]
@@ -120,7 +123,7 @@ def test_the_smallest_budget_is_that_of_the_leanest_way_as_measured():
     """Expected at 96 and 72 MB; measured, tiled needs 60: backprop, expected above that, is not measured."""
     machine = Machine(backprop=80, tiled=60)
     first = refusal([alone("backprop"), alone("tiled")], backprop=99 * MB, tiled=90 * MB)
-    found = plan_again(REQUEST, first, machine.ask, machine.plan)
+    found = plan_again(REQUEST, first, machine)
     assert machine.planned == [("tiled", 72), ("tiled", 60), ("tiled", 57)]
     assert found["infeasible"]["code"] == 3
     assert "Closest: tiled (needs 60.0 MB), which lacks 10.0 MB." in found["infeasible"]["message"]
@@ -138,7 +141,7 @@ def test_a_way_expected_to_need_less_than_the_closest_turned_out_to_is_measured_
         else refusal(**{request.strategy.strategy: {"backprop": 70, "tiled": 75}[request.strategy.strategy] * MB})
     )
     first = refusal([alone("backprop"), alone("tiled")], backprop=70 * MB, tiled=75 * MB)
-    found = plan_again(REQUEST, first, machine.ask, machine.plan)
+    found = plan_again(REQUEST, first, machine)
     budgets = {name: [size for each, size in machine.planned if each == name] for name in ("backprop", "tiled")}
     assert budgets == {"backprop": [70, 91, 80, 77], "tiled": [75, 97, 78]}, "77 is not refused where 75 is"
     assert found["infeasible"]["message"].endswith("would do: 78.0 MB.")
@@ -147,7 +150,7 @@ def test_a_way_expected_to_need_less_than_the_closest_turned_out_to_is_measured_
 def test_a_strategy_that_needs_far_more_is_measured_and_not_asked_in_vain():
     machine = Machine(backprop=130, tiled=102)
     first = refusal([alone("backprop"), alone("tiled")], backprop=140 * MB, tiled=110 * MB)
-    found = plan_again(REQUEST, first, machine.ask, machine.plan)
+    found = plan_again(REQUEST, first, machine)
     assert machine.asked == [] and machine.planned == [("tiled", 110), ("tiled", 102), ("tiled", 99)]
     assert found["infeasible"]["message"].endswith("would do: 102.0 MB.")
 
@@ -155,14 +158,14 @@ def test_a_strategy_that_needs_far_more_is_measured_and_not_asked_in_vain():
 def test_nothing_is_named_below_what_was_refused():
     machine = Machine(backprop=49)
     machine.ask = lambda request: refusal(backprop=55 * MB)
-    found = plan_again(REQUEST, refusal([alone("backprop")], backprop=60 * MB), machine.ask, machine.plan)
+    found = plan_again(REQUEST, refusal([alone("backprop")], backprop=60 * MB), machine)
     assert found["infeasible"]["message"].endswith("would do: 51.0 MB.")
 
 
 def test_more_than_the_machine_has_is_not_tried():
     machine = Machine(backprop=99_000)
     first = refusal(backprop=20_000 * MB)
-    assert plan_again(REQUEST, first, machine.ask, machine.plan) is first
+    assert plan_again(REQUEST, first, machine) is first
     assert machine.planned == []
 
 
@@ -175,7 +178,7 @@ def test_asked_again_the_same_budget_is_named(tmp_path):
             machine=MachineOptions(profile_cache=str(tmp_path), out=f"run-{needs}"),
         )  # fmt: skip
         machine = Machine(backprop=needs)
-        found = plan_again(request, first, machine.ask, machine.plan)
+        found = plan_again(request, first, machine)
         named.append(found["infeasible"]["message"].rpartition(": ")[2])
     assert named == ["55.0 MB.", "55.0 MB.", "55.0 MB.", "58.0 MB."], "the last was refused above what was known"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import fake_runs
 import pytest
 
-from snugfit._api import report as run_page
+from snugfit._api import trained_models
 from snugfit._cli.examine import MARK
 from snugfit.errors import UsageError
 
@@ -68,10 +68,10 @@ def test_a_report_of_a_folder_that_is_missing(snugfit):
 
 
 def test_places_of_pictures_are_looked_at_before_they_are_made(run, monkeypatch):
-    monkeypatch.setattr(run_page, "make_pictures", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr(trained_models, "make_pictures", lambda *_: pytest.fail("work began"))
     (run / "report.html").mkdir()
     with pytest.raises(UsageError, match=r"cannot write .*report\.html: Is a directory"):
-        run_page.draw_report(run, pictures=True)
+        trained_models.draw_report(run, pictures=True)
 
 
 @pytest.mark.parametrize("out", ["/proc/x", "dangling/x", "file/x", "missing/x.json", "a", "."])

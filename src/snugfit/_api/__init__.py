@@ -1,72 +1,40 @@
-"""The public functions of snugfit; ``snugfit._engine`` runs them."""
+"""The public functions and classes: what this module imports is found in the package ``snugfit``."""
 
-from snugfit._api.planning import RunnablePlan, plan, plan_request, profile_request
-from snugfit._api.report import draw_report
-from snugfit._api.trained_models import evaluate, export, load, predict
-from snugfit._api.training import TrainedRecord, resume
-from snugfit._chain import Chain
-from snugfit._core.budget import Budget
-from snugfit._core.plan import Candidate, Plan
-from snugfit._core.record import Record
-from snugfit._core.request import Request
-from snugfit._data import Splits, from_dataset, load_boxed
-from snugfit._engine.loading import Architecture
-from snugfit._engine.process import prepare_process
-from snugfit._report.console import ConsoleProgress
-from snugfit._storage.run_folder import Verification, verify
-from snugfit._training.events import (
-    CacheProgress,
-    EpochDone,
-    Event,
-    ExitMeasured,
-    Notice,
-    PhaseDone,
-    PhaseStarted,
-    ProbeMeasured,
-    RunDone,
-    RunStarted,
-    StepDone,
-    TensorsSelected,
-)
-from snugfit._training.stopping import StopFlag
-
-__all__ = [
-    "Architecture",
-    "Budget",
-    "CacheProgress",
-    "Candidate",
-    "Chain",
-    "ConsoleProgress",
-    "EpochDone",
-    "Event",
-    "ExitMeasured",
-    "Notice",
-    "PhaseDone",
-    "PhaseStarted",
-    "Plan",
-    "ProbeMeasured",
-    "Record",
-    "Request",
-    "RunDone",
-    "RunStarted",
-    "RunnablePlan",
-    "Splits",
-    "StepDone",
-    "StopFlag",
-    "TensorsSelected",
-    "TrainedRecord",
-    "Verification",
-    "draw_report",
-    "evaluate",
-    "export",
-    "from_dataset",
-    "load",
-    "load_boxed",
-    "plan",
-    "plan_request",
-    "predict",
-    "prepare_process",
-    "profile_request",
-    "resume",
-    "verify",
-]
+from snugfit._api.planning import RunnablePlan as RunnablePlan
+from snugfit._api.planning import plan as plan
+from snugfit._api.planning import plan_request as plan_request
+from snugfit._api.planning import profile_request as profile_request
+from snugfit._api.trained_models import draw_report as draw_report
+from snugfit._api.trained_models import evaluate as evaluate
+from snugfit._api.trained_models import export as export
+from snugfit._api.trained_models import load as load
+from snugfit._api.trained_models import predict as predict
+from snugfit._api.training import TrainedRecord as TrainedRecord
+from snugfit._api.training import resume as resume
+from snugfit._chain import Chain as Chain
+from snugfit._core.budget import Budget as Budget
+from snugfit._core.plan import Candidate as Candidate
+from snugfit._core.plan import Plan as Plan
+from snugfit._core.record import Record as Record
+from snugfit._core.request import Request as Request
+from snugfit._data import Splits as Splits
+from snugfit._data import from_dataset as from_dataset
+from snugfit._data import load_boxed as load_boxed
+from snugfit._engine.loading import Architecture as Architecture
+from snugfit._engine.process import prepare_process as prepare_process
+from snugfit._report.console import ConsoleProgress as ConsoleProgress
+from snugfit._storage.run_folder import Verification as Verification
+from snugfit._storage.run_folder import verify as verify
+from snugfit._training.events import CacheProgress as CacheProgress
+from snugfit._training.events import EpochDone as EpochDone
+from snugfit._training.events import Event as Event
+from snugfit._training.events import ExitMeasured as ExitMeasured
+from snugfit._training.events import Notice as Notice
+from snugfit._training.events import PhaseDone as PhaseDone
+from snugfit._training.events import PhaseStarted as PhaseStarted
+from snugfit._training.events import ProbeMeasured as ProbeMeasured
+from snugfit._training.events import RunDone as RunDone
+from snugfit._training.events import RunStarted as RunStarted
+from snugfit._training.events import StepDone as StepDone
+from snugfit._training.events import TensorsSelected as TensorsSelected
+from snugfit._training.stopping import StopFlag as StopFlag

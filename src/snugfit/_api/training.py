@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from snugfit._api.report import draw_report
-from snugfit._api.trained_models import export, load
+from snugfit._api.trained_models import draw_report, export, load
 from snugfit._core.record import Record
 from snugfit._engine import running
 from snugfit._report.console import ConsoleProgress

@@ -11,11 +11,9 @@ from snugfit.errors import SnugfitError
 
 
 def main() -> int:
-    """Run the agent of this host and return its exit code; stderr says why it failed.
-
-    torch prints stack traces for refused connections, which the launcher reports in one line.
-    """
+    """Run the agent of this host and return its exit code; stderr says why it failed."""
     prepare_streams()
+    # torch prints stack traces for refused connections; the launcher reports them
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         from snugfit._training.launch.agent import run_agent

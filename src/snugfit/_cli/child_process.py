@@ -38,7 +38,7 @@ def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = No
         InterruptedRunError: a signal stopped the child before it could save anything.
         SnugfitError: the child died in another way.
     """
-    said: dict[str, Any] = {"run_dir": job.get("resume")}
+    found: dict[str, Any] = {"run_dir": job.get("resume")}
     kills = memory_kills()
     with _child() as (child, messages):
         _hand_over(child, job)
@@ -48,19 +48,19 @@ def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = No
                 if on_row is not None:
                     on_row(message["row"])
             else:
-                said.update(message)
+                found.update(message)
         code = child.wait()
-    if "error" not in said and "result" in said:
-        return dict(said["result"])
+    if "error" not in found and "result" in found:
+        return dict(found["result"])
     failed: SnugfitError
-    if "error" in said:
-        failed = FailedError.from_json(said["error"])
+    if "error" in found:
+        failed = FailedError.from_json(found["error"])
     else:
         now = memory_kills()
         of_memory = None if kills is None or now is None else now > kills
-        failed = death_error(code, job, said["run_dir"], of_memory)
-    if failed.exit_code == InterruptedRunError.exit_code and is_finished(said["run_dir"]):
-        raise unreported(said["run_dir"])
+        failed = death_error(code, job, found["run_dir"], of_memory)
+    if failed.exit_code == InterruptedRunError.exit_code and is_finished(found["run_dir"]):
+        raise unreported(found["run_dir"])
     raise failed
 
 
@@ -121,13 +121,9 @@ def _hand_over(child: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
 
 
 def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: bool | None = None) -> SnugfitError:
-    """Explain a child that ended without a result.
+    """Explain a child that ended without a result, by its return code, negative for a signal.
 
-    Args:
-        code: its return code, negative for a signal.
-        job: what it was doing.
-        run_dir: its run folder, if it had one.
-        of_memory: whether the kernel killed a process meanwhile because memory ran out; None if unknown.
+    ``of_memory``: whether the kernel killed a process meanwhile because memory ran out; None if unknown.
     """
     hint = f"\n`snugfit train --resume {run_dir}` continues the run." if run_dir else ""
     if code >= 0:
@@ -163,10 +159,8 @@ def _kill_error(what: str, hint: str, of_memory: bool | None) -> SnugfitError:
 def memory_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Out-of-memory kills by the kernel so far: in this process's control group, or else on this machine.
 
-    The group of a killed process also counts kills because the whole machine ran out of memory.
-
-    Returns:
-        A count that only grows; None if the kernel has none.
+    The group of a killed process also counts kills because the whole machine ran out of memory. None if the kernel
+    does not count.
     """
     for path, name in [*_counters(proc, groups), (proc / "vmstat", "oom_kill")]:
         with contextlib.suppress(OSError, ValueError):

@@ -14,10 +14,7 @@ from snugfit.errors import UnknownNameError, UsageError
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Read a flat YAML mapping of option names (``batch_size`` or ``batch-size``) to single values.
-
-    Returns:
-        Values by name in kebab case.
+    """Read a flat YAML mapping of option names (``batch_size`` or ``batch-size``) to single values, by kebab-case name.
 
     Raises:
         UsageError: the file cannot be read, is not a flat mapping, or names an option twice.
@@ -39,9 +36,7 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def apply_config(app: Any, commands: tuple[str, ...], arguments: Iterable[Argument]) -> None:
-    """Fill the arguments that are not on the command line from the file named by ``--config``.
-
-    The signature is that of a cyclopts config source.
+    """Fill the arguments that are not on the command line from the file of ``--config``: a cyclopts config source.
 
     Raises:
         UsageError: the file is unusable, or a value does not fit its option.

@@ -9,7 +9,7 @@ from snugfit._cli.hosts import read_hosts
 from snugfit._cli.launch import HERE, ClusterOptions, starts
 from snugfit._cli.launcher import run_all
 from snugfit._cli.options import SHOW_ALL, OutputOptions
-from snugfit._cli.output import FailedError, note, print_json
+from snugfit._cli.output import FailedError, note, print_json, print_tables
 from snugfit._core.hardware import Cluster, Link, Rank
 from snugfit._core.record import SCHEMA
 from snugfit._quantities import format_bytes
@@ -37,13 +37,6 @@ def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: Outp
         where: the processes or hosts.
         out: file for the measurements, as JSON.
         output: what is shown.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        UsageError: options contradict each other, or an address is public.
-        WorkerLostError: a process was lost, or did not join.
     """
     terms = where.terms(max_restarts=0, min_hosts=len(read_hosts(where.hosts)) if where.hosts else 1)
     commands = starts(where, terms, (MODULE,))
@@ -79,11 +72,9 @@ def _failed(code: int) -> SnugfitError:
 
 def print_cluster(cluster: Cluster) -> None:
     """Print ranks, links and differing versions on stderr."""
-    from snugfit._report.tables import make_table, print_tables
-
     print_tables(
-        make_table("Processes", _RANK_COLUMNS, map(_rank_row, cluster.ranks)),
-        make_table("Links", _LINK_COLUMNS, map(_link_row, cluster.links)),
+        ("Processes", _RANK_COLUMNS, map(_rank_row, cluster.ranks)),
+        ("Links", _LINK_COLUMNS, map(_link_row, cluster.links)),
     )
     for name, versions in cluster.differing_versions().items():
         note(f"warning: {name} differs between ranks: {', '.join(versions)}. Install the same everywhere.")

@@ -175,10 +175,6 @@ def report(
         data_dir: where data sets are (`SNUGFIT_DATA` otherwise).
         threads: compute threads of the pictures; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
-
-    Raises:
-        CheckpointError: the folder holds no finished run.
-        UsageError: options of pictures are given without --pictures.
     """
     if not pictures and (data, data_dir, threads) != (None, None, None):
         raise UsageError("--data, --data-dir and --threads are for the pictures of a report; add --pictures.")
@@ -265,9 +261,6 @@ def verify(run: str, /, *, output: OutputOptions = SHOW_ALL) -> int:
     Args:
         run: folder of a run, finished or not.
         output: what is shown.
-
-    Returns:
-        The exit code.
     """
     found = verify_files(run)
     output.show({"sound": found.sound, **to_data(found)}, "\n".join(_lines(found)))

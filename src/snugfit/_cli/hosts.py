@@ -16,15 +16,10 @@ EXAMPLE = "hosts: [{address: 10.0.0.1}, {address: 10.0.0.2}]"
 
 @dataclass(frozen=True)
 class Host:
-    """A machine that is reached by ssh.
+    """A machine that is reached by ssh, at a name or address at which the other hosts reach it too.
 
-    Attributes:
-        address: name or IP address, at which the other hosts reach it too.
-        user: login of ssh; its own configuration by default.
-        processes: processes that train on it.
-        python: interpreter of the environment that has snugfit.
-        directory: where to run; the home of the user by default.
-        interface: network interface to listen on; that which leads to the first host by default.
+    ``python`` is the interpreter that has snugfit; it runs in ``directory``, the home of the user by default, and
+    listens on ``interface``, by default that which leads to the first host.
     """
 
     address: str

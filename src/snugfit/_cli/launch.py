@@ -87,12 +87,6 @@ def launch(
         where: the processes or hosts.
         max_restarts: how often processes are started again after one was lost.
         min_hosts: hosts with which to begin, and to go on.
-
-    Returns:
-        The exit code of the rank that failed; 8 if one was lost for good.
-
-    Raises:
-        UsageError: nothing to run, options that contradict each other, or a public address.
     """
     if not command:
         raise UsageError("no command; add it after `--`, like `snugfit cluster launch --processes 2 -- train`.")

@@ -114,10 +114,10 @@ class Launch:
         for member in self.members:
             if member.silent(self.terms.timeout_seconds) or (member.code is not None and number):
                 member.dial()
-        began, asked = time.monotonic(), dict[Member, float]()
+        began, probed = time.monotonic(), dict[Member, float]()
         settled: float | None = None
         while time.monotonic() < began + self.terms.join_seconds and self._interrupted is None:
-            self._ask(number, asked)
+            self._probe(number, probed)
             there = self._there(number)
             if self.members[0] in there and len(there) >= self.terms.min_hosts:
                 settled = time.monotonic() if settled is None else settled
@@ -137,23 +137,23 @@ class Launch:
         left = [member for member in self.members if member.code is None]
         return self.members[0] in left and len(left) >= self.terms.min_hosts
 
-    def _ask(self, number: int, asked: dict[Member, float]) -> None:
-        """Ask hosts whether they reach the store, repeatedly if they do not; restart agents that have ended."""
+    def _probe(self, number: int, probed: dict[Member, float]) -> None:
+        """Probe whether hosts reach the store, repeatedly if they do not; restart agents that have ended."""
         now, first = time.monotonic(), self.members[0]
         for member in self.members:
-            waited = now - asked.get(member, 0.0) > _AGAIN_SECONDS
+            waited = now - probed.get(member, 0.0) > _AGAIN_SECONDS
             if member.code is not None:
                 if number and waited:
                     member.dial()
-                    asked[member] = now
+                    probed[member] = now
             elif first.code is None and first.store and member.wants_probe(number, first, waited):
-                asked[member] = now
+                probed[member] = now
                 member.probe(number, first)
 
     def _answered(self, number: int) -> bool:
         """Whether no host is left to wait for; one that was hard to reach before is awaited only at the start."""
         return all(
-            member.code is not None or member.reached[0] == number or (number and member.age() > _SLUGGISH_SECONDS)
+            member.code is not None or member.reached[0] == number or (number and member.age > _SLUGGISH_SECONDS)
             for member in self.members
         )
 

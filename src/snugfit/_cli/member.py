@@ -57,6 +57,7 @@ class Member:
         reached: last round for which it reported whether it reaches the store, and whether it does.
         codes: exit codes of its workers after one has failed.
         done: whether its workers have ended well.
+        age: seconds since it reached the store, by its last report; 0 if unknown.
     """
 
     def __init__(self, start: Start, reports: Reports, secret: str, on_line: Callable[[str], None]) -> None:
@@ -74,7 +75,7 @@ class Member:
         self.reached, self.why = (-1, False), ""
         self.codes: list[int] = []
         self._heard = time.monotonic()
-        self._age: float | None = None
+        self.age = 0.0
 
     def dial(self) -> None:
         """Start the agent; an earlier one is ended.
@@ -138,10 +139,10 @@ class Member:
         if said == "ready":
             self.ready, self._pid, self.store = True, int(report["pid"]), report["store"]
         elif said == "beat":
-            self._age = None if report["age"] is None else float(report["age"])
+            self.age = float(report["age"] or 0.0)
         elif said == "reached":
             self.reached, self.why = (int(report["round"]), bool(report["ok"])), str(report["why"])
-            self._age = None
+            self.age = 0.0
         elif said == "failed":
             self.codes = [int(code) for code in report["codes"]]
         elif said == "done":
@@ -158,22 +159,18 @@ class Member:
             return "ssh failed, or the connection broke" if broken else f"its agent ended with code {self.code}"
         if self.silent(limit):
             return "it is silent"
-        if self._age is not None and self._age > limit:
+        if self.age > limit:
             return "it was cut off from the first host"
         return None
-
-    def age(self) -> float:
-        """Seconds since it reached the store, by its last report; 0 if unknown."""
-        return self._age or 0.0
 
     def silent(self, limit: float) -> bool:
         """Whether the agent runs, but has sent nothing for so many seconds."""
         return self.ready and self.code is None and time.monotonic() - self._heard > limit
 
     def wants_probe(self, number: int, first: Member, again: bool) -> bool:
-        """Whether to ask it for a round: it was not asked since its agent or the first started, or had no success."""
-        asked = self._probed == (number, first.starts, self.starts)
-        return self.ready and (not asked or (again and self.reached == (number, False)))
+        """Whether to probe it for a round: not done since its agent or the first started, or without success."""
+        done = self._probed == (number, first.starts, self.starts)
+        return self.ready and (not done or (again and self.reached == (number, False)))
 
     def probe(self, number: int, first: Member) -> None:
         """Ask whether it reaches the store of the first host."""

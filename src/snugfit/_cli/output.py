@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import traceback
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from snugfit._core.record import SCHEMA
@@ -35,6 +36,13 @@ def _finite(value: Any) -> Any:
 def note(message: str) -> None:
     """Print a line for people, on stderr."""
     print(message, file=sys.stderr)
+
+
+def print_tables(*tables: tuple[str, Sequence[str], Iterable[Sequence[str]]]) -> None:
+    """Print tables, each a title, columns and rows, on stderr, with an empty line between them."""
+    from snugfit._report import tables as layout
+
+    layout.print_tables(*(layout.make_table(*each) for each in tables))
 
 
 class FailedError(SnugfitError):

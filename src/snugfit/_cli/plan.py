@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
 from snugfit._cli.output import FailedError, note, print_json, show_error
-from snugfit._cli.plan_cache import Answer
+from snugfit._cli.plan_cache import PlanCache
 from snugfit._cli.retries import plan_again
 from snugfit._core.plan import Plan
 from snugfit._core.record import Trial
@@ -30,13 +31,10 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
         flags: the options of the run.
         trials: short real runs.
         output: what is shown.
-
-    Returns:
-        The exit code: 3 if nothing fits.
     """
     request, steps = flags.request(), trials.steps()
     require_places(request.machine.out, request.machine.cache_dir)
-    found = _planned(request, steps, output) if steps else _answered(request, output)
+    found = _planned(request, steps, output) if steps else _cached_or_planned(request, output)
     from snugfit._report.tables import print_comparison, print_plan
 
     print_plan(Plan.from_json(found["plan"]))
@@ -52,33 +50,24 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
     return show_error(error, as_json=False, debug=False)
 
 
-def _answered(request: Request, output: OutputOptions) -> dict[str, Any]:
-    """The cached answer, or else that of a child process."""
-    answer = Answer(request)
-    known = answer.find()
+def _cached_or_planned(request: Request, output: OutputOptions) -> dict[str, Any]:
+    """The cached plan, or else that of a child process."""
+    cache = PlanCache(request)
+    known = cache.find()
     if known is not None:
         note("this plan is cached on this machine; --profile-cache renew measures again")
         return known
     found = _planned(request, 0, output)
-    answer.keep(found)
+    cache.keep(found)
     return found
 
 
 def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:
-    def ask(each: Request) -> dict[str, Any]:
-        return planned(each, output, steps)
-
-    return plan_again(request, ask(request), ask, lambda each: planned(each, output, smallest=True))
+    plan_once = partial(planned, output=output, steps=steps)
+    return plan_again(request, plan_once(request), plan_once)
 
 
 def planned(request: Request, output: OutputOptions, steps: int = 0, *, smallest: bool = False) -> dict[str, Any]:
-    """A plan from a fresh process.
-
-    Args:
-        request: the options.
-        output: what is shown.
-        steps: steps of a trial of each strategy that fits.
-        smallest: whether to add the smallest memory budget by its measurements.
-    """
-    asked = {"request": request.to_json(), "compare_steps": steps, "smallest": smallest}
+    """A plan from a fresh process: with trials of so many steps, or with the smallest budget by its measurements."""
+    asked = {"request": request.to_json(), "compare_steps": 0 if smallest else steps, "smallest": smallest}
     return run_job(make_job("plan", output, request.machine.threads, **asked))

@@ -38,13 +38,8 @@ LIBRARIES = ("timm:", "torchvision:")
 """Other models with a colon in their name are the user's own code, which may be anywhere."""
 
 
-class Answer:
-    """The cached answer to a request.
-
-    Args:
-        request: the options.
-        kind: kind of answer: ``plans`` or ``smallest``.
-    """
+class PlanCache:
+    """The cached answer to a request, of the kind ``plans`` or ``smallest`` (budget)."""
 
     def __init__(self, request: Request, kind: str = "plans") -> None:
         self._path = _path(request, kind)

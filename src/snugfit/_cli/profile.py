@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import NO_FLAGS, SHOW_ALL, UNITS_ALONE, OutputOptions, ProfileOptions, RequestFlags
-from snugfit._cli.output import note, print_json
+from snugfit._cli.output import note, print_json, print_tables
 from snugfit._quantities import format_bytes, format_seconds, format_short_seconds
 from snugfit._storage.outputs import require_file, require_folder
 from snugfit.errors import UsageError
+
+_ACTIVATION_KINDS = ("temporary", "cumulative", "peak")
 
 
 def profile(
@@ -30,9 +31,6 @@ def profile(
         flags: the options of the run.
         more: what is shown in addition to the units.
         output: what is shown.
-
-    Raises:
-        UsageError: ``--trained`` or ``--chart`` is given without ``--activation-memory``.
     """
     if not more.activation_memory and (more.trained, more.chart) != (None, None):
         raise UsageError("--trained and --chart need --activation-memory; add it.")
@@ -52,7 +50,11 @@ def profile(
     if "tensors" in data:
         print_tensors(data["tensors"], data["tensor_timing"])
     if "activation_memory" in data:
-        _show_activation_memory(data, more.chart)
+        print_activation_memory(data["activation_memory"])
+    if more.chart is not None:
+        from snugfit._report.activation import write_activation_page
+
+        note(f"chart: {write_activation_page(Path(more.chart), data['model'], data['activation_memory'])}")
     if output.json:
         print_json(data)
 
@@ -67,33 +69,23 @@ def print_units(data: dict[str, Any]) -> None:
         seconds = "-" if unit["seconds"] is None else format_seconds(unit["seconds"])
         rows.append((unit["name"], *numbers, *sizes, seconds))
     title = f"{data.get('model', '')}, input {shape}"
-    _print_table(title, ("unit", "parameters", "MACs", "output", "saved", "time"), rows)
+    print_tables((title, ("unit", "parameters", "MACs", "output", "saved", "time"), rows))
 
 
 def print_learning_signal(signals: dict[str, dict[str, int]], batch_size: int) -> None:
-    """Print ``learning_signal`` of ``profile --json`` as a table on stderr.
-
-    Args:
-        signals: by method ``macs``, ``additional_parameters`` and ``peak_bytes``; ``backprop`` among them.
-        batch_size: images in the step whose peak it is.
-    """
-    whole = signals["backprop"]["macs"]
-    rows = []
+    """Print ``learning_signal`` of ``profile --json`` (by method, the baseline first) as a table on stderr."""
+    baseline, rows = next(iter(signals)), []
+    whole = signals[baseline]["macs"]
     for method, row in signals.items():
         macs, more = row["macs"], row["additional_parameters"]
         rows.append((method, f"{macs:,}", f"{macs / whole:.2%}", f"{more:,}", format_bytes(row["peak_bytes"])))
     title = f"learning signal: MACs per image; peak tensors of a step at batch {batch_size}"
     peak = "peak tensors (local: one unit at a time)"
-    _print_table(title, ("method", "MACs", "of backprop's", "additional parameters", peak), rows)
+    print_tables((title, ("method", "MACs", f"of {baseline}'s", "additional parameters", peak), rows))
 
 
 def print_tensors(tensors: list[dict[str, Any]], timing: dict[str, Any]) -> None:
-    """Print ``tensors`` of ``profile --json`` as a table on stderr, in order of execution.
-
-    Args:
-        tensors: one row each.
-        timing: ``batch``, ``forward_seconds`` and ``steps`` (``stock`` is that of full training, or None).
-    """
+    """Print ``tensors`` and ``tensor_timing`` of ``profile --json`` as a table on stderr."""
     rows = []
     for row in tensors:
         seconds = (format_short_seconds(row[key]) for key in ("t_dw", "t_dy"))
@@ -105,41 +97,21 @@ def print_tensors(tensors: list[dict[str, Any]], timing: dict[str, Any]) -> None
         whole += f", full step{images} {format_short_seconds(steps['stock'])}"
     title = f"tensors in order of execution, batch of {batch}\n{whole}\nt_dw: its gradient and update\n"
     title += "t_dy: passing the gradient on\nsaved: per image, because it trains"
-    _print_table(title, ("tensor", "parameters", "t_dw", "t_dy", "saved"), rows)
-
-
-def _show_activation_memory(data: dict[str, Any], chart: str | None) -> None:
-    print_activation_memory(data["activation_memory"])
-    if chart is not None:
-        from snugfit._report.activation import write_activation_page
-
-        note(f"chart: {write_activation_page(Path(chart), data['model'], data['activation_memory'])}")
+    print_tables((title, ("tensor", "parameters", "t_dw", "t_dy", "saved"), rows))
 
 
 def print_activation_memory(memory: dict[str, Any]) -> None:
-    """Print ``activation_memory`` of ``profile --json`` as tables on stderr.
-
-    Args:
-        memory: what ``strategies.sidenet.activation_table`` gives.
-    """
-    true = memory["true"]
-    kinds = ("temporary_bytes", "cumulative_bytes", "peak_bytes")
-    rows = []
-    for index, (paper, real) in enumerate(zip(memory["blocks"], true["blocks"], strict=True)):
-        marks = [" *" if index == whole["peak_block"] else "" for whole in (memory, true)]
-        sizes = [[format_bytes(block[kind]) for kind in kinds] for block in (paper, real)]
-        cells = [*sizes[0][:2], sizes[0][2] + marks[0], *sizes[1][:2], sizes[1][2] + marks[1]]
-        rows.append((f"{index} {paper['name']}", *cells))
+    """Print ``activation_memory`` of ``profile --json`` as tables on stderr."""
+    true, rows = memory["true"], []
+    for index, block in enumerate(memory["blocks"]):
+        cells = [f"{index} {block['name']}"]
+        for whole in (memory, true):
+            sizes = [format_bytes(whole["blocks"][index][f"{kind}_bytes"]) for kind in _ACTIVATION_KINDS]
+            cells += [*sizes[:2], sizes[2] + (" *" if index == whole["peak_block"] else "")]
+        rows.append(cells)
     title = f"activation memory, {memory['trained']} trained; * where the peak is\n"
     title += f"left: the paper's rule, one image; right: as tensors live, batch of {true['batch']}"
-    columns = ("temporary", "cumulative", "peak")
-    _print_table(title, ("block", *columns, *(f"true {column}" for column in columns)), rows)
     from snugfit._report.activation import totals
 
-    _print_table("whole step", ("figure", "bytes"), totals(memory))
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from snugfit._report.tables import make_table, print_tables
-
-    print_tables(make_table(title, columns, rows))
+    print_tables((title, ("block", *_ACTIVATION_KINDS, *(f"true {kind}" for kind in _ACTIVATION_KINDS)), rows))
+    print_tables(("whole step", ("figure", "bytes"), totals(memory)))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from snugfit._cli.output import explain, note
-from snugfit._cli.plan_cache import Answer
+from snugfit._cli.plan_cache import PlanCache
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.explanation import explanation_of
 from snugfit._core.plan import Plan, ranked
@@ -36,23 +36,18 @@ LESS = 3
 """MB below the smallest budget that are known not to work."""
 Answers = list[tuple[Request, dict[str, Any]]]
 """Requests, each with the answer of a process."""
-Ask = Callable[[Request], dict[str, Any]]
-"""Plans in a fresh process; ``infeasible`` is set in its answer if nothing fits."""
+Planner = Callable[..., dict[str, Any]]
+"""Plans a request in a fresh process; its answer says if it is ``infeasible``, and with ``smallest=True`` the smallest
+budget by its measurements."""
 Try = Callable[[int], "int | None"]
 """Plans with a budget in MB in a fresh process: the smallest budget by its measurements, or None if nothing fits."""
 
 
-def plan_again(request: Request, first: dict[str, Any], plan: Ask, measure: Ask) -> dict[str, Any]:
+def plan_again(request: Request, first: dict[str, Any], plan: Planner) -> dict[str, Any]:
     """A plan from fresh processes, or the error with the smallest budget that works.
 
-    Args:
-        request: the options.
-        first: the answer of the first process.
-        plan: plans in a fresh process.
-        measure: plans in a fresh process, and adds the smallest budget by its measurements.
-
-    Returns:
-        An answer. Its ``request`` is that of the chosen candidate, if a request other than the first fits.
+    ``first`` is the answer of the first process. The ``request`` of the result is that of the chosen candidate, if a
+    request other than the first fits.
     """
     if not first.get("infeasible") or request.budget.memory is None:
         return first
@@ -60,15 +55,15 @@ def plan_again(request: Request, first: dict[str, Any], plan: Ask, measure: Ask)
     for each in map(Request.from_json, first.get("retries", ())):
         if _expected(first, each.strategy.strategy) > HOPELESS * parse_bytes(request.budget.memory):
             answers.append((each, first))
-        elif not any(fits(found) for other, found in answers if other.strategy.strategy == each.strategy.strategy):
+        elif not any(_fits(found) for other, found in answers if other.strategy.strategy == each.strategy.strategy):
             note(f"nothing fits yet; planning {_described(each, request)} in a process of its own")
             answers.append((each, plan(each)))
-    if any(fits(found) for _, found in answers):
+    if any(_fits(found) for _, found in answers):
         return _merged(first, answers)
-    return _with_smallest_budget(request, first, answers or [(request, first)], measure)
+    return _with_smallest_budget(request, first, answers or [(request, first)], plan)
 
 
-def fits(found: dict[str, Any]) -> bool:
+def _fits(found: dict[str, Any]) -> bool:
     """Whether anything fits in an answer."""
     return not found["infeasible"]
 
@@ -82,7 +77,7 @@ def _described(narrowed: Request, request: Request) -> str:
 
 def _merged(first: dict[str, Any], answers: Answers) -> dict[str, Any]:
     """One plan of what fits in fresh processes, best first, and then of what does not fit."""
-    feasible = [(each, found, Plan.from_json(found["plan"])) for each, found in answers if fits(found)]
+    feasible = [(each, found, Plan.from_json(found["plan"])) for each, found in answers if _fits(found)]
     fitting = {each.strategy.strategy for each, _, _ in feasible}
     plan = Plan.from_json(first["plan"])
     others = [candidate for candidate in plan.candidates if candidate.strategy not in fitting]
@@ -97,20 +92,20 @@ def _merged(first: dict[str, Any], answers: Answers) -> dict[str, Any]:
     }
 
 
-def _with_smallest_budget(request: Request, first: dict[str, Any], refused: Answers, measure: Ask) -> dict[str, Any]:
+def _with_smallest_budget(request: Request, first: dict[str, Any], refused: Answers, plan: Planner) -> dict[str, Any]:
     """The error that names the smallest budget that works."""
     anywhere = replace(request, budget=replace(request.budget, memory=None), machine=replace(request.machine, out=None))
-    answer = Answer(anywhere, "smallest")
-    known, least = answer.find(), parse_bytes(str(request.budget.memory)) + MB
+    cache = PlanCache(anywhere, "smallest")
+    known, least = cache.find(), parse_bytes(str(request.budget.memory)) + MB
     if known is None or known["bytes"] < least:
-        known = _smallest(refused, least, measure)
+        known = _smallest(refused, least, plan)
         if known is None:
             return first
-        answer.keep(known)
+        cache.keep(known)
     return _refusal(request, first, known["strategy"], known["bytes"])
 
 
-def _smallest(refused: Answers, least: int, measure: Ask) -> dict[str, Any] | None:
+def _smallest(refused: Answers, least: int, plan: Planner) -> dict[str, Any] | None:
     """The smallest budget, and the strategy that fits it; None if nothing fits any budget that was tried."""
     best: dict[str, Any] | None = None
     most = int(MOST_OF_MACHINE * refused[0][1]["plan"]["hardware"]["memory_bytes"])
@@ -118,7 +113,7 @@ def _smallest(refused: Answers, least: int, measure: Ask) -> dict[str, Any] | No
     for size, each in sorted((pair for pair in expected if pair[0]), key=lambda pair: pair[0]):
         if best is not None and size >= best["bytes"]:
             break
-        found = _search(each, size, range(least, most), measure, best)
+        found = _search(each, size, range(least, most), plan, best)
         if found is not None and (best is None or found["bytes"] < best["bytes"]):
             best = found
     return best
@@ -131,7 +126,7 @@ def _expected(found: dict[str, Any], strategy: str) -> int:
 
 
 def _search(
-    request: Request, expected: int, sizes: range, measure: Ask, best: dict[str, Any] | None
+    request: Request, expected: int, sizes: range, plan: Planner, best: dict[str, Any] | None
 ) -> dict[str, Any] | None:
     """The smallest of these budgets that a request fits, and the strategy; None if it fits none that was tried."""
     strategy = request.strategy.strategy
@@ -139,7 +134,7 @@ def _search(
     def attempt(size: int) -> int | None:
         nonlocal strategy
         note(f"measuring {request.strategy.strategy} in {size}.0 MB, to find the smallest budget that works")
-        found = measure(replace(request, budget=replace(request.budget, memory=f"{size}MB")))
+        found = plan(replace(request, budget=replace(request.budget, memory=f"{size}MB")), smallest=True)
         if not found.get("smallest"):
             return None
         strategy = found["plan"]["candidates"][found["plan"]["chosen"]]["strategy"]
@@ -153,7 +148,12 @@ def _search(
 def _refusal(request: Request, first: dict[str, Any], strategy: str, smallest: int) -> dict[str, Any]:
     """The first answer, with an error in which that strategy needs that much and no other one less."""
     plan, budget = first["plan"], parse_bytes(str(request.budget.memory))
-    candidates = [_corrected(each, strategy, smallest) for each in plan["candidates"]]
+    candidates = [dict(each) for each in plan["candidates"]]
+    for each in candidates:
+        if each["smallest_bytes"] and each["strategy"] == strategy:
+            each |= {"smallest_bytes": smallest, "reasons": [f"needs {format_bytes(smallest)}"]}
+        elif each["smallest_bytes"]:
+            each["smallest_bytes"] = max(each["smallest_bytes"], smallest)
     work = f"{plan['workload']['model']} on {plan['workload']['data']}"
     error = InfeasibleBudgetError(
         f"{work} does not fit a budget of {format_bytes(budget)} of memory.",
@@ -164,26 +164,11 @@ def _refusal(request: Request, first: dict[str, Any], strategy: str, smallest: i
     return {**first, "plan": {**plan, "candidates": candidates}, "infeasible": explain(error).to_json()}
 
 
-def _corrected(candidate: dict[str, Any], strategy: str, smallest: int) -> dict[str, Any]:
-    if not candidate["smallest_bytes"]:
-        return candidate
-    if candidate["strategy"] == strategy:
-        return {**candidate, "smallest_bytes": smallest, "reasons": [f"needs {format_bytes(smallest)}"]}
-    return {**candidate, "smallest_bytes": max(candidate["smallest_bytes"], smallest)}
-
-
 def smallest_that_fits(attempt: Try, expected: int, refused: int, most: int, enough: int | None = None) -> int | None:
-    """The smallest budget, in MB, that works when tried, while ``LESS`` below it does not.
+    """The smallest budget, in MB, that works when tried, while ``LESS`` below it does not; None if none works.
 
-    Args:
-        attempt: plans in a fresh process.
-        expected: budget that is expected to work, in MB.
-        refused: largest budget that is known not to work.
-        most: largest budget to try.
-        enough: a larger budget than this is returned as soon as it is found, and not narrowed down.
-
-    Returns:
-        None if nothing fits any budget that was tried.
+    The search begins at the ``expected`` budget, between the largest one that is known to be ``refused`` and the
+    ``most`` to try. A larger budget than ``enough`` is returned as soon as it is found, and not narrowed down.
     """
     refusals = {refused}
     for step in STEPS:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from snugfit._cli.options import SHOW_ALL, OutputOptions
-from snugfit._cli.output import note, print_json
+from snugfit._cli.output import note, print_json, print_tables
 from snugfit._core import known
 from snugfit._quantities import format_bytes, format_short_seconds
 from snugfit.strategies.tiled.config import PlannedTileOptions, TileRequest
@@ -28,7 +28,7 @@ def plan_cluster(
     tiles: Annotated[PlannedTileOptions, Parameter(name="*", group=Group("Tiles", sort_key=2))] = AUTO,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
-    """Tell how a network would be cut into tiles over a cluster, and what a training step takes; nothing is run.
+    """Show how a network would be cut into tiles over a cluster, and what a training step takes; nothing is run.
 
     A tile of a layer's output needs a little more than a tile of its input: the halo. Groups of layers exchange halos
     once, and compute the overlap twice. Many small groups suit fast networks, few large ones slow networks or those
@@ -53,9 +53,6 @@ def plan_cluster(
         request: the network and the cluster.
         tiles: how feature maps are cut.
         output: what is shown.
-
-    Raises:
-        UsageError: the file cannot be used, or options contradict each other.
     """
     known.check_model(request.model)
     from snugfit.strategies.tiled.tile_costs import plan_tiles
@@ -68,7 +65,7 @@ def plan_cluster(
 
 
 def print_tiles(found: dict[str, Any]) -> None:
-    """Print what ``cluster plan --json`` tells as tables on stderr."""
+    """Print the figures of ``cluster plan --json`` as tables on stderr."""
     layers, predicted = found["tiled_layers"], found["predicted"]
     seconds = {key: format_short_seconds(value) for key, value in predicted.items() if key.endswith("seconds")}
     source = found["cluster"] or "typical, not measured"
@@ -84,11 +81,9 @@ def print_tiles(found: dict[str, Any]) -> None:
     where = "every process" if found["rest"] == "replicated" else "the gateway"
     sending = f"{seconds['last_map_seconds']} for sending the last map and its gradient"
     note(f"the rest on {where}: {seconds['rest_seconds']}, and {sending}")
-    from snugfit._report.tables import make_table, print_tables
-
     print_tables(
-        make_table("Devices, per step", _DEVICE_COLUMNS, map(_device_row, found["devices"])),
-        make_table("Groups compared", _GROUP_COLUMNS, map(_group_row, found["compared"])),
+        ("Devices, per step", _DEVICE_COLUMNS, map(_device_row, found["devices"])),
+        ("Groups compared", _GROUP_COLUMNS, map(_group_row, found["compared"])),
     )
 
 

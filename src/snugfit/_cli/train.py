@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,9 +39,6 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         flags: the options of the run.
         resume: continue the run in this folder, with the options that it was started with.
         output: what is shown.
-
-    Raises:
-        UsageError: other options are given with `--resume`.
     """
     record = _resumed(resume, flags, output) if resume else _started(_new_request(flags), output)
     if "run_dir" not in record:  # a process that has served another one's run
@@ -70,10 +68,7 @@ def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
     def ask(each: Request) -> dict[str, Any]:
         return run_job(make_job("train", output, each.machine.threads, request=each.to_json(), resume=None))
 
-    def measure(each: Request) -> dict[str, Any]:
-        return planned(each, output, smallest=True)
-
-    found = plan_again(request, ask(request), lambda each: planned(each, output), measure)
+    found = plan_again(request, ask(request), partial(planned, output=output))
     if "request" in found and not found["infeasible"]:
         found = ask(Request.from_json(found["request"]))
     if found.get("infeasible"):

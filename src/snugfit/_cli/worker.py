@@ -108,16 +108,12 @@ def _train_in_launch(api: Any, job: dict[str, Any], subscribers: Subscribers) ->
     from snugfit._engine.distributed import connected, serve
     from snugfit._training.launch import share_of_threads, world
 
-    with connected(_device(job)) as commands:
+    device = None if job["resume"] else Request.from_json(job["request"]).machine.device
+    with connected(device) as commands:
         api.prepare_process(share_of_threads(world(), job["threads"]))
         if commands is not None and not commands.heartbeat.here.is_gateway:
             return serve(commands)
         return _train_at_gateway(api, job, subscribers)
-
-
-def _device(job: dict[str, Any]) -> str | None:
-    device: str | None = None if job["resume"] else Request.from_json(job["request"]).machine.device
-    return device
 
 
 def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:

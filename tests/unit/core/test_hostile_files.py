@@ -84,6 +84,6 @@ def test_kept_answers_that_cannot_be_used_are_as_good_as_none(tmp_path, monkeypa
     monkeypatch.setattr(plan_cache, "_path", lambda *asked: path)
     good = {"plan": json.loads(json.dumps(PLAN.to_json())), "infeasible": None, "comparison": []}
     path.write_text(json.dumps(good))
-    assert plan_cache.Answer(Request()).find() == good
+    assert plan_cache.PlanCache(Request()).find() == good
     path.write_text(found if isinstance(found, str) else json.dumps(found))
-    assert plan_cache.Answer(Request()).find() is None
+    assert plan_cache.PlanCache(Request()).find() is None
