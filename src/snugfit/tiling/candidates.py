@@ -143,13 +143,9 @@ def _cheapest_within(cuts: Sequence[int], groups: dict[tuple[int, int], _Group],
 
 @dataclass(frozen=True)
 class _Group:
-    """Values of a tile in the middle of the grid, per image.
+    """Values of a tile in the middle of the grid, per image, and approximate multiply-accumulates of all tiles.
 
-    Attributes:
-        held: all feature maps within the group.
-        peak: these, and the gradient of the whole first feature map.
-        kept: the whole last feature map.
-        macs: of all tiles, approximately.
+    Held are all feature maps within the group; kept is the whole last one; the peak adds the whole first and last.
     """
 
     held: int

@@ -221,12 +221,9 @@ def seeded_rng(seed: int | None, device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Worker:
-    """What a process does at the gateway's commands.
+    """What a process does at the gateway's commands: a training step, and ``tick`` after every command.
 
-    Attributes:
-        step: a training step.
-        load: starts again from the present weights and the state of optimizers, by name; the latter may be empty.
-        tick: called after every command.
+    ``load`` starts again from the present weights and the state of optimizers, by name; the latter may be empty.
     """
 
     step: Callable[[Command], None]

@@ -86,10 +86,7 @@ class _Counter:
         return [*stages, self._idle("last map", "forward", self._gathered(self.schedule.forward.cuts[-1], targets))]
 
     def apply_rest(self, macs: int) -> list[Stage]:
-        """The layers behind the tiled ones.
-
-        Gradients of feature maps and of weights take as much as the forward pass each.
-        """
+        """The layers behind the tiled ones; gradients of feature maps and of weights each take as much as forward."""
         busy = self.processes if self.rest == "replicated" else GATEWAY + 1
         work = [self.images * macs if rank < busy else 0 for rank in range(self.processes)]
         forward = Stage("rest", "forward", {}, tuple(work))
@@ -239,10 +236,7 @@ def _of_weights(weights: int, processes: int, update: WeightUpdate) -> list[Stag
 
 
 def all_reduced(floats: int, processes: int) -> Messages:
-    """Messages of an all-reduce by a ring.
-
-    Every process passes on every other part, to add up and then to distribute.
-    """
+    """Messages of an all-reduce by a ring: every process passes on every other part, to add up and to distribute."""
     return _ring(-(-2 * (processes - 1) * floats // processes), processes)
 
 

@@ -26,11 +26,11 @@ from snugfit.tiling.transport import GatherHandle, OverlappedAllReduce, Transpor
 
 @dataclass
 class _State:
-    """What a process keeps of a step, per cell of its own.
+    """What a process keeps of a step.
 
     Attributes:
         images: number in the batch.
-        maps: feature maps saved for the backward pass, by number.
+        maps: feature maps saved for the backward pass, per cell and by number.
         moments: mean and variance (C,) of norms that normalise by their batch, by number of the layer.
         sums: sums that such a norm needs for its backward pass, where they are on their way early.
     """

@@ -184,10 +184,8 @@ Source = Literal["gateway", "cores", "everyone"]
 class Wanted:
     """What cells need of a feature map.
 
-    Attributes:
-        what: the halo of a forward group, of a backward group's gradient or of its first feature map for recomputation;
-            or the whole feature map, on the gateway or on every process.
-        group: number of the group.
+    The halo of a forward group, of a backward group's gradient or of its first feature map for recomputation; or the
+    whole feature map, on the gateway or on every process.
     """
 
     what: Literal["forward", "backward", "recompute", "gateway", "everyone"]

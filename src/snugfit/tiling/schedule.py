@@ -25,12 +25,9 @@ Reads = Literal["nothing", "input", "core", "output"]
 
 @dataclass(frozen=True)
 class BackwardRules:
-    """What a network's backward pass needs of its layers.
+    """What a network's backward pass needs.
 
-    Attributes:
-        flows: for every feature map, whether its gradient is needed.
-        trains: for every layer, whether it has trained weights.
-        reads: for every layer, which of its feature maps its backward pass reads.
+    For every feature map, whether its gradient flows; for every layer, whether it trains and what is read of it.
     """
 
     flows: tuple[bool, ...]
@@ -108,7 +105,7 @@ class Schedule:
 
     @cached_property
     def forward_groups(self) -> dict[tuple[int, int], list[Regions]]:
-        """The regions that each tile holds in each group of the forward pass; of the first feature map, with its halo.
+        """The regions that each tile holds in each forward group; of the first feature map, with its halo.
 
         What is kept of a feature map between groups is fetched with the halo, not computed twice.
         """

@@ -37,13 +37,9 @@ from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 @dataclass(frozen=True)
 class Segment:
-    """Layers ``start``, ..., ``stop - 1``, of which the first may be a norm that normalises by its batch.
+    """Layers ``start``, ..., ``stop - 1``; with ``by_batch``, the first is a norm that normalises by its batch.
 
-    Attributes:
-        prefix, tiling: the network's leading layers, and how they are cut.
-        start, stop: numbers of feature maps.
-        by_batch: whether the first layer is such a norm.
-        scratch: where feature maps lie between segments; in memory by default.
+    Feature maps between segments lie in ``scratch``, or in memory.
     """
 
     prefix: TileablePrefix

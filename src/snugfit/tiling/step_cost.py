@@ -53,12 +53,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class StepCost:
-    """The cost of a training step on all processes.
+    """The cost of a training step: stages in order, and for each process kept bytes and number of tiles.
 
-    Attributes:
-        stages: in order.
-        kept_bytes: of every process, of the feature maps that the forward pass keeps for the backward pass.
-        tiles: of every process, in all its shares of the batch.
+    Kept are the feature maps that the forward pass leaves to the backward pass.
     """
 
     stages: tuple[Stage, ...]

@@ -94,8 +94,8 @@ class ProcessTransport:
     def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Sequence[Handle]:
         """Send and receive flat tensors (n,) in one batch of point-to-point messages.
 
-        Receives come first: gloo sends nothing before the other side has said that it is ready to receive, and that
-        message would queue behind this side's own data. Both directions of a slow link would then take turns.
+        Receives come first: gloo sends nothing before the other side is ready to receive, and the message that says so
+        would queue behind this side's own data. Both directions of a slow link would then take turns.
         """
         messages = [dist.P2POp(dist.irecv, flat, group_peer=rank, group=self.group) for rank, flat in incoming.items()]
         messages += [dist.P2POp(dist.isend, flat, group_peer=rank, group=self.group) for rank, flat in outgoing.items()]
@@ -257,10 +257,7 @@ class NullChannel:
 
 
 def send_tensors(tensors: dict[str, Tensor], transport: Transport) -> None:
-    """Send tensors of any shapes by name to all others.
-
-    Their types and shapes, then one at a time to keep copies small.
-    """
+    """Send tensors of any shapes by name to all others: types and shapes, then one at a time to keep copies small."""
     if transport.size > 1 and not any(tensor.is_meta for tensor in tensors.values()):
         forms = [(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()]
         content = torch.frombuffer(bytearray(json.dumps(forms).encode()), dtype=torch.uint8)
