@@ -11,12 +11,10 @@ import torch
 
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
-from snugfit._data import coco_boxes, yolo
+from snugfit._data import coco, yolo
 from snugfit._data.batches import Batches
-from snugfit._data.box_checks import BoxChecks
 from snugfit._data.box_transform import BoxTransform
-from snugfit._data.boxes import BoxedImages
-from snugfit._data.decode import Decoder
+from snugfit._data.boxes import BoxedData, BoxedImages
 from snugfit._data.files import opening
 from snugfit._data.sets import IMAGENET, Splits
 from snugfit._data.split import SplitOptions
@@ -131,17 +129,17 @@ def box_sizes(images: BoxedImages) -> np.ndarray:
     return np.asarray(images.boxes.rows[:, 3:5])
 
 
-def _read(path: Path, size: int, workers: int) -> tuple[tuple[str, ...], dict[str, BoxedImages], Decoder, BoxChecks]:
+def _read(path: Path, size: int, workers: int) -> BoxedData:
     if path.suffix == ".json":
-        found = {"train": (path, coco_boxes.images_of(path, _above(path)))}
+        found = {"train": (path, coco.images_of(path, _above(path)))}
     else:
-        found = coco_boxes.find(path) if path.is_dir() else {}
+        found = coco.find_boxes(path) if path.is_dir() else {}
     if not found:
-        return yolo.read(path, size, workers)
+        return yolo.read_boxes(path, size, workers)
     if "train" not in found:
         missing = path / "annotations" / "instances_train*.json"
         raise DataError(f"{missing} is missing, but there are {' and '.join(found)} annotations in its folder.")
-    return coco_boxes.read(found, size, workers)
+    return coco.read_boxes(found, size, workers)
 
 
 def _above(path: Path) -> Path:

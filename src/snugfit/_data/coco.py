@@ -1,99 +1,211 @@
-"""COCO's files of annotated objects (https://cocodataset.org/#format-data), as one label per image."""
+"""Objects that COCO annotates in ``instances_*.json`` (https://cocodataset.org/#format-data), and their boxes.
+
+Crowds are left out, as they are when detectors are trained on COCO. Classes are the categories in the order of their
+ids.
+"""
 
 from __future__ import annotations
 
+import reprlib
 from array import array
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from snugfit._data.entries import identity, number, take_coco, text
+from snugfit._data.boxes import BoxChecks, BoxedData, BoxedImages, Boxes, BoxTable
+from snugfit._data.decode import Decoder
+from snugfit._data.entries import entries
 from snugfit._data.files import FileNames, below
+from snugfit._data.sets import check_class_count
 from snugfit.errors import DataError
 
+_LARGEST = 1e15
+ROBOFLOW = "_annotations.coco.json"
+_BOX_PARTS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
-def label_images(
-    path: Path, folder: Path, category: str, share: float, files: FileNames
-) -> tuple[np.ndarray, np.ndarray]:
-    """Tell the images with an object of one category that covers more than a share of the image.
 
-    The size of an object is the ``area`` of its annotation, in pixels; crowds count like single objects. The file is
-    read entry by entry: 20 bytes per annotation are kept while it is read, then 16 per image and the image's name.
+def find_boxes(root: Path) -> dict[str, tuple[Path, Path]]:
+    """The file of annotations and the folder of images of each part below a folder; empty if there are none.
 
-    Args:
-        path: an ``instances_*.json``.
-        folder: the folder of the images that it lists.
-        category: name of the category.
-        share: share of the image's pixels that the object must exceed.
-        files: list of names that the images' paths are added to.
-
-    Returns:
-        Ids and labels (1 with such an object, 0 without) in the order of the file, both (N,) int64.
-
-    Raises:
-        DataError: the file is damaged or not in COCO's format, has no such category, or an image that it lists is
-            missing; or an annotation belongs to no image listed.
+    Looked for are ``annotations/instances_train2017.json`` (any year, or none) with ``train2017/`` or
+    ``images/train2017/``, and ``train/_annotations.coco.json``; the same for val and test.
     """
-    table = _Table(path, folder, files)
-    add = {"images": table.add_image, "annotations": table.add_annotation, "categories": table.add_category}
-    take_coco(path, add)
-    return table.labels(category, share)
+    found = {}
+    for part, names in _BOX_PARTS.items():
+        for name in names:
+            if (root / name / ROBOFLOW).is_file():
+                found[part] = (root / name / ROBOFLOW, root / name)
+            for path in sorted((root / "annotations").glob(f"instances_{name}*.json")):
+                found[part] = (path, images_of(path, root))
+    return found
 
 
-class _Table:
-    """What counts of one file, in columns."""
+def images_of(path: Path, root: Path) -> Path:
+    """The folder of the images that a file of annotations lists."""
+    name = path.stem.removeprefix("instances_")
+    folders = [root / name, root / "images" / name, root / "images", path.parent]
+    return next((folder for folder in folders if folder.is_dir()), root)
+
+
+def number(value: Any, least: float = -_LARGEST, most: float = _LARGEST) -> float:
+    """A number between two; anything else raises a ``TypeError`` or ``ValueError``, as in the next two functions."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(value)
+    if not least <= value <= most:
+        raise ValueError(value)
+    return float(value)
+
+
+def identity(value: Any) -> int:
+    """A whole number that 64 bits hold."""
+    if type(value) is not int:
+        raise TypeError(value)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(value)
+    return value
+
+
+def _text(value: Any) -> str:
+    """A text that UTF-8 can encode."""
+    if not isinstance(value, str):
+        raise TypeError(value)
+    value.encode()
+    return value
+
+
+class Instances:
+    """Images, annotations and categories of one file, in columns; it is read entry by entry."""
+
+    advice = "Restore the images of {folder}."
 
     def __init__(self, path: Path, folder: Path, files: FileNames) -> None:
-        self._path, self._folder, self._files = path, folder, files
-        self._ids, self._pixels = array("q"), array("d")
-        self._image_ids, self._category_ids, self._areas = array("q"), array("i"), array("d")
-        self._categories: dict[str, int] = {}
+        self.path, self.folder, self.files = path, folder, files
+        self.ids, self.sizes = array("q"), array("d")
+        self.image_ids, self.category_ids, self.values = array("q"), array("q"), array("d")
+        self.categories: dict[int, str] = {}
 
-    def add_image(self, entry: dict[str, Any]) -> None:
-        file = below(self._folder, text(entry["file_name"]), str(self._path))
-        self._pixels.append(number(entry["width"], 1) * number(entry["height"], 1))
-        self._ids.append(identity(entry["id"]))
+    def read(self) -> None:
+        """Read the file.
+
+        Raises:
+            DataError: it cannot be read, an entry is not in COCO's format, or an image is missing.
+        """
+        add = {"images": self._add_image, "annotations": self.add_annotation, "categories": self._add_category}
+        for name, entry in entries(self.path):
+            if not isinstance(name, str) or name not in add:
+                continue
+            try:
+                if not isinstance(entry, dict):
+                    raise TypeError(entry)
+                add[name](entry)
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                shown = reprlib.repr(entry)
+                raise DataError(
+                    f"{self.path}: '{name}' holds {shown}, which is not an entry of COCO. Restore it."
+                ) from error
+
+    def _add_image(self, entry: dict[str, Any]) -> None:
+        file = below(self.folder, _text(entry["file_name"]), str(self.path))
+        width, height = number(entry["width"], 1), number(entry["height"], 1)
+        self.ids.append(identity(entry["id"]))
         if not file.is_file():
-            raise DataError(f"{file} is missing, but {self._path} lists it. Unpack {self._folder.name}.zip again.")
-        self._files.append(file)
+            advice = self.advice.format(folder=self.folder, name=self.folder.name)
+            raise DataError(f"{file} is missing, but {self.path} lists it. {advice}")
+        self.sizes.extend((width, height))
+        self.files.append(file)
 
     def add_annotation(self, entry: dict[str, Any]) -> None:
-        self._areas.append(number(entry["area"], 0))
-        self._image_ids.append(identity(entry["image_id"]))
-        self._category_ids.append(identity(entry["category_id"]))
+        """Add the image and category of an annotation; subclasses add values."""
+        self.image_ids.append(identity(entry["image_id"]))
+        self.category_ids.append(identity(entry["category_id"]))
 
-    def add_category(self, entry: dict[str, Any]) -> None:
-        self._categories[text(entry["name"])] = identity(entry["id"])
+    def _add_category(self, entry: dict[str, Any]) -> None:
+        self.categories[identity(entry["id"])] = _text(entry["name"])
 
-    def labels(self, category: str, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and labels of the images, (N,) int64 each: 1 if an object of the category covers more than ``share``."""
-        if category not in self._categories:
-            raise DataError(f"{self._path} has no category '{category}'. Get COCO's own instances_*.json.")
-        for kind, column in (("images", self._ids), ("annotations", self._image_ids)):
-            if not column:
-                raise DataError(f"{self._path} has no {kind}. Get COCO's own instances_*.json.")
-        ids, pixels = np.array(self._ids, dtype=np.int64), np.array(self._pixels)
-        check_ids(ids, self._path)
-        chosen = np.frombuffer(self._category_ids, dtype=np.intc) == self._categories[category]
-        rows = places_of(np.frombuffer(self._image_ids, dtype=np.int64), ids, self._path)[chosen]
-        labels = np.zeros(len(ids), dtype=np.int64)
-        labels[rows[np.frombuffer(self._areas)[chosen] / pixels[rows] > share]] = 1
-        return ids, labels
+    def annotated(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of the images (N,), and the positions among them of the annotations' images (M,); both int64.
+
+        Raises:
+            DataError: an image is listed twice, or an annotation is of an image that is not listed.
+        """
+        ids, annotated = np.array(self.ids, dtype=np.int64), np.frombuffer(self.image_ids, dtype=np.int64)
+        check_ids(ids, self.path)
+        order = np.argsort(ids, kind="stable")
+        places: np.ndarray = order[np.searchsorted(ids, annotated, sorter=order).clip(max=len(ids) - 1)]
+        unknown = annotated[ids[places] != annotated]
+        if len(unknown):
+            raise DataError(f"{self.path} annotates an image {unknown[0]} that it does not list. Restore it.")
+        return ids, places
 
 
-def places_of(annotated: np.ndarray, ids: np.ndarray, source: Path) -> np.ndarray:
-    """Positions in the images' ids (N,) of the image ids (M,) of annotations: (M,) int64.
+class _BoxInstances(Instances):
+    """A file with the boxes of its annotations."""
+
+    def __init__(self, path: Path, folder: Path, checks: BoxChecks) -> None:
+        super().__init__(path, folder, FileNames())
+        self._checks = checks
+        self.read()
+        if not len(self.files) or not self.categories:
+            raise DataError(f"{path} has no {'categories' if len(self.files) else 'images'}: not COCO's instances.")
+        check_class_count(len(self.categories), path)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.categories[number] for number in sorted(self.categories))
+
+    def add_annotation(self, entry: dict[str, Any]) -> None:
+        if entry.get("iscrowd"):
+            self._checks.count("crowds were left out")
+            return
+        left, top, width, height = map(number, entry["bbox"])
+        super().add_annotation(entry)
+        self.values.extend((left, top, width, height))
+
+    def boxes(self) -> Boxes:
+        """The boxes by image, in the order of the images.
+
+        Raises:
+            DataError: an annotation is of no image or category listed, or lies outside its image.
+        """
+        ids, images = self.annotated()
+        labels = {number: label for label, number in enumerate(sorted(self.categories))}
+        table, by_image = BoxTable(), np.argsort(images, kind="stable")
+        ends = np.searchsorted(images[by_image], np.arange(len(ids)), side="right")
+        start = 0
+        for image, end in enumerate(ends.tolist()):
+            rows = [self._row(place, image, labels) for place in by_image[start:end].tolist()]
+            table.add(self._checks.rows(rows, f"{self.path}, image {ids[image]}"))
+            start = end
+        return table.boxes()
+
+    def _row(self, place: int, image: int, labels: dict[int, int]) -> tuple[float, float, float, float, float]:
+        category = self.category_ids[place]
+        if category not in labels:
+            raise DataError(f"{self.path} annotates an object of category {category}, which it does not list.")
+        left, top, width, height = self.values[4 * place : 4 * place + 4]
+        across, down = self.sizes[2 * image : 2 * image + 2]
+        return (labels[category], (left + width / 2) / across, (top + height / 2) / down, width / across, height / down)
+
+
+def read_boxes(found: dict[str, tuple[Path, Path]], image_size: int, workers: int) -> BoxedData:
+    """Read the parts; images are not decoded yet.
 
     Raises:
-        DataError: an annotation is of an image that is not listed; the message names ``source``.
+        DataError: a file is damaged or not in COCO's format, an image that it lists is missing, parts have other
+            categories than others, or there are no boxes to train on.
     """
-    order = np.argsort(ids, kind="stable")
-    rows: np.ndarray = order[np.searchsorted(ids, annotated, sorter=order).clip(max=len(ids) - 1)]
-    unknown = annotated[ids[rows] != annotated]
-    if len(unknown):
-        raise DataError(f"{source} annotates an image {unknown[0]} that it does not list. Restore it.")
-    return rows
+    checks, decoder = BoxChecks(), Decoder(image_size, workers=workers, crop=False)
+    parts, names = {}, tuple[str, ...]()
+    for part, (path, folder) in found.items():
+        instances = _BoxInstances(path, folder, checks)
+        parts[part] = BoxedImages(instances.files, instances.boxes(), decoder)
+        if part != "train" and instances.class_names != names:
+            raise DataError(f"{path} has other categories than {found['train'][0]}. Give all parts the same ones.")
+        names = instances.class_names
+    if not len(parts["train"].boxes.rows):
+        raise DataError(f"{found['train'][0]} holds no boxes to train on.")
+    return names, parts, decoder, checks
 
 
 def check_ids(ids: np.ndarray, source: Path) -> None:

@@ -6,8 +6,7 @@ The standard library decodes only whole texts, so this module finds the entries 
 from __future__ import annotations
 
 import json
-import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,7 +15,6 @@ from snugfit.errors import DataError
 
 _CHUNK = 1 << 18
 _LONGEST = 1 << 22
-_MOST = 1e15
 _SPACE = " \t\n\r"
 _AFTER_A_VALUE = ",:]}" + _SPACE
 _DECODER = json.JSONDecoder()
@@ -36,63 +34,6 @@ def entries(path: Path) -> Iterator[tuple[str, Any]]:
             yield from _Scanner(file).lists()
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}. Restore it.") from error
-
-
-def take_coco(path: Path, add: Mapping[str, Callable[[Any], None]]) -> None:
-    """Pass the entries of COCO's lists to the function for each list.
-
-    Raises:
-        DataError: the file cannot be read, or an entry is not in COCO's format.
-    """
-    for name, entry in entries(path):
-        if isinstance(name, str) and name in add:
-            try:
-                if not isinstance(entry, dict):
-                    raise TypeError(entry)
-                add[name](entry)
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
-                shown = reprlib.repr(entry)
-                raise DataError(
-                    f"{path}: '{name}' holds {shown}, which is not an entry of COCO. Restore it."
-                ) from error
-
-
-def text(value: Any) -> str:
-    """A text that UTF-8 can encode.
-
-    Raises:
-        TypeError, ValueError: the value is not one.
-    """
-    if not isinstance(value, str):
-        raise TypeError(value)
-    value.encode()
-    return value
-
-
-def number(value: Any, least: float = -_MOST, most: float = _MOST) -> float:
-    """A number between two.
-
-    Raises:
-        TypeError, ValueError: the value is not one.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(value)
-    if not least <= value <= most:
-        raise ValueError(value)
-    return float(value)
-
-
-def identity(value: Any) -> int:
-    """A whole number that 64 bits hold.
-
-    Raises:
-        TypeError, ValueError: the value is not one.
-    """
-    if type(value) is not int:
-        raise TypeError(value)
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(value)
-    return value
 
 
 class _Scanner:

@@ -17,11 +17,13 @@ part (40,504 images in 2014, 5,000 in 2017) for the test; accuracies then do not
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from snugfit._data.coco import check_ids, label_images
+from snugfit._data.coco import Instances, check_ids, number
 from snugfit._data.decode import Decoder
 from snugfit._data.files import FileNames, lines
 from snugfit._data.folder import FileImages
@@ -50,8 +52,7 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
     for folder in (root / f"train{year}", root / f"val{year}"):
         if not folder.is_dir():
             raise DataError(f"{folder} is missing. Unpack {folder.name}.zip from https://cocodataset.org in {root}.")
-        path = annotations / f"instances_{folder.name}.json"
-        described.append(label_images(path, folder, "person", _SHARE, files))
+        described.append(_Areas(annotations / f"instances_{folder.name}.json", folder, files).labels())
     ids, labels = (np.concatenate(column) for column in zip(*described, strict=True))
     check_ids(ids, annotations)
     tested = _tested(annotations / _LIST, ids, trained=len(described[0][0]))
@@ -59,6 +60,41 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
     images = FileImages(files, labels, decoder)
     train, test = (Subset(images, np.flatnonzero(chosen)) for chosen in (~tested, tested))
     return Parts(CLASS_NAMES, train, test=test, resources=(decoder,))
+
+
+class _Areas(Instances):
+    """A file with the areas of its annotations, in pixels: 20 bytes per annotation, crowds included."""
+
+    advice = "Unpack {name}.zip again."
+
+    def __init__(self, path: Path, folder: Path, files: FileNames) -> None:
+        super().__init__(path, folder, files)
+        self.category_ids = array("i")
+
+    def add_annotation(self, entry: dict[str, Any]) -> None:
+        self.values.append(number(entry["area"], 0))
+        super().add_annotation(entry)
+
+    def labels(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and labels of the images in the order of the file, both (N,) int64.
+
+        Raises:
+            DataError: the file is damaged or not COCO's, an image is missing, or an annotation belongs to none.
+        """
+        self.read()
+        persons = [category for category, name in self.categories.items() if name == "person"]
+        if not persons:
+            raise DataError(f"{self.path} has no category 'person'. Get COCO's own instances_*.json.")
+        for kind, column in (("images", self.ids), ("annotations", self.image_ids)):
+            if not column:
+                raise DataError(f"{self.path} has no {kind}. Get COCO's own instances_*.json.")
+        ids, images = self.annotated()
+        chosen = np.frombuffer(self.category_ids, dtype=np.intc) == persons[-1]
+        pixels = np.frombuffer(self.sizes).reshape(-1, 2).prod(axis=1)
+        labels = np.zeros(len(ids), dtype=np.int64)
+        rows = images[chosen]
+        labels[rows[np.frombuffer(self.values)[chosen] / pixels[rows] > _SHARE]] = 1
+        return ids, labels
 
 
 def _release(root: Path) -> int:
@@ -92,9 +128,9 @@ def _tested(path: Path, ids: np.ndarray, trained: int) -> np.ndarray:
 
 def _listed(path: Path) -> np.ndarray:
     listed = []
-    for number, text in enumerate(lines(path), start=1):
+    for place, text in enumerate(lines(path), start=1):
         if text and not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise DataError(f"{path}, line {number}: '{text[:60]}' is not an image id. Download it again or remove it.")
+            raise DataError(f"{path}, line {place}: '{text[:60]}' is not an image id. Download it again or remove it.")
         listed += [int(text)] if text else []
     if not listed:
         raise DataError(f"{path} lists no images. Download it again or remove it.")

@@ -11,16 +11,16 @@ alone.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from snugfit._core.paths import expanded
-from snugfit._data.box_checks import BoxChecks, Row
-from snugfit._data.boxes import BoxedImages, BoxTable
-from snugfit._data.data_yaml import SPLITS, read_settings
+from snugfit._core.yaml_text import read_yaml
+from snugfit._data.boxes import BoxChecks, BoxedData, BoxedImages, BoxTable, Row
 from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
 from snugfit._data.files import LONGEST_NAME, FileNames, check_disjoint, check_regular, lines, walk
-from snugfit._data.sets import check_class_count
+from snugfit._data.sets import MOST_CLASSES, check_class_count
 from snugfit.errors import DataError
 
 _FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -47,7 +47,7 @@ class YoloFolder:
         file = _settings_file(path)
         self.root, self._settings = (path if path.is_dir() else path.parent), {}
         if file is not None:
-            self._settings = read_settings(file)
+            self._settings = _read_settings(file)
             self.root = _below(file.parent, self._settings.get("path"))
             if not self.root.is_dir():
                 self.root = file.parent
@@ -79,7 +79,7 @@ class YoloFolder:
         return {part: files for part, files in found.items() if files}
 
     def _part(self, part: str, names: Sequence[str]) -> list[Path]:
-        if any(name in self._settings for name in SPLITS):
+        if any(name in self._settings for name in _FOLDERS):
             named = self._settings.get(part) or []
             return [file for each in named for file in self._listed(each)]
         folders = [folder for name in names for folder in (self.root / "images" / name, self.root / name / "images")]
@@ -104,13 +104,8 @@ class YoloFolder:
         return walk(folder, _SUFFIXES, self.links) if folder.is_dir() else []
 
 
-def read(
-    path: Path, image_size: int, workers: int
-) -> tuple[tuple[str, ...], dict[str, BoxedImages], Decoder, BoxChecks]:
+def read_boxes(path: Path, image_size: int, workers: int) -> BoxedData:
     """Read a folder in YOLO's format; images are not decoded yet, but up to 20,000 headers are checked.
-
-    Returns:
-        Class names, the parts, the decoder of their images, and the counted repairs.
 
     Raises:
         DataError: a line is malformed, a class has no name, a file is not an image, or there are no boxes to train on.
@@ -204,3 +199,53 @@ def _below(folder: Path, name: str | None) -> Path:
     if name is not None and (len(name) > LONGEST_NAME or "\0" in name):
         raise DataError(f"{folder}: {reprlib.repr(name)} is not a name of a file or folder. Correct it.")
     return folder if name is None else folder / expanded(name)
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    """Read the keys of a ``data.yaml`` that are known, if present, each as its type in ``_KEYS``."""
+    found = read_yaml(file, DataError)
+    if not isinstance(found, dict):
+        raise DataError(f"{file} is not a data.yaml: it does not say train: and names:.")
+    settings = {key: value for key, value in found.items() if key in _KEYS and value is not None}
+    try:
+        return {key: _KEYS[key](value) for key, value in settings.items()}
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{file}: {error}. Correct it.") from error
+
+
+def _texts(value: Any) -> list[str]:
+    texts = value if isinstance(value, list) else [value]
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{reprlib.repr(text)} is not a folder or list of images")
+    return texts
+
+
+def _text(value: Any) -> str:
+    (text,) = _texts([value])
+    return text
+
+
+def _names(value: Any) -> list[str]:
+    names = value
+    if isinstance(value, dict):
+        if not all(type(label) is int for label in value) or sorted(value) != list(range(len(value))):
+            raise ValueError(f"names must be numbered from 0 to {len(value) - 1}")
+        names = [value[label] for label in range(len(value))]
+    if not isinstance(names, list) or not all(isinstance(name, (str, int, float)) for name in names):
+        raise TypeError(f"names are {reprlib.repr(value)}, not a list of names or names by number")
+    return [str(name) for name in names]
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_CLASSES:
+        raise ValueError(f"nc, the number of classes, is {reprlib.repr(value)}, not from 1 to {MOST_CLASSES:,}")
+    return value
+
+
+_KEYS: dict[str, Callable[[Any], Any]] = {
+    "path": _text,
+    **dict.fromkeys(_FOLDERS, _texts),
+    "names": _names,
+    "nc": _count,
+}

@@ -279,6 +279,6 @@ def test_a_coco_file_without_end_is_an_error(tmp_path):
 
 
 def test_more_boxes_than_an_image_can_have(folder, monkeypatch):
-    monkeypatch.setattr("snugfit._data.box_checks.MOST_BOXES", 3)
+    monkeypatch.setattr("snugfit._data.boxes.MOST_BOXES", 3)
     label(folder, "".join(f"0 0.5 0.5 0.2 0.{i}\n" for i in range(1, 6)))
     refuse(folder, r"0000\.txt: 5 boxes are more than 3 in one image")
