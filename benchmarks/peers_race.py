@@ -16,7 +16,7 @@ from snugfit import _models as models
 from snugfit._data import Batches, Splits, Transform
 from snugfit._upstream import to_channels_last
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
-from snugfit.memory.kernels import KERNEL_BYTES, KernelAllowance
+from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4

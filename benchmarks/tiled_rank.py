@@ -22,10 +22,10 @@ from torch import Tensor, fx, nn
 
 from snugfit import _models as models
 from snugfit._chain import Chain
-from snugfit.memory.mapped import MappedScratch
+from snugfit.memory.process import release_memory, set_allocator
+from snugfit.memory.scratch import MappedScratch
 from snugfit.memory.status import read_status, reset_high_water
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.memory.trim import release_memory, tighten_allocator
 from snugfit.tiling.distributed import TiledNetwork
 from snugfit.tiling.exchange import cells_of
 from snugfit.tiling.geometry import balanced
@@ -164,7 +164,7 @@ def measure_alone(job: Job) -> dict[str, Any]:
     before = torch.get_num_threads()
     torch.set_num_threads(job.get("threads", 1))
     if job.get("resident"):
-        tighten_allocator()  # as the command line trains
+        set_allocator()  # as the command line trains
     module, given = network(size, frozen=job.get("frozen", False)), images(size, batch)
     forward: Any = module
     scratch = MappedScratch(Path(tempfile.gettempdir())) if job.get("scratch") else None

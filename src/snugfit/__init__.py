@@ -23,7 +23,7 @@ import os
 
 from snugfit._version import __version__ as __version__
 
-os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # read once, while torch is loaded; see snugfit.memory.trim
+os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # read once, while torch is loaded; see snugfit.memory.process
 
 TYPE_CHECKING = False  # as in typing, whose import takes long; nothing would catch a Ctrl-C in the meantime
 if TYPE_CHECKING:

@@ -16,14 +16,13 @@ True True
 
 from snugfit._upstream import fix_group_norm
 from snugfit.errors import is_out_of_memory
-from snugfit.memory.baseline import Baseline, prepare_process
 from snugfit.memory.limit import MemoryLimit
 from snugfit.memory.line_fit import fit_line
-from snugfit.memory.mapped import MappedScratch
 from snugfit.memory.meter import PeakMeter, make_meter
+from snugfit.memory.process import Baseline, prepare_process, release_memory, trim_heap
+from snugfit.memory.scratch import MappedScratch
 from snugfit.memory.status import MemoryStatus, read_status
 from snugfit.memory.tensors import saved_bytes, tensor_peak_bytes
-from snugfit.memory.trim import release_memory, trim_heap
 
 fix_group_norm()
 

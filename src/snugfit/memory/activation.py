@@ -14,11 +14,9 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One layer, in order of execution.
+    """One layer of block ``block``, in order of execution.
 
     Attributes:
-        name: of the layer.
-        block: number of the block that it belongs to.
         temporary_bytes: alive while it runs forward, without what earlier layers keep for their gradients; M_tmp.
         kept_bytes: kept from here on for the backward pass; grd x M_grd. What an earlier layer already keeps is not
             counted again.
@@ -38,8 +36,6 @@ class LayerMemory:
     """One layer with the memory kept by earlier layers.
 
     Attributes:
-        name: of the layer.
-        temporary_bytes, kept_bytes: as in its record.
         cumulative_bytes: kept by earlier layers (equation 3).
         peak_bytes: the most that is alive while it runs, forward or backward: the term in equation 2.
         backward: whether that is in its backward pass.
@@ -55,14 +51,12 @@ class LayerMemory:
 
 @dataclass(frozen=True)
 class BlockMemory:
-    """One block.
+    """One block of layers, in order of execution.
 
     Attributes:
-        name: of the block.
         temporary_bytes: largest temporary memory of its layers (equation 5).
         cumulative_bytes: kept by all layers up to its last one (equation 6, the current block included).
         peak_bytes: the most that is alive while any of its layers runs (equation 2).
-        layers: in order of execution.
     """
 
     name: str
@@ -81,10 +75,8 @@ class ActivationMemory:
         peak_block: number of the block where that is.
         cumulative_bytes: kept for the backward pass at the end of the forward pass.
         total_bytes: M, with parameters, gradients and optimizer state, for the whole batch (equation 4).
-        batch: images of a step.
         images: number of images that the bytes of layers and blocks refer to: 1 or ``batch``.
         parameter_bytes: M_par.
-        blocks: in order.
     """
 
     peak_bytes: int
@@ -104,14 +96,10 @@ class ActivationMemory:
 def add_up(
     names: Sequence[str], records: Sequence[LayerRecord], *, parameter_bytes: int, batch: int = 1, images: int = 1
 ) -> ActivationMemory:
-    """Apply equations 1 to 6 to the layers of a network.
+    """Apply equations 1 to 6 to the layers of a network with blocks of these names.
 
-    Args:
-        names: of the blocks.
-        records: the layers, in order of execution.
-        parameter_bytes: bytes of weights, and of gradients and optimizer state where they count.
-        batch: images of a step.
-        images: number of images that the records' bytes refer to; divides ``batch``.
+    ``parameter_bytes`` are those of weights, and of gradients and optimizer state where they count; the records' bytes
+    refer to ``images`` images, which divide the ``batch`` of a step.
 
     Raises:
         ValueError: a block has no layer, a layer belongs to none, or ``images`` does not divide ``batch``.
@@ -123,17 +111,10 @@ def add_up(
     kept = list(accumulate((record.kept_bytes for record in records), initial=0))
     layers = [_layer(record, before, upto) for record, before, upto in zip(records, kept, kept[1:], strict=False)]
     blocks = tuple(_block(number, name, records, layers) for number, name in enumerate(names))
-    peak_block = max(range(len(blocks)), key=lambda number: blocks[number].peak_bytes)
-    peak = blocks[peak_block].peak_bytes
+    peaks = [block.peak_bytes for block in blocks]
+    total = max(peaks) * (batch // images) + parameter_bytes
     return ActivationMemory(
-        peak_bytes=peak,
-        peak_block=peak_block,
-        cumulative_bytes=kept[-1],
-        total_bytes=peak * (batch // images) + parameter_bytes,
-        batch=batch,
-        images=images,
-        parameter_bytes=parameter_bytes,
-        blocks=blocks,
+        max(peaks), peaks.index(max(peaks)), kept[-1], total, batch, images, parameter_bytes, blocks
     )
 
 
@@ -148,10 +129,5 @@ def _layer(record: LayerRecord, before: int, upto: int) -> LayerMemory:
 
 def _block(number: int, name: str, records: Sequence[LayerRecord], layers: Sequence[LayerMemory]) -> BlockMemory:
     own = tuple(layer for record, layer in zip(records, layers, strict=True) if record.block == number)
-    return BlockMemory(
-        name=name,
-        temporary_bytes=max(layer.temporary_bytes for layer in own),
-        cumulative_bytes=own[-1].cumulative_bytes + own[-1].kept_bytes,
-        peak_bytes=max(layer.peak_bytes for layer in own),
-        layers=own,
-    )
+    temporary, peak = (max(layer.temporary_bytes for layer in own), max(layer.peak_bytes for layer in own))
+    return BlockMemory(name, temporary, own[-1].cumulative_bytes + own[-1].kept_bytes, peak, own)

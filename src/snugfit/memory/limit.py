@@ -11,9 +11,8 @@ from types import TracebackType
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from snugfit.memory.baseline import Baseline
-from snugfit.memory.batchnorm import allow_batch_norm_backward
-from snugfit.memory.kernels import KERNEL_BYTES, KernelAllowance
+from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance, allow_batch_norm_backward
+from snugfit.memory.process import Baseline
 from snugfit.memory.status import MemoryStatus, read_status
 
 
@@ -79,7 +78,7 @@ class MemoryLimit:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes of the budget that are not resident, minus ``reserved_bytes``; 0 without a budget."""
+        """Headroom: bytes of the budget that are not resident, minus ``reserved_bytes``; 0 without a budget."""
         return self._left(read_status())
 
     def _left(self, status: MemoryStatus) -> int:
@@ -87,11 +86,7 @@ class MemoryLimit:
         return max(budget - max(status.anon - self.baseline.anon, 0), 0)
 
     def refresh(self, extra_bytes: int = 0) -> int:
-        """Set the limit to what the budget has left, minus ``reserved_bytes``, plus ``extra_bytes`` of address space.
-
-        Returns:
-            The reserve: bytes mapped but not resident.
-        """
+        """Set the limit to the headroom plus some address space; returns the bytes that are mapped but not resident."""
         if self._previous is None:
             return 0
         status = read_status()

@@ -18,7 +18,6 @@ class PassedGradient:
 
     Attributes:
         source: number of the operator whose output it is the gradient of.
-        bytes: its bytes.
         in_place: whether it lies in the memory of the gradient that came in, as with views and sums.
         part: the part of the source's output that it belongs to; gradients of one part are summed. None is all of it.
     """
@@ -34,7 +33,6 @@ class OperatorTensors:
     """The tensors of one operator in a step.
 
     Attributes:
-        number: number of the operator.
         reads: numbers of the feature maps that it reads, or that stay in memory while it runs.
         gives: numbers of the feature maps that hold its output; in-place operators and views reuse one that they read.
         made: bytes of each new feature map among them, by number.
@@ -42,7 +40,6 @@ class OperatorTensors:
         forward_scratch: peak bytes of its forward pass beyond what it makes and keeps.
         backward_scratch: peak bytes of its backward pass beyond the gradients that it passes back.
         flows: whether its output has a gradient.
-        passed: the gradients that it passes back.
     """
 
     number: int
@@ -80,8 +77,7 @@ class StepMemory:
         spent: whether these are freed after their last reader; otherwise they stay in memory.
 
     Attributes:
-        live: bytes alive now.
-        kept: those of them that are kept for the backward pass.
+        live, kept: bytes alive now, and those of them that are kept for the backward pass.
         found: one per operator, filled in by :meth:`forward` and :meth:`backward`.
     """
 
@@ -113,11 +109,7 @@ class StepMemory:
             self.forward_through(index)
 
     def backward(self, output_bytes: int) -> None:
-        """Gradients of feature maps come alive at their readers and die at their makers.
-
-        Args:
-            output_bytes: of the output's gradient, where it is new.
-        """
+        """Gradients of feature maps come alive at readers and die at makers; the output's has ``output_bytes``."""
         self.begin_backward(output_bytes)
         for index in reversed(range(len(self.operators))):
             self.backward_through(index)
@@ -202,11 +194,7 @@ class _Gradients:
         return arrived[0]
 
     def arrive(self, operator: int, passed: Iterable[tuple[PassedGradient, int]]) -> int:
-        """Free the gradient of an operator's output, and add what it passed to what others did.
-
-        Returns:
-            The most that is alive meanwhile.
-        """
+        """Free the gradient of an operator's output and sum what it passed; returns the most alive meanwhile."""
         peak = self.step.live
         for memory in self._of.pop(operator, {}).values():
             self._drop(memory)

@@ -17,11 +17,8 @@ from torch.utils._pytree import tree_iter
 MOST = 4096
 """Number of cached results; about 1 kB each."""
 
-_UNSEEN, _CALL, _FIRST, _NOTHING = object(), object(), object(), object()
-"""Not cached.
-
-Cannot be cached and must be called; returns its first argument, as in-place operators do; returns None.
-"""
+_CALL, _FIRST, _NOTHING = object(), object(), object()
+"""Must be called; returns its first argument, as in-place operators do; returns None."""
 _known: dict[Any, Any] = {}
 
 
@@ -35,8 +32,8 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     if not _is_on_meta(args, kwargs):
         return func(*args, **kwargs)
     key = (func, _key(args), _key(kwargs))
-    known = _known.get(key, _UNSEEN)
-    if known is _UNSEEN:
+    known = _known.get(key)
+    if known is None:
         return _call(key, func, args, kwargs)
     if known is _CALL:
         return func(*args, **kwargs)
@@ -90,12 +87,7 @@ def _empty(shape: Any, stride: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _is_on_meta(args: Any, kwargs: Any) -> bool:
-    found = False
-    for tensor in _tensors(args, kwargs):
-        if tensor.device.type != "meta":
-            return False
-        found = True
-    return found
+    return {tensor.device.type for tensor in _tensors(args, kwargs)} == {"meta"}
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:

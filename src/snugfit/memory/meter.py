@@ -8,14 +8,23 @@ it may miss a short peak. Elsewhere the peak is the largest reading at the marks
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import os
+import threading
 import weakref
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from snugfit.memory.baseline import Baseline
-from snugfit.memory.sampling import AnonSampler
+from snugfit.memory.process import Baseline
 from snugfit.memory.status import has_proc, read_status, reset_high_water
+
+SAMPLE_SECONDS = 0.005
+"""Time between two samples."""
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class PeakMeter(Protocol):
@@ -30,6 +39,40 @@ class PeakMeter(Protocol):
 
     def restart(self) -> None:
         """Begin a new interval: the peak becomes the current value."""
+
+
+class AnonSampler:
+    """The largest RssAnon of this process in bytes, sampled in a thread, if a limit leaves memory for one."""
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        # Thread.start would wait for ever for a thread that lacks the memory to begin.
+        with contextlib.suppress(RuntimeError, MemoryError):
+            _thread.start_new_thread(self._run, ())
+
+    def take(self) -> int:
+        """The largest sample since the last call, 0 without samples."""
+        with self._lock:
+            highest, self._highest = self._highest, 0
+        return highest
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        with _STATM.open("rb", buffering=0) as statm:
+            while not self._stopped.wait(SAMPLE_SECONDS):
+                with contextlib.suppress(MemoryError):
+                    self._sample(statm.fileno())
+
+    def _sample(self, statm: int) -> None:
+        _, resident, shared, *_ = os.pread(statm, 128, 0).split()
+        anon = (int(resident) - int(shared)) * _PAGE_BYTES
+        with self._lock:
+            self._highest = max(self._highest, anon)
 
 
 class ProcessMeter:
@@ -48,10 +91,8 @@ class ProcessMeter:
     def mark(self) -> int:
         """Record everything since the last mark.
 
-        The high-water mark minus the current file-backed pages is the peak of anonymous memory, or less if file-backed
-        pages grew since (library code used for the first time, mapped weights); then the sampled value is larger. It is
-        too much only if the system dropped such pages in between; so a phase that maps its weights marks at every
-        batch.
+        The reading is too large only if the system dropped file-backed pages in between; so a phase that maps its
+        weights marks at every batch.
         """
         status = read_status()
         candidates = [status.anon]

@@ -29,12 +29,7 @@ def exclude_storage(storage: torch.UntypedStorage) -> None:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of every storage from its allocation until it is freed, except mapped files.
-
-    Attributes:
-        live: bytes alive now.
-        peak: the most bytes alive at once.
-    """
+    """Counts the bytes of every storage from its allocation until it is freed, except mapped files."""
 
     def __init__(self) -> None:
         super().__init__()

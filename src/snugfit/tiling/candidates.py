@@ -73,7 +73,7 @@ def candidates_on_one_device(layers: Layers, grids: Iterable[tuple[int, int]]) -
 def scratch_bytes(layers: Layers, profile: Profile) -> int:
     """Most bytes per image that feature maps and their gradients take in scratch files, on one device in a step.
 
-    Storage is reused for feature maps of the same size only, as in :class:`snugfit.memory.mapped.MappedScratch`.
+    Storage is reused for feature maps of the same size only, as in :class:`snugfit.memory.scratch.MappedScratch`.
     Feature maps of the forward pass stay until the backward pass has read them. The first and the last one are in
     memory. Norms that normalise by their batch begin a group too.
     """

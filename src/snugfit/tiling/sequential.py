@@ -25,7 +25,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from snugfit._chain.subgraph import computed_nodes, subgraph_module
 from snugfit.memory.autocast import META_AS, autocast
-from snugfit.memory.mapped import MappedScratch
+from snugfit.memory.scratch import MappedScratch
 from snugfit.tiling.adjoint import normalises_by_batch
 from snugfit.tiling.exchange import empty_map
 from snugfit.tiling.grouping import Profile, every_cut

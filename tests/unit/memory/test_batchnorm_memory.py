@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.memory.batchnorm import allow_batch_norm_backward
+from snugfit.memory.address_space import allow_batch_norm_backward
 
 MAP = (2, 3, 4, 4)
 BYTES = 2 * 3 * 4 * 4 * 4

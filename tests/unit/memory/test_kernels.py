@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.memory.kernels import KERNEL_BYTES, KernelAllowance
+from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance
 
 
 class Recorded:

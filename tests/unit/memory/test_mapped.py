@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from snugfit.errors import OutOfStorageError
-from snugfit.memory.mapped import MappedScratch
+from snugfit.memory.scratch import MappedScratch
 from snugfit.memory.tensors import tensor_peak_bytes
 
 SHAPE, BYTES = (2, 3, 4, 5), 480
@@ -69,7 +69,7 @@ def test_files_have_no_name(tmp_path):
 
 def test_nothing_stays_behind_a_process_that_is_killed(tmp_path):
     words = (
-        "import os, signal, sys, torch; from pathlib import Path; from snugfit.memory.mapped import MappedScratch;"
+        "import os, signal, sys, torch; from pathlib import Path; from snugfit.memory.scratch import MappedScratch;"
         "made = MappedScratch(Path(sys.argv[1])).empty((1, 1, 8, 8), torch.float32).zero_();"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -117,7 +117,7 @@ def test_private_memory_does_not_grow(fresh_process, tmp_path):
         import torch
 
         from snugfit.memory import read_status
-        from snugfit.memory.mapped import MappedScratch
+        from snugfit.memory.scratch import MappedScratch
 
         scratch = MappedScratch(Path("scratch"))
         scratch.empty((1, 1, 8, 8), torch.float32).zero_()

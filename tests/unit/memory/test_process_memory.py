@@ -276,8 +276,8 @@ def test_training_goes_on_smaller_after_a_refusal(in_own_process):
 
 def leave_holes_in_the_heap():
     from snugfit.memory import prepare_process
+    from snugfit.memory.process import trim_heap
     from snugfit.memory.status import read_status
-    from snugfit.memory.trim import trim_heap
 
     prepare_process(1)
     blocks = [bytearray(16_000) for _ in range(4000)]
@@ -388,7 +388,7 @@ def test_a_limit_without_a_budget_changes_nothing():
 
 WITHOUT_MEMORY = """
 import resource
-from snugfit.memory.sampling import AnonSampler
+from snugfit.memory.meter import AnonSampler
 hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
 resource.setrlimit(resource.RLIMIT_DATA, (1, hard))
 samplers = [AnonSampler() for _ in range(40)]

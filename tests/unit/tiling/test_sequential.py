@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit.errors import ModelError, OutOfStorageError
-from snugfit.memory.mapped import MappedScratch
+from snugfit.memory.scratch import MappedScratch
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.tiling.candidates import scratch_bytes
 from snugfit.tiling.grouping import Profile, every_cut, one_group

@@ -22,7 +22,7 @@ from snugfit._training.strategy import TrainingData
 from snugfit._training.task import StepResult
 from snugfit._upstream import to_channels_last
 from snugfit.errors import UsageError
-from snugfit.memory.mapped import MappedScratch
+from snugfit.memory.scratch import MappedScratch
 from snugfit.strategies.full_network import fit_network
 from snugfit.strategies.micro_batch import MicroBatching
 from snugfit.tiling.coordinator import (

@@ -20,7 +20,7 @@ from snugfit._training.events import Notice
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
 from snugfit.errors import ModelError
-from snugfit.memory.mapped import MappedScratch
+from snugfit.memory.scratch import MappedScratch
 from snugfit.profiling import Probe
 from snugfit.strategies.full_network import (
     MakeTrainer,
