@@ -1,19 +1,43 @@
-"""Networks by name: the papers' networks, torchvision's, timm's and the user's own."""
+"""Networks by name: the papers' networks, torchvision's, timm's and the user's own; weights by their shapes."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from snugfit._core.known import unknown_model
 from snugfit._core.registry import MODELS
-from snugfit._models import external, recognition
-from snugfit._models.recognition import Match, trained_image_size
+from snugfit._models import external
+from snugfit._models.vit import POSITIONS, image_size_of
 
-__all__ = ["Match", "build", "names", "recognise", "trained_image_size"]
+Shapes = Mapping[str, tuple[int, ...]]
+Builder = Callable[[int, int, int], nn.Module]
 
-_BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = MODELS.load_all()
+
+class Match(NamedTuple):
+    """A network that weights fit: its name, and the channels of its input."""
+
+    model: str
+    channels: int
+
+
+class _Trunk(NamedTuple):
+    """A network without its classifier.
+
+    Attributes:
+        shapes: of the tensors that depend neither on the number of classes nor on the image.
+        stem: name of the convolution that depends on the image's channels.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    stem: str
+
+
+_BUILDERS: dict[str, Builder] = MODELS.load_all()
 
 
 def names() -> tuple[str, ...]:
@@ -21,13 +45,46 @@ def names() -> tuple[str, ...]:
     return tuple(_BUILDERS)
 
 
-def recognise(shapes: Mapping[str, tuple[int, ...]]) -> Match | None:
-    """The network of :func:`names` that weights belong to, by their names and shapes without the classifier, or None.
+def recognise(shapes: Shapes) -> Match | None:
+    """The network whose layers before the classifier all have these names and shapes; the largest if several fit.
 
-    Args:
-        shapes: shape of each tensor, by its name in a state dict.
+    ``shapes`` are those of tensors by their names in a state dict.
     """
-    return recognition.recognise(shapes, _BUILDERS)
+    trunks = {name: _trunk(builder) for name, builder in _BUILDERS.items()}
+    fitting = {
+        name: trunk for name, trunk in trunks.items() if trunk.shapes.items() <= shapes.items() and trunk.stem in shapes
+    }
+    if not fitting:
+        return None
+    name = max(fitting, key=lambda name: len(fitting[name].shapes))
+    return Match(name, shapes[fitting[name].stem][1])
+
+
+def trained_image_size(shapes: Shapes) -> int | None:
+    """Side in pixels of the images that weights are for; None if their shapes do not say."""
+    return image_size_of(shapes.get(POSITIONS, ()))
+
+
+@functools.cache
+def _trunk(builder: Builder) -> _Trunk:
+    """Compare two networks that differ in classes, image size and channels: tensors that differ depend on these."""
+    one, other = _shapes(builder, 2, 32, 3), _shapes(builder, 5, 64, 1)
+    varying = [name for name in one if one[name] != other[name]]
+    classifier = {_top(name) for name in varying if (one[name][0], other[name][0]) == (2, 5)}
+    stem = next(name for name in varying if len(one[name]) == 4)
+    counters = {name for name in one if name.endswith("num_batches_tracked")}
+    kept = {name for name in one if _top(name) not in classifier} - {*varying, *counters}
+    return _Trunk({name: one[name] for name in kept}, stem)
+
+
+def _shapes(builder: Builder, classes: int, image_size: int, channels: int) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        state = builder(classes, image_size, channels).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def build(name: str, classes: int, image_size: int, channels: int = 3) -> nn.Module:

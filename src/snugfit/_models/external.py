@@ -30,12 +30,7 @@ def torchvision_knows(name: str) -> bool:
 
 
 def from_torchvision(name: str, classes: int, channels: int) -> nn.Module:
-    """Build a torchvision classification model with fresh weights.
-
-    Raises:
-        ModelError: torchvision is missing, or the images do not have three channels.
-        UnknownNameError: torchvision has no such model.
-    """
+    """Build a torchvision classification model with fresh weights."""
     models = _package("torchvision.models", "torchvision")
     known = models.list_models(module=models)
     if name not in known:
@@ -46,12 +41,7 @@ def from_torchvision(name: str, classes: int, channels: int) -> nn.Module:
 
 
 def from_timm(name: str, classes: int, channels: int) -> nn.Module:
-    """Build a timm model with fresh weights.
-
-    Raises:
-        ModelError: timm is missing or cannot build the model.
-        UnknownNameError: timm has no such model.
-    """
+    """Build a timm model with fresh weights."""
     timm = _package("timm", "timm")
     if not timm.is_model(name):
         raise UnknownNameError("timm model", name, timm.list_models())
@@ -61,12 +51,9 @@ def from_timm(name: str, classes: int, channels: int) -> nn.Module:
 
 
 def from_callable(module_name: str, function_name: str, classes: int) -> nn.Module:
-    """Call the user's own function or class; modules in the current directory are found.
+    """Call the user's own function or class, with ``classes`` or ``num_classes`` if it takes it.
 
-    ``classes`` (or ``num_classes``) is passed if the function takes it.
-
-    Raises:
-        ModelError: it cannot be imported, fails, or returns no ``nn.Module``.
+    Modules in the current directory are found.
     """
     label = f"{module_name}:{function_name}"
     with _current_directory_importable():
@@ -139,11 +126,11 @@ def _reason(error: Exception) -> str:
 @contextlib.contextmanager
 def _current_directory_importable() -> Iterator[None]:
     directory = str(Path.cwd())
-    if directory in sys.path:
-        yield
-        return
-    sys.path.insert(0, directory)
+    added = directory not in sys.path
+    if added:
+        sys.path.insert(0, directory)
     try:
         yield
     finally:
-        sys.path.remove(directory)
+        if added:
+            sys.path.remove(directory)

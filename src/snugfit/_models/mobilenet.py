@@ -1,9 +1,13 @@
-"""MobileNetV2, with torchvision's state-dict names and shapes."""
+"""MobileNetV2, with torchvision's state-dict names and shapes, and the MobileNetV1 of the LLS paper."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import nn
+
+from snugfit._models.feature_network import FeatureNetwork
 
 _STAGES = (  # expansion, output channels, blocks, stride of the first (Sandler et al., Table 2)
     (1, 16, 1, 1),
@@ -14,6 +18,8 @@ _STAGES = (  # expansion, output channels, blocks, stride of the first (Sandler 
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 )
+_V1_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
+"""Output channels and stride (Howard et al., 2017, Table 1, without its classifier)."""
 
 
 class InvertedResidual(nn.Module):
@@ -37,14 +43,10 @@ class InvertedResidual(nn.Module):
         return x + y if self.residual else y
 
 
-class MobileNetV2(nn.Module):
-    """Stem, 17 inverted residuals, a 1x1 convolution, global average pooling and a classifier with dropout 0.2.
-
-    Maps (batch, channels, h, w) to (batch, classes).
-    """
+class MobileNetV2(FeatureNetwork):
+    """Stem, 17 inverted residuals, a 1x1 convolution, global average pooling and a classifier with dropout 0.2."""
 
     def __init__(self, classes: int, channels: int) -> None:
-        super().__init__()
         layers: list[nn.Module] = [_conv_norm_activation(channels, 32, 3, stride=2)]
         width = 32
         for expansion, out_channels, blocks, first_stride in _STAGES:
@@ -52,14 +54,7 @@ class MobileNetV2(nn.Module):
                 layers.append(InvertedResidual(width, out_channels, first_stride if index == 0 else 1, expansion))
                 width = out_channels
         layers.append(_conv_norm_activation(width, 1280, 1))
-        self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map images (batch, channels, h, w) to logits (batch, classes)."""
-        logits: torch.Tensor = self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
-        return logits
+        super().__init__(nn.Sequential(*layers), 1, nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes)))
 
 
 def _conv_norm_activation(
@@ -72,9 +67,52 @@ def _conv_norm_activation(
     )
 
 
+class ConvDWBlock(nn.Sequential):
+    """Depthwise 3x3, BatchNorm, pointwise 1x1, BatchNorm, LeakyReLU: five layers (LLS paper, appendix A.1).
+
+    Maps (batch, in_channels, h, w) to (batch, out_channels, h / stride, w / stride).
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__(
+            OrderedDict(
+                depthwise=nn.Conv2d(in_channels, in_channels, 3, stride, padding=1, groups=in_channels, bias=False),
+                depthwise_norm=nn.BatchNorm2d(in_channels),
+                pointwise=nn.Conv2d(in_channels, out_channels, 1, bias=False),
+                pointwise_norm=nn.BatchNorm2d(out_channels),
+                activation=nn.LeakyReLU(inplace=True),
+            )
+        )
+
+
+class MobileNetV1(FeatureNetwork):
+    """A conv block of stride 2, 13 depthwise blocks, adaptive average pooling to 2x2 and a linear layer (LLS, Table 4).
+
+    The table's strides are strides of the depthwise convolutions. ``width`` is a factor of all widths.
+    """
+
+    def __init__(self, classes: int, channels: int = 3, width: float = 1.0) -> None:
+        previous = _scaled(32, width)
+        stem = [nn.Conv2d(channels, previous, 3, 2, padding=1), nn.BatchNorm2d(previous), nn.LeakyReLU(inplace=True)]
+        blocks: list[nn.Module] = [nn.Sequential(*stem)]
+        for out_channels, stride in _V1_BLOCKS:
+            blocks.append(ConvDWBlock(previous, _scaled(out_channels, width), stride))
+            previous = _scaled(out_channels, width)
+        super().__init__(nn.Sequential(*blocks), 2, nn.Linear(4 * previous, classes))
+
+
+def _scaled(channels: int, width: float) -> int:
+    return max(1, round(channels * width))
+
+
+def mobilenet_v1(classes: int, image_size: int, channels: int, *, width: float = 1.0) -> nn.Module:
+    """MobileNetV1: 3.2M parameters at width 1, its classifier apart."""
+    return MobileNetV1(classes, channels, width)
+
+
 def mobilenet_v2(classes: int, image_size: int, channels: int) -> nn.Module:
     """MobileNetV2 at width 1: 3,504,872 parameters for 1000 classes."""
     return MobileNetV2(classes, channels)
 
 
-MODELS = {"mobilenet_v2": mobilenet_v2}
+MODELS = {"mobilenet_v2": mobilenet_v2, "mobilenet_v1": mobilenet_v1}

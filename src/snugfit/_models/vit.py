@@ -24,7 +24,8 @@ class _Patches(nn.Conv2d):
     def reset_parameters(self) -> None:
         fan_in = self.in_channels * self.kernel_size[0] * self.kernel_size[1]
         nn.init.trunc_normal_(self.weight, std=math.sqrt(1 / fan_in))
-        _fill(self.bias, 0.0)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class _Projection(nn.Linear):
@@ -32,7 +33,7 @@ class _Projection(nn.Linear):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        _fill(self.bias, 0.0)
+        nn.init.zeros_(self.bias)
 
 
 class _Hidden(nn.Linear):
@@ -52,7 +53,7 @@ class _Classifier(nn.Linear):
 
     def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.weight, std=0.02)
-        _fill(self.bias, 0.0)
+        nn.init.zeros_(self.bias)
 
 
 class SelfAttention(nn.Module):
@@ -126,16 +127,10 @@ class Encoder(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches as tokens, a class token, an encoder, and a linear layer on the class token.
 
-    Maps (batch, channels, image_size, image_size) to (batch, classes).
-
-    Args:
-        classes: number of outputs.
-        image_size: side of the square input in pixels, a multiple of 16.
-        channels: channels of the input.
-        layers, heads, width, hidden: encoder layers, attention heads, and the widths of tokens and of the MLPs.
+    ``layers``, ``heads``, ``width`` and ``hidden`` are encoder layers, attention heads, and widths of tokens and MLPs.
 
     Raises:
-        ModelError: the image does not divide into patches.
+        ModelError: the image does not divide into patches of 16 x 16 pixels.
     """
 
     def __init__(
@@ -165,11 +160,6 @@ class VisionTransformer(nn.Module):
         encoded = self.encoder(torch.cat([token, patches], dim=1))
         logits: torch.Tensor = self.heads(encoded[:, 0])
         return logits
-
-
-def _fill(tensor: torch.Tensor | None, value: float) -> None:
-    if tensor is not None:
-        nn.init.constant_(tensor, value)
 
 
 def image_size_of(position_embedding: Sequence[int]) -> int | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from snugfit._models import build
-from snugfit._models.resnet50 import BottleneckResNet
+from snugfit._models.resnet import BottleneckResNet
 from snugfit._models.vgg import ImageNetVGG
 from snugfit._models.vit import VisionTransformer, image_size_of
 from snugfit.errors import ModelError

@@ -10,7 +10,7 @@ from snugfit._chain import Chain, UnitStore, initialise_by_reset, release
 from snugfit._core.request import Request
 from snugfit._data import from_dataset
 from snugfit._engine.builder import assemble
-from snugfit._models.resnet50 import BottleneckResNet
+from snugfit._models.resnet import BottleneckResNet
 from snugfit._models.vgg import ImageNetVGG
 from snugfit._models.vit import VisionTransformer
 from snugfit._training.initial_weights import load_initial_weights
