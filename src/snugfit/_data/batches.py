@@ -15,14 +15,7 @@ _ORDER, _EPOCH, _VIEW = range(3)
 
 
 class Batches:
-    """Batches of one split, determined by seed and epoch alone.
-
-    Args:
-        images: the split.
-        transform: normalisation and augmentation.
-        seed: seed of shuffling and augmentation.
-        augment: whether :meth:`epoch` augments.
-    """
+    """Batches of one split, determined by seed and epoch alone; with ``augment``, :meth:`epoch` augments."""
 
     def __init__(self, images: ImageSet, transform: Transform, *, seed: int = 0, augment: bool = False) -> None:
         self.image_set, self.transform = images, transform

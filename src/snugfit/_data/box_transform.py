@@ -29,25 +29,14 @@ _CHUNK_VALUES = 1 << 18
 
 @dataclass(frozen=True)
 class BoxTransform:
-    """Turns stored images into a network's input, augmented for training together with their boxes.
-
-    Attributes:
-        plain: normalisation; whether augmentation mirrors and crops.
-    """
+    """Turns stored images into a network's input, augmented for training together with their boxes."""
 
     plain: Transform
 
     def __call__(
         self, images: torch.Tensor, targets: np.ndarray, train: bool, seed: Sequence[int], start: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalise, and augment if ``train``.
-
-        Args:
-            images: uint8 (B, C, S, S).
-            targets: (B, M, 5), class -1 in rows that pad.
-            train: whether to augment.
-            seed: with ``start``, determines the augmentation.
-            start: position of the first image.
+        """Normalise uint8 images (B, C, S, S), and augment them and their targets (B, M, 5) if ``train``.
 
         Returns:
             float32 (B, C, S, S), channels-last, and targets (B, M, 5) float32; a box that is cropped away becomes
@@ -75,12 +64,9 @@ class BoxTransform:
 
 
 def cropped(images: torch.Tensor, targets: np.ndarray, draws: np.ndarray) -> torch.Tensor:
-    """Remove a random share of up to 0.2 from each side of the images (B, C, S, S) and resize the rest to S x S.
+    """Remove a random share of up to 0.2 from each side of uint8 images (B, C, S, S), and resize the rest to S x S.
 
-    Args:
-        images: uint8.
-        targets: (B, M, 5), changed in place.
-        draws: in [0, 1), (B, 4).
+    Targets (B, M, 5) change in place; ``draws`` (B, 4) lie in [0, 1).
     """
     size = images.shape[-1]
     left, top, right, bottom = np.floor(draws * (JITTER * size + 1)).astype(np.int64).T
@@ -99,9 +85,7 @@ def mirrored(images: torch.Tensor, targets: np.ndarray, chosen: np.ndarray) -> t
 def recoloured(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
     """Change hue, saturation and brightness of images (B, 3, S, S) in [0, 1]; of grey ones (B, 1, S, S) the brightness.
 
-    Args:
-        images: float.
-        draws: in [0, 1), (B, 5): hue; saturation, and whether it goes up; brightness, and whether it goes up.
+    ``draws`` in [0, 1), (B, 5), are hue; saturation, and whether it goes up; brightness, and whether it goes up.
     """
     numbers = torch.from_numpy(draws).to(images.dtype).view(len(images), 5, 1, 1)
     saturation, exposure = (

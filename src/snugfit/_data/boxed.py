@@ -39,13 +39,7 @@ class BoxedBatches(Batches):
         return self._with_boxes(self._boxed.images(indices), self._boxed.targets(indices), augment, seed, start)
 
 
-def load_boxed(
-    name: str,
-    *,
-    data_dir: str | Path | None = None,
-    workers: int = 2,
-    **options: Any,
-) -> Splits:
+def load_boxed(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **options: Any) -> Splits:
     r"""Open images with boxes, in YOLO's format or in COCO's; images stay on disk until they are read.
 
     >>> import snugfit
@@ -89,10 +83,10 @@ def load_boxed(
     if not len(limited["train"].boxes.rows):
         raise DataError(f"the training images of {path} have no boxes. Take more of them, or another --seed.")
     notes = tuple(f"{path}: {note}" for note in checks.notes)
-    (mean, std), resources = IMAGENET, (decoder,)
     train, val, test = limited["train"], limited["val"], limited.get("test")
-    shape = (len(mean), size, size)
-    return Splits(name, names, shape, train, val, test, mean, std, flip=True, resources=resources, notes=notes)
+    return Splits(
+        name, names, (3, size, size), train, val, test, *IMAGENET, flip=True, resources=(decoder,), notes=notes
+    )
 
 
 def _chosen_parts(parts: dict[str, BoxedImages], chosen: SplitOptions) -> dict[str, BoxedImages]:
@@ -108,11 +102,7 @@ def _chosen_parts(parts: dict[str, BoxedImages], chosen: SplitOptions) -> dict[s
 
 
 def boxed_path(name: str, data_dir: str | Path | None = None) -> Path:
-    """Resolve the name of a folder or file: as given, otherwise below the data folder.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Resolve the name of a folder or file: as given, otherwise below the data folder."""
     plain = expanded(name.removeprefix("folder:"))
     if plain.exists():
         return plain

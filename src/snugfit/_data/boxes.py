@@ -99,12 +99,8 @@ class BoxChecks:
     def rows(self, found: list[Row], place: str) -> list[Row]:
         """The valid boxes of an image, without duplicates, cut off at the image's edges.
 
-        Args:
-            found: class, centre x, centre y, width, height as fractions of the image's sides.
-            place: file or image, for messages.
-
         Raises:
-            DataError: a box lies outside the image, or there are over 10,000.
+            DataError: a box lies outside the image, or there are over 10,000; the message begins with ``place``.
         """
         repaired = [row for each in found if (row := self._repaired(each, place)) is not None]
         kept = list(dict.fromkeys(repaired))
@@ -135,11 +131,7 @@ class BoxChecks:
 class BoxedImages(FileImages):
     """Image files with boxes; images are decoded when they are read, resized to the square without cropping.
 
-    Args:
-        files: names of the images.
-        boxes: their boxes.
-        decoder: decodes without cropping.
-        most: rows to which every image's boxes are padded; by default the largest number of boxes of an image.
+    Boxes of an image are padded to ``most`` rows, by default the largest number of boxes of an image.
     """
 
     def __init__(self, files: FileNames, boxes: Boxes, decoder: Decoder, most: int | None = None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from snugfit._core.known import FOLDER, check_data_set
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
-from snugfit._data import fine_grained, folder, imagenet, vww
+from snugfit._data import fine_grained, folder, vww
 from snugfit._data.download import ARCHIVES, can_download, download
 from snugfit._data.files import opening
 from snugfit._data.sets import IMAGENET, Bordered, ImageSet, Parts, Splits, Statistics
@@ -38,7 +38,6 @@ class Source:
     """One data set.
 
     Attributes:
-        read: its reader.
         image_size: default side in pixels.
         statistics: mean and standard deviation per channel of its training images in [0, 1].
         flip: whether mirrored images keep their class.
@@ -64,8 +63,8 @@ SOURCES: dict[str, Source] = {
     "fashion-mnist": Source(partial(read_mnist, CLOTHES), 32, ((0.2860,), (0.3530,)), True, _IDX_FILES),
     "cifar10": Source(partial(read_cifar, CIFAR10), 32, _CIFAR10, True, ("data_batch_1.bin", "test_batch.bin")),
     "cifar100": Source(partial(read_cifar, CIFAR100), 32, _CIFAR100, True, ("train.bin", "test.bin")),
-    "tiny-imagenet": Source(imagenet.read_tiny_imagenet, 64, _TINY, True, ("wnids.txt",)),
-    "imagenette": Source(imagenet.read_imagenette, 160, markers=("train",)),
+    "tiny-imagenet": Source(folder.read_tiny_imagenet, 64, _TINY, True, ("wnids.txt",)),
+    "imagenette": Source(folder.read_imagenette, 160, markers=("train",)),
     "vww": Source(vww.read, 128, markers=vww.MARKERS),
     "cub200": Source(fine_grained.read_cub, 224, markers=fine_grained.CUB_LISTS),
     "pets": Source(fine_grained.read_pets, 224, markers=fine_grained.PET_LISTS),
@@ -114,13 +113,7 @@ def names() -> list[str]:
     return [*SOURCES, FOLDER]
 
 
-def load(
-    name: str,
-    *,
-    data_dir: str | Path | None = None,
-    workers: int = 2,
-    **options: Any,
-) -> Splits:
+def load(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **options: Any) -> Splits:
     """Open a data set and divide it; images stay on disk until they are read.
 
     If the source has no validation part, ``val_fraction`` of the training images is split off, stratified and
@@ -157,15 +150,7 @@ def read_folder(
     data_dir: str | Path | None = None,
     workers: int = 2,
 ) -> tuple[tuple[str, ...], list[ImageSet]]:
-    """Class names and all images of a folder with one sub-folder per class, undivided.
-
-    Args:
-        path: the folder.
-        image_size: side of the images in pixels, border included.
-        channels: 3 (RGB) or 1 (grey).
-        border: black pixels on every side.
-        data_dir: folder of data sets; ``SNUGFIT_DATA`` otherwise.
-        workers: threads that decode.
+    """Class names and all images of a folder with one sub-folder per class, undivided; sizes include the border.
 
     Raises:
         DataError: the folder is missing, or has no images of two classes.
@@ -176,11 +161,7 @@ def read_folder(
 
 
 def super_classes(name: str, data_dir: str | Path | None = None) -> tuple[str, ...] | None:
-    """Name of the super-class of each class, by label; None for a data set without super-classes (all but CIFAR-100).
-
-    Raises:
-        DataError: the data is missing or corrupt.
-    """
+    """Name of the super-class of each class, by label; None for all but CIFAR-100."""
     if name.lower() != "cifar100":
         return None
     with opening(name):
@@ -188,11 +169,7 @@ def super_classes(name: str, data_dir: str | Path | None = None) -> tuple[str, .
 
 
 def ensure(name: str, data_dir: str | Path | None = None) -> Path:
-    """Find a named data set; download it if it is missing, torchvision is installed and its archives are known.
-
-    Raises:
-        DataError: it is missing and cannot be downloaded; the message says where to get it.
-    """
+    """Find a named data set; download it if it is missing, torchvision is installed and its archives are known."""
     source, root = SOURCES[name], data_root(data_dir)
     if found := _find(root, _PLACES[name], source.markers):
         return found
@@ -239,11 +216,7 @@ def _refuse_pickles(name: str, root: Path) -> None:
 
 
 def image_folder(path: str, data_dir: str | Path | None) -> Path:
-    """Resolve the PATH of ``folder:PATH``: as given, otherwise below the data folder.
-
-    Raises:
-        DataError: there is no such folder.
-    """
+    """Resolve the PATH of ``folder:PATH``: as given, otherwise below the data folder."""
     given = expanded(path)
     if given.is_dir():
         return given

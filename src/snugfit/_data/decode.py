@@ -75,12 +75,6 @@ class Decoder:
 def decode(path: Path, size: int, channels: int = 3, *, crop: bool = True) -> Image.Image:
     """Decode one file as ``size`` x ``size`` RGB or grey, upright (EXIF); JPEG is shrunk while it is decoded.
 
-    Args:
-        path: the file.
-        size: side in pixels.
-        channels: 3 (RGB) or 1 (grey).
-        crop: crop to the square, or resize both sides to it.
-
     Raises:
         DataError: the file is corrupt, truncated or no image.
     """
@@ -88,11 +82,7 @@ def decode(path: Path, size: int, channels: int = 3, *, crop: bool = True) -> Im
 
 
 def upright_size(path: Path) -> tuple[int, int]:
-    """Width and height in pixels of an image as :func:`decode` sees it, without decoding it.
-
-    Raises:
-        DataError: the file is empty or no image.
-    """
+    """Width and height in pixels of an image as :func:`decode` sees it, without decoding it."""
 
     def size(image: Image.Image) -> tuple[int, int]:
         sideways = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
@@ -102,11 +92,7 @@ def upright_size(path: Path) -> tuple[int, int]:
 
 
 def check_headers(paths: Iterable[Path]) -> None:
-    """Open every file without decoding it.
-
-    Raises:
-        DataError: one is empty or no image.
-    """
+    """Open every file without decoding it; one that is empty or no image is a ``DataError``."""
     for path in paths:
         _guarded(path, lambda image: image.size)
 
@@ -114,10 +100,7 @@ def check_headers(paths: Iterable[Path]) -> None:
 def square(image: Image.Image, size: int, channels: int = 3, *, crop: bool = True) -> Image.Image:
     """Turn an image upright, resize its short side to ``size``, crop the centre, and convert it to RGB or grey.
 
-    Without ``crop`` both sides are resized.
-
-    Raises:
-        ValueError: after shrinking there are more than 50 million pixels.
+    Without ``crop`` both sides are resized. Over 50 million pixels after shrinking are a ``ValueError``.
     """
     image.draft(None, (size, size))
     _check_pixels(*image.size)
@@ -153,12 +136,7 @@ class _Bounded(io.BufferedReader):
 
 @contextlib.contextmanager
 def reading(what: str, advice: str) -> Iterator[None]:
-    """Turn any exception of a decoder into one error.
-
-    Raises:
-        DataError: the image is corrupt, truncated or too large, or the file is not an image.
-        MemoryError: there is no memory to decode it.
-    """
+    """Turn any exception of a decoder into a ``DataError``, or a ``MemoryError`` if there is no memory to decode."""
     try:
         yield
     except MemoryError:

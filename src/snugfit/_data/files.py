@@ -11,7 +11,8 @@ import contextlib
 import os
 import reprlib
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -50,11 +51,7 @@ class FileNames:
 
 
 def below(folder: Path, name: str, place: str) -> Path:
-    """The file that a list names, below the folder of the listed images.
-
-    Raises:
-        DataError: the name is invalid or leads out of the folder; the message begins with ``place``.
-    """
+    """The file that a list names at ``place``, below the folder of the listed images and not out of it."""
     parts = PurePosixPath(name).parts if "\0" not in name else ()
     if not parts or parts[0] == "/" or ".." in parts or len(name) > LONGEST_NAME:
         raise DataError(f"{place}: {reprlib.repr(name)} is not a file below {folder}. Name images relative to it.")
@@ -69,13 +66,7 @@ def visible(entry: Path) -> bool:
 def walk(folder: Path, suffixes: Collection[str], links: list[Path]) -> list[Path]:
     """Visible regular files with one of the suffixes, sub-folders included, in sorted order; each real file once.
 
-    Args:
-        folder: the root.
-        suffixes: in lower case, with the dot.
-        links: list to which every followed link is added.
-
-    Raises:
-        DataError: an entry with such a suffix is not a regular file, such as a FIFO.
+    Suffixes are in lower case. Every followed link is added to ``links``.
     """
     before, found = len(links), list[Path]()
     if folder.is_symlink() or folder.parent.is_symlink():
@@ -112,34 +103,18 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def check_disjoint(*groups: FileNames) -> None:
-    """Refuse a file that links put into several classes or splits. Takes eight bytes per file.
-
-    Raises:
-        DataError: there is one; the message has both of its names.
-    """
+    """Refuse a file that links put into several classes or splits. Takes eight bytes per file."""
     hashes = [hash(os.path.realpath(file)) for group in groups for file in group]
     values = np.array(hashes, dtype=np.int64)
     order = np.argsort(values, kind="stable")
     for place in np.flatnonzero(values[order][1:] == values[order][:-1]):
-        first, second = (_nth(groups, int(order[place + step])) for step in (0, 1))
+        first, second = (next(islice(chain(*groups), int(order[place + step]), None)) for step in (0, 1))
         if os.path.realpath(first) == os.path.realpath(second):
             raise DataError(f"{first} and {second} are one file, through a link. Keep it in one class of one split.")
 
 
-def _nth(groups: Sequence[FileNames], index: int) -> Path:
-    for group in groups:
-        if index < len(group):
-            return group[index]
-        index -= len(group)
-    raise IndexError(index)
-
-
 def check_regular(path: Path) -> None:
-    """Refuse anything but a regular file: reading a FIFO or a device may never end.
-
-    Raises:
-        DataError: it is not regular, or a broken link.
-    """
+    """Refuse anything but a regular file: reading a FIFO or a device may never end."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -151,11 +126,7 @@ def check_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def opening(what: str) -> Iterator[None]:
-    """Turn an ``OSError`` into an error with the name of the file.
-
-    Raises:
-        DataError: a file or folder cannot be read: no permission, a name that is too long, a damaged disk.
-    """
+    """Turn an ``OSError``, such as of permissions or a damaged disk, into a ``DataError`` that names the file."""
     try:
         yield
     except OSError as error:
@@ -165,15 +136,7 @@ def opening(what: str) -> Iterator[None]:
 
 
 def lines(path: Path, largest: int = LARGEST_TEXT) -> Iterator[str]:
-    """Lines of a text file, without white space around them, read one at a time.
-
-    Args:
-        path: the file.
-        largest: limit of its size in bytes.
-
-    Raises:
-        DataError: it is missing, no regular file, no UTF-8, or too large, or has a line of over a million characters.
-    """
+    """Lines of a UTF-8 text file of at most ``largest`` bytes, without white space around them, read one at a time."""
     check_regular(path)
     try:
         if (size := path.stat().st_size) > largest:

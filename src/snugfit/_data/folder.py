@@ -1,21 +1,34 @@
-"""Image folders with one sub-folder per class, with or without train/val/test parts."""
+"""Image folders with one sub-folder per class, with or without train/val/test parts; Tiny ImageNet and Imagenette."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
-from snugfit._data.files import FileNames, check_disjoint, visible, walk
+from snugfit._data.files import FileNames, below, check_disjoint, check_regular, lines, visible, walk
 from snugfit._data.sets import Parts
 from snugfit.errors import DataError
 
 _VALIDATION = ("val", "valid", "validation")
 _SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _CHECKED_FILES = 20_000
+_IMAGENETTE_NAMES = {
+    "n01440764": "tench",
+    "n02102040": "English springer",
+    "n02979186": "cassette player",
+    "n03000684": "chain saw",
+    "n03028079": "church",
+    "n03394916": "French horn",
+    "n03417042": "garbage truck",
+    "n03425413": "gas pump",
+    "n03445777": "golf ball",
+    "n03888257": "parachute",
+}
 
 
 class FileImages:
@@ -45,11 +58,11 @@ def read(root: Path, image_size: int, workers: int, channels: int = 3) -> Parts:
     decoder = Decoder(image_size, channels, workers)
     parts = {part: folder for part in ("train", "val", "test") if (folder := _part(root, part))}
     if "train" not in parts:
-        names = class_folders(root)
+        names = _class_folders(root)
         if all(name.lower() in _SPLIT_NAMES for name in names):
             raise DataError(f"{root} holds {' and '.join(names)}, not classes. Name its splits train, val and test.")
         return Parts(names, _all_images({"train": root}, names, decoder)["train"], resources=(decoder,))
-    names = class_folders(parts["train"])
+    names = _class_folders(parts["train"])
     for folder in parts.values():
         _check_same_classes(folder, names, parts["train"])
     sets = _all_images(parts, names, decoder)
@@ -60,32 +73,22 @@ def read(root: Path, image_size: int, workers: int, channels: int = 3) -> Parts:
 
 def _all_images(parts: dict[str, Path], names: Sequence[str], decoder: Decoder) -> dict[str, FileImages]:
     links = [folder for folder in parts.values() if folder.is_symlink()]
-    sets = {part: class_images(folder, names, decoder, links) for part, folder in parts.items()}
+    sets = {part: _class_images(folder, names, decoder, links) for part, folder in parts.items()}
     if links:
         check_disjoint(*(images.files for images in sets.values()))
     return sets
 
 
-def class_folders(folder: Path) -> tuple[str, ...]:
-    """Names of the visible sub-folders, sorted.
-
-    Raises:
-        DataError: there are fewer than two.
-    """
+def _class_folders(folder: Path) -> tuple[str, ...]:
+    """Names of the visible sub-folders, sorted; there must be two."""
     names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and visible(entry)))
     if len(names) < 2:
         raise DataError(f"{folder} has {len(names)} class folder(s); at least two are needed, one per class.")
     return names
 
 
-def class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, links: list[Path]) -> FileImages:
-    """List the images of each class folder, sub-folders included, in sorted order.
-
-    Args:
-        folder: parent of the class folders.
-        class_names: their names.
-        decoder: decodes the images.
-        links: list to which every followed link is added.
+def _class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, links: list[Path]) -> FileImages:
+    """List the images of each class folder and its sub-folders, sorted; followed links are added to ``links``.
 
     Raises:
         DataError: a class folder holds no images, or a file is not an image.
@@ -114,6 +117,50 @@ def _holds_folders(folder: Path) -> bool:
 
 
 def _check_same_classes(folder: Path, names: tuple[str, ...], train: Path) -> None:
-    different = sorted(set(class_folders(folder)) ^ set(names))
+    different = sorted(set(_class_folders(folder)) ^ set(names))
     if different:
         raise DataError(f"{train} and {folder} have different classes: only one of them has '{different[0]}'.")
+
+
+def read_imagenette(root: Path, image_size: int, workers: int) -> Parts:
+    """Read ``imagenette2*/train|val/n*/``; ``val`` serves as test set.
+
+    Raises:
+        DataError: as for any image folder.
+    """
+    parts = read(root, image_size, workers)
+    return replace(parts, class_names=tuple(_IMAGENETTE_NAMES.get(name, name) for name in parts.class_names))
+
+
+def read_tiny_imagenet(root: Path, image_size: int, workers: int) -> Parts:
+    """Read ``tiny-imagenet-200/``; its test images have no labels, so its ``val`` serves as test set.
+
+    Raises:
+        DataError: a listed file is missing, or an annotation cannot be understood.
+    """
+    names = tuple(sorted(name for line in lines(root / "wnids.txt") for name in line.split()))
+    for name in names:
+        if not below(root / "train", name, str(root / "wnids.txt")).is_dir():
+            raise DataError(f"{root / 'train' / name} is missing, but wnids.txt lists it. Unpack the archive again.")
+    decoder = Decoder(image_size, workers=workers)
+    train = _class_images(root / "train", names, decoder, [])
+    return Parts(names, train, test=_annotated(root / "val", names, decoder), resources=(decoder,))
+
+
+def _annotated(folder: Path, names: Sequence[str], decoder: Decoder) -> FileImages:
+    annotations = folder / "val_annotations.txt"
+    if not annotations.is_file():
+        raise DataError(f"{annotations} is missing. Unpack the archive again.")
+    files, labels = FileNames(), []
+    numbers = {name: number for number, name in enumerate(names)}
+    for number, line in enumerate(lines(annotations), start=1):
+        fields, place = line.split("\t"), f"{annotations}, line {number}"
+        if len(fields) < 2 or fields[1] not in numbers:
+            raise DataError(f"{place}: no known class in '{line[:60]}'.")
+        file = below(folder / "images", fields[0], place)
+        check_regular(file)
+        files.append(file)
+        labels.append(numbers[fields[1]])
+    if not labels:
+        raise DataError(f"{annotations} is empty. Unpack the archive again.")
+    return FileImages(files, np.array(labels, dtype=np.int64), decoder)

@@ -18,9 +18,6 @@ def rows(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
     """Lines of a text file, divided at white space into ``fields``, each with its file and line for messages.
 
     Empty lines and comments (``#``) are skipped.
-
-    Raises:
-        DataError: the file is missing or no text, or a line has another number of fields.
     """
     if not path.exists():
         raise DataError(f"{path} is missing. Unpack the archive again.")
@@ -34,11 +31,7 @@ def rows(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def number(text: str, low: int, high: int, place: str) -> int:
-    """A whole number from ``low`` to ``high``.
-
-    Raises:
-        DataError: the text is not such a number.
-    """
+    """A whole number from ``low`` to ``high``; any other text is a ``DataError``."""
     if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
         raise DataError(f"{place}: '{text[:60]}' is not a number from {low} to {high}. Download the list again.")
     return int(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,28 +21,8 @@ from snugfit.errors import DataError
 _STORED = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _ENCODINGS = {1: "ascii", 2: "utf-8", 4: "utf-16", 16: "utf-8", 17: "utf-16"}
 _MATRIX, _COMPRESSED = 14, 15
-_CLASSES = [
-    "nothing",
-    "cell",
-    "struct",
-    "object",
-    "char",
-    "sparse",
-    "double",
-    "single",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "function",
-    "opaque",
-]
-_NUMBERS = frozenset(_CLASSES[6:16])
-_TEXTS = frozenset({"cell"})
+_NUMBERS = ("double", "single", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+_CLASSES = ("nothing", "cell", "struct", "object", "char", "sparse", *_NUMBERS, "function", "opaque")
 _COMPLEX, _LOGICAL = 0x800, 0x200
 _HEADER = 128
 _LONGEST, _LARGEST = 10**6, 1 << 26
@@ -51,12 +31,8 @@ _LONGEST, _LARGEST = 10**6, 1 << 26
 def read_vectors(path: Path, *, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> dict[str, list[str]]:
     """Read variables of a ``.mat`` file (version 5 to 7); every entry as text, as lists in text files have it.
 
-    Type and shape of a variable are checked before its content is read; objects, structures and functions never are.
-
-    Args:
-        path: the file.
-        numbers: variables that are vectors of real numbers.
-        texts: variables that are vectors of cells, one text each.
+    ``numbers`` are vectors of real numbers, ``texts`` of cells with one text each. Type and shape of a variable are
+    checked before its content is read; objects, structures and functions never are.
 
     Raises:
         DataError: the file is missing or damaged, or holds over 64 MB; or a variable is missing, has another type, is
@@ -71,7 +47,7 @@ def read_vectors(path: Path, *, numbers: Iterable[str] = (), texts: Iterable[str
         found = list(_arrays(path.read_bytes()))
         return {
             **{name: _numbers(_one(found, name, _NUMBERS)) for name in numbers},
-            **{name: _texts(_one(found, name, _TEXTS)) for name in texts},
+            **{name: _texts(_one(found, name, ("cell",))) for name in texts},
         }
     except (ValueError, OverflowError, OSError, struct.error, zlib.error) as error:
         raise DataError(f"{path} is damaged or no list of images ({error}). Download it again.") from error
@@ -128,7 +104,8 @@ class _Array:
         extents = elements.next()[1]
         shape = struct.unpack(f"{order}{len(extents) // 4}i", extents)
         name = bytes(elements.next()[1]).decode("ascii")
-        kind = "logical" if flags & _LOGICAL else dict(enumerate(_CLASSES)).get(flags & 0xFF, "unknown")
+        number = flags & 0xFF
+        kind = "logical" if flags & _LOGICAL else (*_CLASSES, "unknown")[min(number, len(_CLASSES))]
         return cls(name, kind, shape, bool(flags & _COMPLEX), elements, order)
 
 
@@ -151,7 +128,7 @@ def _arrays(content: bytes) -> Iterator[_Array]:
             raise ValueError(f"a variable of type {kind}")
 
 
-def _one(found: list[_Array], name: str, kinds: frozenset[str]) -> _Array:
+def _one(found: list[_Array], name: str, kinds: Sequence[str]) -> _Array:
     """The variable of a name; it must be a vector of the type that is wanted."""
     same = [array for array in found if array.name == name]
     if len(same) != 1:

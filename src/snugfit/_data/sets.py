@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from snugfit._data.decode import Decoder
 from snugfit.errors import DataError
 
 MOST_CLASSES = 100_000
@@ -44,14 +45,6 @@ class ImageSet(Protocol):
         ...
 
 
-class Closeable(Protocol):
-    """Something that holds threads or files."""
-
-    def close(self) -> None:
-        """Release them."""
-        ...
-
-
 class Subset:
     """Some images of another set, in the order of ``indices`` (M,) int64."""
 
@@ -83,20 +76,13 @@ class Bordered:
 
 @dataclass(frozen=True)
 class Parts:
-    """A data set as its distribution divides it; ``val`` and ``test`` may be absent.
-
-    Attributes:
-        class_names: names of the classes, in the order of their labels.
-        train, val, test: the parts.
-        resources: closed together with the data set.
-        border: black pixels on every side of every image, part of its size.
-    """
+    """A data set as its distribution divides it; its fields are those of :class:`Splits`."""
 
     class_names: tuple[str, ...]
     train: ImageSet
     val: ImageSet | None = None
     test: ImageSet | None = None
-    resources: tuple[Closeable, ...] = ()
+    resources: tuple[Decoder, ...] = ()
     border: int = 0
 
 
@@ -127,18 +113,22 @@ class Splits:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool
-    resources: tuple[Closeable, ...] = field(default=(), repr=False)
+    resources: tuple[Decoder, ...] = field(default=(), repr=False)
     border: int = 0
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the names of the classes.
+        """Check the names of the classes, which are written into reports and files.
 
         Raises:
             DataError: there are over 100,000, or one holds control characters or is not UTF-8.
         """
         check_class_count(len(self.class_names), self.name)
-        _check_names(self.class_names, self.name)
+        for name in self.class_names:
+            if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+                raise DataError(
+                    f"{self.name}: the class name {name[:50]!a} is not UTF-8 or holds control characters. Rename it."
+                )
 
     def close(self) -> None:
         """Stop the decoding threads; reading images afterwards is an error."""
@@ -155,30 +145,13 @@ def resized(images: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def check_class_count(count: int, source: object) -> None:
-    """Refuse more classes than any classifier has; each takes memory, here and in the network.
-
-    Raises:
-        DataError: there are over 100,000; the message begins with ``source``.
-    """
+    """Refuse more classes than any classifier has; each takes memory, here and in the network."""
     if count > MOST_CLASSES:
         raise DataError(f"{source}: {count:,} classes are more than {MOST_CLASSES:,}. Number the classes from 0.")
 
 
-def _check_names(names: tuple[str, ...], source: str) -> None:
-    """Refuse class names that cannot be written into reports and files."""
-    for name in names:
-        if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-            raise DataError(
-                f"{source}: the class name {name[:50]!a} is not UTF-8 or holds control characters. Rename it."
-            )
-
-
 def check_labels(labels: np.ndarray, classes: int, source: object) -> None:
-    """Check that all labels (N,) lie in ``0 .. classes-1``.
-
-    Raises:
-        DataError: one does not; the message names ``source`` and the record.
-    """
+    """Check that all labels (N,) lie in ``0 .. classes-1``."""
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         raise DataError(

@@ -32,11 +32,7 @@ class SplitOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            UsageError: one makes no sense.
-        """
+        """Check the numbers; one that makes no sense is a ``UsageError``."""
         for option, value in (("training", self.max_train), ("validation", self.max_val)):
             if value is not None and value < 1:
                 raise UsageError(f"the largest number of {option} images must be at least 1, not {value}.")
@@ -49,16 +45,10 @@ class SplitOptions:
 def stratified(
     labels: np.ndarray, fractions: Sequence[float], seed: int, class_names: Sequence[str] = ()
 ) -> list[np.ndarray]:
-    """Divide images so that every part has every class in the same proportion.
-
-    Args:
-        labels: (N,) int64.
-        fractions: share of each part but the first, which gets the rest; every part gets at least one per class.
-        seed: seed of the choice.
-        class_names: names for messages.
+    """Divide images with labels (N,) so that every part has every class in the same proportion, at least one of each.
 
     Returns:
-        Sorted indices of the first part, then of one part per fraction; together they are ``0 .. N-1``.
+        Sorted indices of the first part, which gets the rest, then of one part per fraction.
 
     Raises:
         DataError: a class has fewer images than there are parts.
@@ -108,11 +98,7 @@ def assemble(
     std: tuple[float, ...],
     flip: bool,
 ) -> Splits:
-    """Divide a data set's parts into splits, then limit them; limits do not move an image to another split.
-
-    Raises:
-        DataError: the number of classes is not the expected one, or there are too few images.
-    """
+    """Divide a data set's parts into splits, then limit them; limits do not move an image to another split."""
     count, expected = len(parts.class_names), options.classes
     if expected is not None and expected != count:
         raise DataError(f"'{name}' has {count} classes, not {expected}. Ask for {count} or choose another data set.")

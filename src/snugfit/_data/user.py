@@ -37,53 +37,47 @@ class Normalisation:
         return image.float() * self.std + self.mean
 
 
+@dataclass
 class DatasetImages:
     """Images of a map-style data set, read one by one in the caller's thread.
 
-    Args:
+    Attributes:
         dataset: yields (image, label); the image is float in [0, 1] or uint8, (C, H, W), or a PIL image.
         labels: (N,) int64.
-        channels, size: of every image.
         resize: bring images of another size to ``size`` instead of refusing them.
         normalisation: of float images, which is undone.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        labels: np.ndarray,
-        channels: int,
-        size: int,
-        resize: bool,
-        normalisation: Normalisation | None = None,
-    ) -> None:
-        self._dataset, self.labels = dataset, labels
-        self._channels, self._size, self._resize = channels, size, resize
-        self._normalisation = normalisation
+    dataset: Any
+    labels: np.ndarray
+    channels: int
+    size: int
+    resize: bool
+    normalisation: Normalisation | None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, C, H, W)."""
-        batch = torch.empty((len(indices), self._channels, self._size, self._size), dtype=torch.uint8)
+        batch = torch.empty((len(indices), self.channels, self.size, self.size), dtype=torch.uint8)
         for row, index in enumerate(indices):
             batch[row] = self._image(int(index))
         return batch
 
     def _image(self, index: int) -> torch.Tensor:
-        image, _ = _sample(self._dataset, index)
+        image, _ = _sample(self.dataset, index)
         if isinstance(image, Image.Image):
-            return _from_pil(image, index, self._channels, self._size)
-        image = _map(image, index)
-        if image.shape[0] != self._channels:
-            raise DataError(f"image {index} has {image.shape[0]} channel(s), but the first has {self._channels}.")
-        if not self._resize and image.shape[1:] != (self._size, self._size):
+            return _from_pil(image, index, self.channels, self.size)
+        image = _checked_tensor(image, index)
+        if image.shape[0] != self.channels:
+            raise DataError(f"image {index} has {image.shape[0]} channel(s), but the first has {self.channels}.")
+        if not self.resize and image.shape[1:] != (self.size, self.size):
             raise DataError(
-                f"image {index} is {tuple(image.shape[1:])} pixels, but the first is {(self._size, self._size)}. "
+                f"image {index} is {tuple(image.shape[1:])} pixels, but the first is {(self.size, self.size)}. "
                 "Give image_size to resize them all."
             )
-        return resized(_as_bytes(image, index, self._normalisation)[None], self._size)[0]
+        return resized(_as_bytes(image, index, self.normalisation)[None], self.size)[0]
 
 
 @dataclass(frozen=True)
@@ -138,16 +132,11 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
         _check_map_style(dataset, key)
     labels = {key: labels_of(dataset, key) for key, dataset in given.items()}
     names = _class_names(labels, chosen.class_names)
-    channels, size = _shape(_sample(train, 0)[0], chosen.image_size)
+    (channels, size), resize = _shape(_sample(train, 0)[0], chosen.image_size), chosen.image_size is not None
     normalised = _normalisation(chosen.mean, chosen.std, channels)
     sets = {
         key: DatasetImages(
-            dataset,
-            labels[key],
-            channels,
-            size,
-            resize=chosen.image_size is not None,
-            normalisation=normalised if normalised and _is_normalised(dataset) else None,
+            dataset, labels[key], channels, size, resize, normalised if normalised and _is_normalised(dataset) else None
         )
         for key, dataset in given.items()
     }
@@ -251,7 +240,7 @@ def _sample(dataset: Any, index: int) -> tuple[Any, Any]:
 def _shape(image: Any, image_size: int | None) -> tuple[int, int]:
     if isinstance(image, Image.Image):
         return (1 if image.mode in _GREY_MODES else 3), image_size or min(image.size)
-    channels, height, width = _map(image, 0).shape
+    channels, height, width = _checked_tensor(image, 0).shape
     if image_size is None and height != width:
         raise DataError(
             f"image 0 is {height}x{width} pixels, but images must be square. Give image_size to resize them."
@@ -267,7 +256,7 @@ def _from_pil(image: Image.Image, index: int, channels: int, size: int) -> torch
     return torch.from_numpy(pixels.reshape(size, size, channels)).permute(2, 0, 1)
 
 
-def _map(image: Any, index: int) -> torch.Tensor:
+def _checked_tensor(image: Any, index: int) -> torch.Tensor:
     """Check that an image is a tensor (C, H, W)."""
     if not isinstance(image, torch.Tensor):
         raise DataError(f"image {index} is a {type(image).__name__}, not a tensor or PIL image.")
