@@ -1,4 +1,7 @@
-"""Data sets by name or folder, their splits, and batches of them."""
+"""Data sets by name or folder, their splits, and batches of them.
+
+What is missing, damaged, out of limits or of another kind is a ``DataError`` that names the file and the place in it.
+"""
 
 from snugfit._data.batches import Batches
 from snugfit._data.boxed import BoxedBatches, box_sizes, boxed_path, load_boxed

@@ -97,11 +97,7 @@ class BoxChecks:
         return tuple(f"{count:,} {what}" for what, count in self._counts.items())
 
     def rows(self, found: list[Row], place: str) -> list[Row]:
-        """The valid boxes of an image, without duplicates, cut off at the image's edges.
-
-        Raises:
-            DataError: a box lies outside the image, or there are over 10,000; the message begins with ``place``.
-        """
+        """The valid boxes of an image, without duplicates, cut off at the image's edges."""
         repaired = [row for each in found if (row := self._repaired(each, place)) is not None]
         kept = list(dict.fromkeys(repaired))
         if len(kept) > MOST_BOXES:

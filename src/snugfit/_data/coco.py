@@ -86,11 +86,7 @@ class Instances:
         self.categories: dict[int, str] = {}
 
     def read(self) -> None:
-        """Read the file.
-
-        Raises:
-            DataError: it cannot be read, an entry is not in COCO's format, or an image is missing.
-        """
+        """Read the file."""
         add = {"images": self._add_image, "annotations": self.add_annotation, "categories": self._add_category}
         for name, entry in entries(self.path):
             if not isinstance(name, str) or name not in add:
@@ -124,11 +120,7 @@ class Instances:
         self.categories[identity(entry["id"])] = _text(entry["name"])
 
     def annotated(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of the images (N,), and the positions among them of the annotations' images (M,); both int64.
-
-        Raises:
-            DataError: an image is listed twice, or an annotation is of an image that is not listed.
-        """
+        """Ids of the images (N,), and the positions among them of the annotations' images (M,); both int64."""
         ids, annotated = np.array(self.ids, dtype=np.int64), np.frombuffer(self.image_ids, dtype=np.int64)
         check_ids(ids, self.path)
         order = np.argsort(ids, kind="stable")
@@ -163,11 +155,7 @@ class _BoxInstances(Instances):
         self.values.extend((left, top, width, height))
 
     def boxes(self) -> Boxes:
-        """The boxes by image, in the order of the images.
-
-        Raises:
-            DataError: an annotation is of no image or category listed, or lies outside its image.
-        """
+        """The boxes by image, in the order of the images."""
         ids, images = self.annotated()
         labels = {number: label for label, number in enumerate(sorted(self.categories))}
         table, by_image = BoxTable(), np.argsort(images, kind="stable")
@@ -189,12 +177,7 @@ class _BoxInstances(Instances):
 
 
 def read_boxes(found: dict[str, tuple[Path, Path]], image_size: int, workers: int) -> BoxedData:
-    """Read the parts; images are not decoded yet.
-
-    Raises:
-        DataError: a file is damaged or not in COCO's format, an image that it lists is missing, parts have other
-            categories than others, or there are no boxes to train on.
-    """
+    """Read the parts; images are not decoded yet."""
     checks, decoder = BoxChecks(), Decoder(image_size, workers=workers, crop=False)
     parts, names = {}, tuple[str, ...]()
     for part, (path, folder) in found.items():
@@ -209,11 +192,7 @@ def read_boxes(found: dict[str, tuple[Path, Path]], image_size: int, workers: in
 
 
 def check_ids(ids: np.ndarray, source: Path) -> None:
-    """Check that no id (N,) occurs twice.
-
-    Raises:
-        DataError: an id does; the message names ``source``.
-    """
+    """Check that no id (N,) occurs twice."""
     ordered = np.sort(ids)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):

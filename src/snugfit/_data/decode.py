@@ -52,11 +52,7 @@ class Decoder:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode") if workers else None
 
     def __call__(self, paths: Sequence[Path]) -> torch.Tensor:
-        """Decode files into a uint8 tensor (B, C, H, W), laid out channels-last.
-
-        Raises:
-            DataError: a file is corrupt, truncated or no image; the message names it.
-        """
+        """Decode files into a uint8 tensor (B, C, H, W), laid out channels-last."""
         batch = np.empty((len(paths), self.image_size, self.image_size, self.channels), dtype=np.uint8)
         run = self._pool.map if self._pool else map
         for _ in run(self._decode_into, batch, paths):
@@ -73,11 +69,7 @@ class Decoder:
 
 
 def decode(path: Path, size: int, channels: int = 3, *, crop: bool = True) -> Image.Image:
-    """Decode one file as ``size`` x ``size`` RGB or grey, upright (EXIF); JPEG is shrunk while it is decoded.
-
-    Raises:
-        DataError: the file is corrupt, truncated or no image.
-    """
+    """Decode one file as ``size`` x ``size`` RGB or grey, upright (EXIF); JPEG is shrunk while it is decoded."""
     return _guarded(path, lambda image: square(image, size, channels, crop=crop))
 
 

@@ -24,9 +24,6 @@ def entries(path: Path) -> Iterator[tuple[str, Any]]:
     """Read a JSON object, and give each entry of its lists with the list's name, in the order of the file.
 
     Members that are not lists are skipped. About a MB is in memory at a time, or one entry if it is larger.
-
-    Raises:
-        DataError: the file is unreadable, truncated or not a JSON object, or an entry has over 4 million characters.
     """
     check_regular(path)
     try:

@@ -39,11 +39,7 @@ FLOWERS = tuple(" ".join(_FLOWERS.split()).split(", "))
 
 
 def read_cub(root: Path, image_size: int, workers: int) -> Parts:
-    """Read Caltech-UCSD Birds-200-2011 (Wah et al., 2011, CNS-TR-2011-001): 200 kinds of birds, 5,994 and 5,794 photos.
-
-    Raises:
-        DataError: a list or image is missing, the lists disagree or are malformed, or a file is not an image.
-    """
+    """Read Caltech-UCSD Birds-200-2011 (Wah et al., 2011, CNS-TR-2011-001): 200 kinds, 5,994 and 5,794 photos."""
     names = _cub_names(root / "classes.txt")
     labels = _cub_values(root / "image_class_labels.txt", 1, len(names))
     training = _cub_values(root / "train_test_split.txt", 0, 1)
@@ -95,9 +91,6 @@ def read_pets(root: Path, image_size: int, workers: int) -> Parts:
 
     A line of a list is the image, whose name ends in a number, its breed from 1, and species and breed of that species,
     which are not used. Photos that neither list names are passed over.
-
-    Raises:
-        DataError: a list or image is missing, a line is malformed or repeated, or a file is not an image.
     """
     listing = Listing(root / "images", highest=37)
     for part, name in zip(("train", "test"), PET_LISTS, strict=True):
@@ -113,9 +106,6 @@ def read_dogs(root: Path, image_size: int, workers: int) -> Parts:
     """Read Stanford Dogs (Khosla et al., FGVC at CVPR 2011): 120 breeds of ImageNet, 12,000 and 8,580 photos.
 
     ``Images/`` is divided by the two lists. Folders ``train/`` and ``test/`` of one folder per breed need no lists.
-
-    Raises:
-        DataError: a list or image is missing, a list is malformed, or a file is not an image.
     """
     if not any((root / name).exists() for name in (*DOG_LISTS, "Images")):
         parts = folder.read(root, image_size, workers)
@@ -151,9 +141,6 @@ def read_flowers(root: Path, image_size: int, workers: int) -> Parts:
 
     ``imagelabels.mat`` has the label of every ``jpg/image_00001.jpg``, from 1; ``setid.mat`` the numbers of the images
     to train on (``trnid``), to validate on (``valid``) and to test on (``tstid``).
-
-    Raises:
-        DataError: a list or image is missing, a list is malformed, the lists disagree, or a file is not an image.
     """
     path, division = root / "imagelabels.mat", root / "setid.mat"
     texts = read_vectors(path, numbers=["labels"])["labels"]

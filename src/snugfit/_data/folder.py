@@ -50,10 +50,6 @@ def read(root: Path, image_size: int, workers: int, channels: int = 3) -> Parts:
 
     ``train``, ``val`` and ``test`` are used unchanged. If only one of ``val`` and ``test`` exists, it is the test part,
     and validation images are split off the training images. Class folders alone are a training part.
-
-    Raises:
-        DataError: a class folder is empty, there are fewer than two classes, the parts' classes differ, or a file
-            is not an image.
     """
     decoder = Decoder(image_size, channels, workers)
     parts = {part: folder for part in ("train", "val", "test") if (folder := _part(root, part))}
@@ -88,11 +84,7 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
 
 
 def _class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, links: list[Path]) -> FileImages:
-    """List the images of each class folder and its sub-folders, sorted; followed links are added to ``links``.
-
-    Raises:
-        DataError: a class folder holds no images, or a file is not an image.
-    """
+    """List the images of each class folder and its sub-folders, sorted; followed links are added to ``links``."""
     files, counts = FileNames(), []
     for name in class_names:
         before = len(files)
@@ -123,21 +115,13 @@ def _check_same_classes(folder: Path, names: tuple[str, ...], train: Path) -> No
 
 
 def read_imagenette(root: Path, image_size: int, workers: int) -> Parts:
-    """Read ``imagenette2*/train|val/n*/``; ``val`` serves as test set.
-
-    Raises:
-        DataError: as for any image folder.
-    """
+    """Read ``imagenette2*/train|val/n*/``; ``val`` serves as test set."""
     parts = read(root, image_size, workers)
     return replace(parts, class_names=tuple(_IMAGENETTE_NAMES.get(name, name) for name in parts.class_names))
 
 
 def read_tiny_imagenet(root: Path, image_size: int, workers: int) -> Parts:
-    """Read ``tiny-imagenet-200/``; its test images have no labels, so its ``val`` serves as test set.
-
-    Raises:
-        DataError: a listed file is missing, or an annotation cannot be understood.
-    """
+    """Read ``tiny-imagenet-200/``; its test images have no labels, so its ``val`` serves as test set."""
     names = tuple(sorted(name for line in lines(root / "wnids.txt") for name in line.split()))
     for name in names:
         if not below(root / "train", name, str(root / "wnids.txt")).is_dir():

@@ -46,11 +46,7 @@ class Listing:
         self._seen, self._classes = set[str](), dict[int, str]()
 
     def add(self, part: str, name: str, label: str, class_name: str, place: str) -> None:
-        """Add an image to a part, with label and class name as the list has them at ``place``.
-
-        Raises:
-            DataError: it was listed before, the file is missing, or the label is out of range or of another class.
-        """
+        """Add an image to a part, with label and class name as the list has them at ``place``."""
         value, path = number(label, 1, self._highest, place), below(self._folder, name, place)
         if name in self._seen:
             raise DataError(f"{place}: {name} was listed before. Download the list again.")
@@ -66,11 +62,7 @@ class Listing:
         labels.append(value - 1)
 
     def parts(self, image_size: int, workers: int, class_names: tuple[str, ...] = ()) -> Parts:
-        """The parts; every file was opened once. Classes are those of the lists unless names are given.
-
-        Raises:
-            DataError: a part or a class has no images, or a file is not an image.
-        """
+        """The parts; every file was opened once. Classes are those of the lists unless names are given."""
         for part, (files, _) in self._parts.items():
             if not len(files):
                 raise DataError(f"the lists for {self._folder} have no {part} images. Download them again.")

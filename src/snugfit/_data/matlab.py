@@ -33,10 +33,6 @@ def read_vectors(path: Path, *, numbers: Iterable[str] = (), texts: Iterable[str
 
     ``numbers`` are vectors of real numbers, ``texts`` of cells with one text each. Type and shape of a variable are
     checked before its content is read; objects, structures and functions never are.
-
-    Raises:
-        DataError: the file is missing or damaged, or holds over 64 MB; or a variable is missing, has another type, is
-            no vector, or has more than a million entries.
     """
     if not path.exists():
         raise DataError(f"{path} is missing. Download it again.")

@@ -63,11 +63,7 @@ class DigitImages:
 
 
 def read_digits(folder: Path, image_size: int, _: int = 0) -> Parts:
-    """Read the digits and divide them 80/10/10, always in the same way.
-
-    Raises:
-        DataError: scikit-learn is not installed.
-    """
+    """Read the digits and divide them 80/10/10, always in the same way."""
     table = _digit_table()
     labels = table[:, 64].astype(np.int64)
     check_labels(labels, 10, "scikit-learn's digits")
@@ -93,11 +89,7 @@ def _digit_table() -> np.ndarray:
 
 
 def read_mnist(class_names: tuple[str, ...], folder: Path, image_size: int, _: int = 0) -> Parts:
-    """Open the training and test images, in IDX files (http://yann.lecun.com/exdb/mnist/), compressed or not.
-
-    Raises:
-        DataError: a file is missing, corrupt or truncated, or a label is out of range.
-    """
+    """Open the training and test images, in IDX files (http://yann.lecun.com/exdb/mnist/), compressed or not."""
     train, test = (_mnist_part(folder, prefix, len(class_names), image_size) for prefix in ("train", "t10k"))
     return Parts(class_names, train, test=test, border=border_of(28, image_size))
 
@@ -180,11 +172,7 @@ def _unpacked(path: Path, size: int) -> Path:
 
 
 def read_cifar(layout: CifarLayout, folder: Path, image_size: int, _: int = 0) -> Parts:
-    """Open the training and test images, in the binary version (https://www.cs.toronto.edu/~kriz/cifar.html).
-
-    Raises:
-        DataError: a file is missing or truncated, or a label is out of range.
-    """
+    """Open the training and test images, in the binary version (https://www.cs.toronto.edu/~kriz/cifar.html)."""
     names = _cifar_names(folder / layout.names, layout.classes)
     train, test = (cifar_images(folder, files, layout, image_size) for files in (layout.train, (layout.test,)))
     return Parts(names, train, test=test)
@@ -201,11 +189,7 @@ def cifar_images(folder: Path, files: tuple[str, ...], layout: CifarLayout, imag
 
 
 def cifar_super_classes(folder: Path) -> tuple[str, ...]:
-    """Name of the super-class of each of CIFAR-100's classes, by label, from the first byte of its records.
-
-    Raises:
-        DataError: the test file is missing or truncated, lacks a class, or puts one into two super-classes.
-    """
+    """Name of the super-class of each of CIFAR-100's classes, by label, from the first byte of its records."""
     path = folder / CIFAR100.test
     coarse, fine = _open_cifar(path, CIFAR100.label_bytes).columns(0, CIFAR100.label_bytes).astype(np.int64).T
     check_labels(coarse, 20, path)

@@ -42,10 +42,6 @@ def read(root: Path, image_size: int, workers: int) -> Parts:
     The year is 2014, or 2017 if one of the two files of 2014 is missing. The half GB of annotations is read each time,
     entry by entry: that takes some 20 seconds and some 50 MB of memory, of which 30 MB are kept. A memory budget must
     have headroom for them.
-
-    Raises:
-        DataError: a file, folder or image is missing, a file is damaged or not in COCO's format, or the list of test
-            images names an unknown image or leaves no images for training.
     """
     annotations, year = root / "annotations", _release(root)
     files, described = FileNames(), []
@@ -76,11 +72,7 @@ class _Areas(Instances):
         super().add_annotation(entry)
 
     def labels(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and labels of the images in the order of the file, both (N,) int64.
-
-        Raises:
-            DataError: the file is damaged or not COCO's, an image is missing, or an annotation belongs to none.
-        """
+        """Ids and labels of the images in the order of the file, both (N,) int64."""
         self.read()
         persons = [category for category, name in self.categories.items() if name == "person"]
         if not persons:

@@ -63,11 +63,7 @@ class YoloFolder:
         return None if named is None else tuple(map(str, named))
 
     def parts(self) -> dict[str, list[Path]]:
-        """Image files of each existing part, sorted.
-
-        Raises:
-            DataError: there are no images to train on, or something that ``data.yaml`` names is missing.
-        """
+        """Image files of each existing part, sorted."""
         found = {part: self._part(part, names) for part, names in _FOLDERS.items()}
         if not found["train"]:
             found["train"] = self._images_below(self.root / "images")
@@ -105,11 +101,7 @@ class YoloFolder:
 
 
 def read_boxes(path: Path, image_size: int, workers: int) -> BoxedData:
-    """Read a folder in YOLO's format; images are not decoded yet, but up to 20,000 headers are checked.
-
-    Raises:
-        DataError: a line is malformed, a class has no name, a file is not an image, or there are no boxes to train on.
-    """
+    """Read a folder in YOLO's format; images are not decoded yet, but up to 20,000 headers are checked."""
     folder, checks, decoder = YoloFolder(path), BoxChecks(), Decoder(image_size, workers=workers, crop=False)
     names, highest = folder.class_names, -1
     parts = {}
@@ -154,11 +146,7 @@ def _rows(image: Path, names: tuple[str, ...] | None, checks: BoxChecks) -> list
 
 
 def row_of(line: str, place: str, names: tuple[str, ...] | None) -> Row:
-    """One line of labels: a class and a box, or a class and an outline.
-
-    Raises:
-        DataError: it is malformed, or the class is unknown.
-    """
+    """One line of labels: a class and a box, or a class and an outline."""
     try:
         label, *values = (float(text) for text in line.split())
     except ValueError:
