@@ -16,13 +16,12 @@ tensor(True)
 
 from snugfit.detection.boxes import COCO_ANCHORS, anchors_for, corners, non_maximum_suppression, pairwise_iou
 from snugfit.detection.decoding import Detections, detections
-from snugfit.detection.loss import LossScales, yolov2_loss
+from snugfit.detection.loss import yolov2_loss
 from snugfit.detection.precision import MeanAveragePrecision, average_precision, true_positives
 
 __all__ = [
     "COCO_ANCHORS",
     "Detections",
-    "LossScales",
     "MeanAveragePrecision",
     "anchors_for",
     "average_precision",

@@ -20,12 +20,9 @@ _LARGEST_LOG = 10.0
 
 @dataclass(frozen=True)
 class Detections:
-    """Boxes found in one image, in the order of falling scores.
+    """Boxes (K, 4) found in one image, in the order of falling scores (K,), and their classes (K,) int64.
 
-    Attributes:
-        boxes: (K, 4).
-        scores: objectness times probability of the class, (K,).
-        classes: (K,) int64.
+    A score is the objectness times the probability of the class.
     """
 
     boxes: Tensor

@@ -14,7 +14,6 @@ Darknet's term that draws boxes to their anchors during the first 12,800 images 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,27 +23,10 @@ from torch.nn import functional as F
 from snugfit.detection.boxes import pairwise_iou, shape_iou
 from snugfit.detection.decoding import boxes_of, fields_of
 
-
-@dataclass(frozen=True)
-class LossScales:
-    """Weights of the parts; by default those of ``yolov2.cfg``.
-
-    Attributes:
-        coordinates: of offsets and sizes.
-        objects: of the objectness of responsible predictors.
-        no_objects: of the objectness of the others.
-        classes: of the class.
-        ignored_above: the objectness of a predictor that overlaps a box by more than this has no loss.
-    """
-
-    coordinates: float = 1.0
-    objects: float = 5.0
-    no_objects: float = 1.0
-    classes: float = 1.0
-    ignored_above: float = 0.6
-
-
-_DARKNET = LossScales()
+COORDINATES, OBJECTS, NO_OBJECTS, CLASSES = 1.0, 5.0, 1.0, 1.0
+"""Weights of offsets and sizes, of the objectness of responsible predictors and of the others, and of the class."""
+IGNORED_ABOVE = 0.6
+"""The objectness of a predictor that overlaps a box by more than this has no loss."""
 
 
 class AssignedAnchors(NamedTuple):
@@ -63,9 +45,7 @@ class AssignedAnchors(NamedTuple):
     column: Tensor
 
 
-def yolov2_loss(
-    outputs: Tensor, targets: Tensor, anchors: Sequence[Sequence[float]], scales: LossScales = _DARKNET
-) -> Tensor:
+def yolov2_loss(outputs: Tensor, targets: Tensor, anchors: Sequence[Sequence[float]]) -> Tensor:
     """Sum over predictors, mean over images (scalar).
 
     The shapes of its tensors do not depend on the number of boxes.
@@ -74,7 +54,6 @@ def yolov2_loss(
         outputs: (B, A (5 + C), H, W).
         targets: (B, M, 5): class (-1: none), centre x and y, width, height.
         anchors: widths and heights, A of them, as fractions of the image's sides.
-        scales: weights of the parts.
     """
     fields = fields_of(outputs, len(anchors))
     priors = fields.new_tensor(anchors)
@@ -83,11 +62,11 @@ def yolov2_loss(
     assigned = assign_anchors(truths, real, priors, (fields.shape[-2], fields.shape[-1]))
     with torch.no_grad():
         boxes = boxes_of(fields, priors).flatten(1, 3)
-        background = torch.stack([_background(*each, scales) for each in zip(boxes, truths, real, strict=True)])
+        background = torch.stack([_background(*each) for each in zip(boxes, truths, real, strict=True)])
         background.scatter_reduce_(1, assigned.predictor, (~assigned.counts).to(background.dtype), "amin")
     objectness = fields[:, :, 4].sigmoid()
-    without_objects = (background * objectness.flatten(1) ** 2).sum() * scales.no_objects / 2
-    return (without_objects + _loss_of_boxes(fields, targets[..., 0], truths, priors, assigned, scales)) / len(fields)
+    without_objects = (background * objectness.flatten(1) ** 2).sum() * NO_OBJECTS / 2
+    return (without_objects + _loss_of_boxes(fields, targets[..., 0], truths, priors, assigned)) / len(fields)
 
 
 def assign_anchors(truths: Tensor, real: Tensor, priors: Tensor, cells: tuple[int, int]) -> AssignedAnchors:
@@ -105,16 +84,16 @@ def assign_anchors(truths: Tensor, real: Tensor, priors: Tensor, cells: tuple[in
     return AssignedAnchors(real & ~taken, torch.where(real, index, 0), anchor, row, column)
 
 
-def _background(boxes: Tensor, truths: Tensor, real: Tensor, scales: LossScales) -> Tensor:
+def _background(boxes: Tensor, truths: Tensor, real: Tensor) -> Tensor:
     """1 for each predicted box (P, 4) of an image that overlaps all boxes (M, 4) little, 0 for others: (P,)."""
     if not len(truths):
         return boxes.new_ones(len(boxes))
     best = (pairwise_iou(boxes, truths) * real).amax(dim=1)
-    return (best <= scales.ignored_above).to(boxes.dtype)
+    return (best <= IGNORED_ABOVE).to(boxes.dtype)
 
 
 def _loss_of_boxes(
-    fields: Tensor, classes: Tensor, truths: Tensor, priors: Tensor, assigned: AssignedAnchors, scales: LossScales
+    fields: Tensor, classes: Tensor, truths: Tensor, priors: Tensor, assigned: AssignedAnchors
 ) -> Tensor:
     """Loss (scalar) of the assigned anchors, for outputs (B, A, 5 + C, H, W) and boxes (B, M, 4) of classes (B, M)."""
     images = torch.arange(len(fields), device=fields.device)[:, None]
@@ -133,5 +112,5 @@ def _loss_of_boxes(
     logits = predicted[..., 5:].flatten(0, 1)
     labels = classes.clamp(min=0).long().flatten()
     entropy = F.cross_entropy(logits, labels, reduction="none").view_as(counts)
-    each = scales.coordinates / 2 * coordinates + scales.objects / 2 * objectness + scales.classes * entropy
+    each = COORDINATES / 2 * coordinates + OBJECTS / 2 * objectness + CLASSES * entropy
     return (counts * each).sum()
