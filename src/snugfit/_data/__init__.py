@@ -3,33 +3,22 @@
 What is missing, damaged, out of limits or of another kind is a ``DataError`` that names the file and the place in it.
 """
 
-from snugfit._data.batches import Batches
-from snugfit._data.boxed import BoxedBatches, box_sizes, boxed_path, load_boxed
-from snugfit._data.boxes import BoxedImages
-from snugfit._data.catalog import ensure, image_folder, load, names, read_folder, super_classes
-from snugfit._data.decode import Decoder, upright_size
-from snugfit._data.sets import ImageSet, Splits, Subset
-from snugfit._data.transform import Transform
-from snugfit._data.user import from_dataset
-
-__all__ = [
-    "Batches",
-    "BoxedBatches",
-    "BoxedImages",
-    "Decoder",
-    "ImageSet",
-    "Splits",
-    "Subset",
-    "Transform",
-    "box_sizes",
-    "boxed_path",
-    "ensure",
-    "from_dataset",
-    "image_folder",
-    "load",
-    "load_boxed",
-    "names",
-    "read_folder",
-    "super_classes",
-    "upright_size",
-]
+from snugfit._data.batches import Batches as Batches
+from snugfit._data.boxed import BoxedBatches as BoxedBatches
+from snugfit._data.boxed import box_sizes as box_sizes
+from snugfit._data.boxed import boxed_path as boxed_path
+from snugfit._data.boxed import load_boxed as load_boxed
+from snugfit._data.boxes import BoxedImages as BoxedImages
+from snugfit._data.catalog import ensure as ensure
+from snugfit._data.catalog import image_folder as image_folder
+from snugfit._data.catalog import load as load
+from snugfit._data.catalog import names as names
+from snugfit._data.catalog import read_folder as read_folder
+from snugfit._data.catalog import super_classes as super_classes
+from snugfit._data.decode import Decoder as Decoder
+from snugfit._data.decode import upright_size as upright_size
+from snugfit._data.sets import ImageSet as ImageSet
+from snugfit._data.sets import Splits as Splits
+from snugfit._data.sets import Subset as Subset
+from snugfit._data.transform import Transform as Transform
+from snugfit._data.user import from_dataset as from_dataset

@@ -11,7 +11,7 @@ import torch
 
 from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
 from snugfit._data.files import FileNames, below, check_disjoint, check_regular, lines, visible, walk
-from snugfit._data.sets import Parts
+from snugfit._data.sets import ImageSet, Parts
 from snugfit.errors import DataError
 
 _VALIDATION = ("val", "valid", "validation")
@@ -31,14 +31,11 @@ _IMAGENETTE_NAMES = {
 }
 
 
-class FileImages:
+class FileImages(ImageSet):
     """Image files that are decoded when they are read."""
 
     def __init__(self, files: FileNames, labels: np.ndarray, decoder: Decoder) -> None:
         self.files, self.labels, self._decoder = files, labels, decoder
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Decode images, (B,) -> uint8 (B, C, H, W)."""

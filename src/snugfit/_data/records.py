@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from snugfit._core.documents import open_regular
-from snugfit._data.sets import resized
+from snugfit._data.sets import ImageSet, resized
 from snugfit.errors import DataError
 
 _CHUNK = 1 << 18
@@ -59,16 +59,13 @@ class Records:
             view, offset = view[got:], offset + got
 
 
-class RecordImages:
+class RecordImages(ImageSet):
     """Images (C, H, W) in the last bytes of the rows of one file or several, with a black border or resized."""
 
     def __init__(self, files: Sequence[Records], labels: np.ndarray, shape: tuple[int, int, int], size: int) -> None:
         self._files, self.labels, self._shape, self._size = files, labels, shape, size
         self._border = border_of(shape[-1], size)
         self._starts = np.cumsum([0] + [len(records) for records in files])
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, C, size, size)."""

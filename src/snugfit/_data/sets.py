@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ IMAGENET: tuple[Statistics, Statistics] = ((0.485, 0.456, 0.406), (0.229, 0.224,
 """Mean and standard deviation per channel of ImageNet's images in [0, 1]."""
 
 
-class ImageSet(Protocol):
+class ImageSet(ABC):
     """Labelled images on disk, or owned by the caller; never a float copy of a data set.
 
     Attributes:
@@ -34,40 +34,30 @@ class ImageSet(Protocol):
 
     def __len__(self) -> int:
         """Number of images, N."""
-        ...
+        return len(self.labels)
 
+    @abstractmethod
     def images(self, indices: np.ndarray) -> torch.Tensor:
-        """Read the images at ``indices`` (B,) as uint8 (B, C, H, W), with H = W = the image size.
-
-        Raises:
-            DataError: an image is corrupt or of the wrong shape.
-        """
-        ...
+        """Read the images at ``indices`` (B,) as uint8 (B, C, H, W), with H = W = the image size."""
 
 
-class Subset:
+class Subset(ImageSet):
     """Some images of another set, in the order of ``indices`` (M,) int64."""
 
     def __init__(self, parent: ImageSet, indices: np.ndarray) -> None:
         self.parent, self.indices = parent, np.asarray(indices, dtype=np.int64)
         self.labels = parent.labels[self.indices]
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images by their position in this subset, (B,) -> uint8 (B, C, H, W)."""
         return self.parent.images(self.indices[indices])
 
 
-class Bordered:
+class Bordered(ImageSet):
     """Another set with ``border`` black pixels on every side of its images."""
 
     def __init__(self, parent: ImageSet, border: int) -> None:
         self.parent, self.border, self.labels = parent, border, parent.labels
-
-    def __len__(self) -> int:
-        return len(self.parent)
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, C, H + 2 border, W + 2 border)."""

@@ -20,7 +20,7 @@ import torch
 from snugfit._core.paths import cache_dir
 from snugfit._data.files import lines
 from snugfit._data.records import RecordImages, Records, border_of
-from snugfit._data.sets import MOST_RECORDS, Parts, Subset, check_labels, resized
+from snugfit._data.sets import MOST_RECORDS, ImageSet, Parts, Subset, check_labels, resized
 from snugfit._data.split import stratified
 from snugfit.errors import DataError, OutOfStorageError, is_out_of_storage
 
@@ -48,14 +48,11 @@ CIFAR10 = CifarLayout(tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_b
 CIFAR100 = CifarLayout(("train.bin",), "test.bin", "fine_label_names.txt", 2, 100)
 
 
-class DigitImages:
+class DigitImages(ImageSet):
     """1,797 grey images, kept as 8 x 8 bytes and upsampled per batch."""
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, image_size: int) -> None:
         self._pixels, self.labels, self._size = pixels, labels, image_size
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, 1, H, W)."""

@@ -16,7 +16,7 @@ from torch.utils.data import Subset as TorchSubset
 
 from snugfit._core.options import from_keywords
 from snugfit._data.decode import reading, square
-from snugfit._data.sets import Parts, Splits, check_class_count, check_labels, resized
+from snugfit._data.sets import ImageSet, Parts, Splits, check_class_count, check_labels, resized
 from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError, UsageError
 
@@ -37,8 +37,8 @@ class Normalisation:
         return image.float() * self.std + self.mean
 
 
-@dataclass
-class DatasetImages:
+@dataclass(eq=False)
+class DatasetImages(ImageSet):
     """Images of a map-style data set, read one by one in the caller's thread.
 
     Attributes:
@@ -54,9 +54,6 @@ class DatasetImages:
     size: int
     resize: bool
     normalisation: Normalisation | None
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, C, H, W)."""
