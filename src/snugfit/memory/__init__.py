@@ -19,9 +19,8 @@ from snugfit.errors import is_out_of_memory
 from snugfit.memory.limit import MemoryLimit
 from snugfit.memory.line_fit import fit_line
 from snugfit.memory.meter import PeakMeter, make_meter
-from snugfit.memory.process import Baseline, prepare_process, release_memory, trim_heap
+from snugfit.memory.process import Baseline, MemoryStatus, prepare_process, read_status, release_memory, trim_heap
 from snugfit.memory.scratch import MappedScratch
-from snugfit.memory.status import MemoryStatus, read_status
 from snugfit.memory.tensors import saved_bytes, tensor_peak_bytes
 
 fix_group_norm()

@@ -12,8 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance, allow_batch_norm_backward
-from snugfit.memory.process import Baseline
-from snugfit.memory.status import MemoryStatus, read_status
+from snugfit.memory.process import Baseline, MemoryStatus, read_status
 
 
 def can_enforce(device: torch.device) -> bool:

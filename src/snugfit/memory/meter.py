@@ -18,8 +18,7 @@ from typing import Protocol
 
 import torch
 
-from snugfit.memory.process import Baseline
-from snugfit.memory.status import has_proc, read_status, reset_high_water
+from snugfit.memory.process import Baseline, has_proc, read_status, reset_high_water
 
 SAMPLE_SECONDS = 0.005
 """Time between two samples."""

@@ -1,4 +1,4 @@
-"""The process at rest: its memory baseline, before model and data exist, and the memory that allocators keep.
+"""The memory of this process: readings from /proc, the baseline before model and data exist, and what allocators keep.
 
 MKL keeps the buffers of its matrix products, 6 MB after ResNet-18's convolutions of one sample in one thread. The
 package disables that (``MKL_DISABLE_FAST_MM``), without loss of speed. If torch was loaded earlier, MKL has already
@@ -16,18 +16,74 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import psutil
 import torch
 from torch import nn
 
 from snugfit._core.options import Workers, checked
 from snugfit._upstream import to_channels_last
-from snugfit.memory.status import read_status
 
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_FIELDS = {"RssAnon": "anon", "RssFile": "file", "RssShmem": "shmem", "VmData": "data", "VmHWM": "high_water"}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 MMAP_THRESHOLD_BYTES = 64 * 1024
 _THREAD_STACK_BYTES = 512 * 1024
 _KERNELS_KEPT = 192
 """Number of generated kernels that oneDNN caches; with its default of 1024 their memory grows with every new shape."""
+
+
+@dataclass(frozen=True)
+class MemoryStatus:
+    """One reading, in bytes.
+
+    Attributes:
+        anon: resident private anonymous memory (RssAnon), which a memory budget limits.
+        file, shmem: resident file-backed and shared memory, which the budget does not count.
+        data: private writable mappings, resident or not (VmData), which ``RLIMIT_DATA`` limits.
+        high_water: largest resident set since the last reset (VmHWM).
+    """
+
+    anon: int
+    file: int = 0
+    shmem: int = 0
+    data: int = 0
+    high_water: int = 0
+
+
+def has_proc() -> bool:
+    """Whether this system has Linux's /proc/self/status with RssAnon."""
+    return _STATUS.exists()
+
+
+def read_status() -> MemoryStatus:
+    """Read the process's memory; without /proc, psutil's unique (or resident) set replaces RssAnon."""
+    if not has_proc():
+        info = psutil.Process().memory_full_info()
+        return MemoryStatus(anon=getattr(info, "uss", info.rss))
+    values = {}
+    with _STATUS.open("rb") as status:
+        for line in status:
+            name, _, rest = line.partition(b":")
+            field = _FIELDS.get(name.decode())
+            if field is not None:
+                values[field] = int(rest.split()[0]) * 1024
+    return MemoryStatus(**values)
+
+
+def reset_high_water() -> bool:
+    """Start a new interval for VmHWM; False if the kernel does not allow it."""
+    try:
+        descriptor = os.open(_CLEAR_REFS, os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        os.write(descriptor, b"5")
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, read_status
 from snugfit.memory.limit import can_enforce
 from snugfit.memory.meter import ProcessMeter
-from snugfit.memory.status import has_proc
+from snugfit.memory.process import has_proc
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and RLIMIT_DATA")
 MB = 10**6
@@ -276,8 +276,7 @@ def test_training_goes_on_smaller_after_a_refusal(in_own_process):
 
 def leave_holes_in_the_heap():
     from snugfit.memory import prepare_process
-    from snugfit.memory.process import trim_heap
-    from snugfit.memory.status import read_status
+    from snugfit.memory.process import read_status, trim_heap
 
     prepare_process(1)
     blocks = [bytearray(16_000) for _ in range(4000)]
@@ -345,7 +344,7 @@ def test_status_reads_what_the_kernel_says():
 
 
 def test_without_proc_the_unique_set_stands_for_it(monkeypatch, tmp_path):
-    monkeypatch.setattr("snugfit.memory.status._STATUS", tmp_path / "none")
+    monkeypatch.setattr("snugfit.memory.process._STATUS", tmp_path / "none")
     assert read_status().anon > MB and read_status().data == 0
     meter = ProcessMeter(Baseline(0, 0))
     assert not meter.exact and not meter.metric.startswith("RssAnon")

@@ -91,8 +91,8 @@ def test_neither_the_process_nor_its_high_water_mark_grows(fresh_process, tmp_pa
         import torch
 
         from snugfit.memory import read_status
+        from snugfit.memory.process import reset_high_water
         from snugfit.memory.scratch import ScratchFile
-        from snugfit.memory.status import reset_high_water
 
         part = torch.ones(1 << 18)
         with ScratchFile(Path("scratch"), 64 << 20) as scratch:
