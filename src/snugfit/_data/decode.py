@@ -36,13 +36,10 @@ T = TypeVar("T")
 
 
 class Decoder:
-    """Decodes image files to one size, in ``workers`` threads that live until :meth:`close`.
+    """Decodes image files to one size, in ``workers`` threads that live until :meth:`close`, or in the caller's.
 
-    Args:
-        image_size: side of the square that images are resized (short side) and centre-cropped to.
-        channels: 3 (RGB) or 1 (grey).
-        workers: threads; 0 decodes in the caller's thread.
-        crop: crop to the square; otherwise both sides are resized to it, whatever their ratio.
+    Images of 3 channels (RGB) or 1 (grey) are resized by their short side and centre-cropped to a square, or without
+    ``crop`` resized to it, whatever their ratio.
     """
 
     def __init__(self, image_size: int, channels: int = 3, workers: int = 2, *, crop: bool = True) -> None:

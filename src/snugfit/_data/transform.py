@@ -55,19 +55,10 @@ class Transform:
     def __call__(
         self, images: torch.Tensor, train: bool = False, seed: int | Sequence[int] = 0, start: int = 0
     ) -> torch.Tensor:
-        """Normalise, and augment if ``train``.
+        """Normalise uint8 images (B, C, H, W), and augment if ``train``, to float32 (B, C, H, W), channels-last.
 
-        Args:
-            images: uint8 (B, C, H, W).
-            train: whether to augment.
-            seed: with ``start``, determines the augmentation; torch's and numpy's global state play no part.
-            start: position of the first image: ``f(x, start=0)[2:] == f(x[2:], start=2)``.
-
-        Returns:
-            float32 (B, C, H, W), channels-last.
-
-        Raises:
-            DataError: the images have another number of channels than the statistics.
+        The seed and the position ``start`` of the first image determine the augmentation: ``f(x, start=0)[2:]`` equals
+        ``f(x[2:], start=2)``. torch's and numpy's global state play no part.
         """
         if images.shape[1] != len(self.mean):
             raise DataError(f"the images have {images.shape[1]} channel(s), not {len(self.mean)}.")

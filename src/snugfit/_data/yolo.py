@@ -31,14 +31,7 @@ LARGEST_LABELS = 1 << 24
 
 
 class YoloFolder:
-    """A folder of images and labels, or a ``data.yaml`` that says where they are.
-
-    Args:
-        path: the folder or file.
-
-    Attributes:
-        links: the links that were followed to images.
-    """
+    """A folder of images and labels, or a ``data.yaml`` that says where they are; ``links`` to images are collected."""
 
     def __init__(self, path: Path) -> None:
         self.links: list[Path] = []
