@@ -71,7 +71,7 @@ def _named(module: fx.GraphModule, nodes: list[fx.Node], shapes: Shapes) -> list
     parts: list[tuple[str, list[fx.Node]]] = []
     ended = False
     for node in nodes:
-        if parts and _is_side(node):
+        if parts and is_side(node):
             parts[-1][1].append(node)
             continue
         shape, path = shapes[node], _block_path(path_of(node))
@@ -114,11 +114,12 @@ def _crossing(part: list[fx.Node], joined: list[tuple[str, list[fx.Node]]]) -> b
     """Whether any value except the last is used outside the parts so far."""
     inside = {node for _, nodes in joined for node in nodes}
     image = input_node(part[0].graph)
-    side = {user for user in image.users if _is_side(user)}
+    side = {user for user in image.users if is_side(user)}
     return any(user not in inside | side for node in {image, *inside} - {part[-1]} for user in node.users)
 
 
-def _is_side(node: fx.Node) -> bool:
+def is_side(node: fx.Node) -> bool:
+    """Whether a node belongs to a side module."""
     return path_of(node).split(".")[0] == SIDE_NETWORK
 
 

@@ -31,10 +31,13 @@ def exclude_storage(storage: torch.UntypedStorage) -> None:
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of every storage from its allocation until it is freed, except mapped files."""
 
-    def __init__(self) -> None:
+    def __init__(self, there: Iterable[Tensor] = ()) -> None:
+        """Start with existing tensors of any shape, which count."""
         super().__init__()
         self.live = self.peak = 0
         self._seen: dict[int, weakref.ref[Any]] = {}
+        for tensor in there:
+            self.add(tensor)
 
     def add(self, tensor: Tensor) -> None:
         """Count an existing tensor of any shape."""

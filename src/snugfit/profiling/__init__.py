@@ -10,15 +10,13 @@
 """
 
 from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory
-from snugfit.profiling.description import describe
-from snugfit.profiling.floors import META_PASS_BYTES, smallest_floor
+from snugfit.profiling.description import describe, unit_stats
 from snugfit.profiling.liveness import StepOptions
 from snugfit.profiling.measurement_cache import Measurements
 from snugfit.profiling.measuring import measure_probes
 from snugfit.profiling.own_loop import time_tensors
-from snugfit.profiling.probe import Probe, measure_probe
+from snugfit.profiling.probe import META_PASS_BYTES, Probe, measure_probe, smallest_floor
 from snugfit.profiling.tensors import TensorProbe, WholeStep
-from snugfit.profiling.unit_statistics import unit_stats
 
 __all__ = [
     "META_PASS_BYTES",

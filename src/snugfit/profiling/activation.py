@@ -9,23 +9,30 @@ from itertools import chain
 
 import torch
 from torch import fx, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
-from snugfit.memory.activation import ActivationMemory, add_up
-from snugfit.profiling.analytic import analytic_parameter_bytes, analytic_records
-from snugfit.profiling.block_members import find_members
-from snugfit.profiling.liveness import StepOptions, liveness_records, sampled_nodes
+from snugfit._chain.propagation import Shapes, node_shapes
+from snugfit.memory.activation import ActivationMemory, LayerRecord, add_up
+from snugfit.profiling.liveness import Members, StepOptions, find_members, liveness_records, sampled_nodes
 from snugfit.profiling.meta_profiler import profile_on_meta
+
+FLOAT_BYTES, FROZEN_BYTES = 4, 1
+"""Bytes of an activation or a trained weight, and of a frozen weight."""
+
+_CLIPPED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU)
+_SMOOTH = (nn.Sigmoid, nn.Tanh, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid, nn.ELU, nn.Softplus)
+_CLIPPED_CALLS = (F.relu, F.relu6, F.leaky_relu, torch.relu, torch.relu_, "relu", "relu_")
+_SMOOTH_CALLS = (
+    *(F.gelu, F.silu, F.mish, F.hardswish, F.hardsigmoid, F.elu, F.softplus),
+    *(torch.sigmoid, torch.tanh, "sigmoid", "tanh"),
+)
 
 
 @dataclass(frozen=True)
 class Resident:
-    """Memory that is in use during the whole step, in bytes.
-
-    Attributes:
-        weights: weights and buffers, as stored.
-        gradients: of the trained weights, if they accumulate over micro-batches.
-        optimizer: state of the optimizer.
-    """
+    """Bytes in use during the whole step: weights and buffers, gradients that accumulate, and the optimizer's state."""
 
     weights: int
     gradients: int
@@ -38,12 +45,7 @@ class Resident:
 
 
 def analytic_activation_memory(
-    module: fx.GraphModule,
-    input_shape: tuple[int, ...],
-    trains: Set[str],
-    *,
-    batch: int = 1,
-    side_first: bool = False,
+    module: fx.GraphModule, input_shape: tuple[int, ...], trains: Set[str], *, batch: int = 1, side_first: bool = False
 ) -> ActivationMemory:
     """Activation memory by the paper's rule (Yoosefi et al., equations 1 to 6): bytes of blocks are per image.
 
@@ -56,8 +58,9 @@ def analytic_activation_memory(
             paper's figure.
     """
     members = find_members(module, input_shape)
-    records = analytic_records(module, input_shape, trains, members, side_first=side_first)
-    return add_up(members.names, records, parameter_bytes=analytic_parameter_bytes(module, trains), batch=batch)
+    records = _analytic_records(module, input_shape, trains, members, side_first=side_first)
+    parameters = sum(p.numel() * (FLOAT_BYTES if n in trains else FROZEN_BYTES) for n, p in module.named_parameters())
+    return add_up(members.names, records, parameter_bytes=parameters, batch=batch)
 
 
 def liveness_activation_memory(
@@ -66,13 +69,7 @@ def liveness_activation_memory(
     """Activation memory by the liveness of tensors: bytes of blocks are of the whole batch, including the batch itself.
 
     Each layer is measured as it is, lean or stock, in its current mode. Workspace inside an operator is not a tensor
-    and does not count.
-
-    Args:
-        module: a traced network, with or without a side network, possibly on meta; it is not changed.
-        input_shape: channels, height, width of one image.
-        trains: names of the trained parameters.
-        options: how a step runs; the defaults if None.
+    and does not count. Arguments are as for :func:`analytic_activation_memory`; the defaults hold without options.
 
     Raises:
         ValueError: a BatchNorm layer in training mode has a single value per channel, as with one image of one pixel.
@@ -91,7 +88,7 @@ def liveness_activation_memory(
 def resident_bytes(
     module: nn.Module, trains: Set[str], *, state_copies: int, holds_gradients: bool = False, int8: bool = False
 ) -> Resident:
-    """Memory of a network's weights during the whole step; see :func:`liveness_activation_memory`."""
+    """Memory of a network's weights during the whole step; options as in ``StepOptions``."""
     weights = trained = 0
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if name in trains:
@@ -104,3 +101,77 @@ def resident_bytes(
 def _int8_bytes(weight: torch.Tensor) -> int:
     """Bytes of a weight (K, ...) in 8 bits: one per value, and one float per output channel."""
     return weight.numel() + weight.shape[0] * weight.element_size()
+
+
+def _analytic_records(
+    module: fx.GraphModule, input_shape: tuple[int, ...], trains: Set[str], members: Members, *, side_first: bool
+) -> list[LayerRecord]:
+    """Records of all layers by the rule of TinyTL, Rep-Net and Yoosefi et al.: one image, forward pass alone.
+
+    A convolution or linear layer needs its input and its output (a convolution's divided by its groups), BatchNorm and
+    an activation their input; inside a residual block the block's input is added. Layers keep their input if their
+    weight is trained; a ReLU keeps one bit per element, and a smooth activation its whole input.
+    """
+    shapes = node_shapes(module, input_shape)
+    order = _order(module, members, side_first=side_first)
+    layers = [(node, _Layer.of(module, node, shapes, trains)) for node in order]
+    first = next((index for index, (_, layer) in enumerate(layers) if layer.trained), len(layers))
+    passed = any(layer.mask for _, layer in layers[first:])
+    records = []
+    for node, layer in layers:
+        block = members.block[node]
+        residual = block in members.residual and node not in members.side and layer.counts
+        held = _floats(shapes, members.entries[block]) if residual else 0
+        kept = layer.kept + (layer.mask if passed else 0)
+        records.append(LayerRecord(str(node.target), block, layer.temporary + held, kept))
+    return records
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Memory of one operator: while it runs, kept because its weight is trained, and because a gradient passes.
+
+    ``counts`` says whether the rule covers it; others (pooling, sums, resizing) count nothing.
+    """
+
+    temporary: int = 0
+    kept: int = 0
+    mask: int = 0
+    trained: bool = False
+    counts: bool = False
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, node: fx.Node, shapes: Shapes, trains: Set[str]) -> _Layer:
+        layer = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        inputs = _floats(shapes, node.all_input_nodes[0]) if node.all_input_nodes else 0
+        if layer is None:
+            return cls._activation(inputs, node.target in _CLIPPED_CALLS, node.target in _SMOOTH_CALLS)
+        own = {name for name, _ in layer.named_parameters()}
+        trained = any(f"{node.target}.{name}" in trains for name in own)
+        kept = inputs if f"{node.target}.weight" in trains else 0
+        if isinstance(layer, (_ConvNd, nn.Linear)):
+            outputs = _floats(shapes, node) // (layer.groups if isinstance(layer, _ConvNd) else 1)
+            return cls(inputs + outputs, kept, trained=trained, counts=True)
+        if isinstance(layer, _BatchNorm):
+            return cls(inputs, kept, trained=trained, counts=True)
+        return cls._activation(inputs, isinstance(layer, _CLIPPED), isinstance(layer, _SMOOTH), trained=trained)
+
+    @classmethod
+    def _activation(cls, inputs: int, clipped: bool, smooth: bool, *, trained: bool = False) -> _Layer:
+        if not clipped and not smooth:
+            return cls(trained=trained)
+        return cls(inputs, mask=inputs // (8 * FLOAT_BYTES) if clipped else inputs, trained=trained, counts=True)
+
+
+def _floats(shapes: Shapes, node: fx.Node) -> int:
+    shape = shapes[node]
+    return 0 if shape is None else FLOAT_BYTES * math.prod(shape[1:])
+
+
+def _order(module: fx.GraphModule, members: Members, *, side_first: bool) -> list[fx.Node]:
+    """Operators by block, a side module's before or after the others of its block."""
+
+    def place(node: fx.Node) -> tuple[int, bool]:
+        return members.block[node], (node in members.side) != side_first
+
+    return sorted((node for node in module.graph.nodes if node in members.block), key=place)

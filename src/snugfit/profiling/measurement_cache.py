@@ -38,11 +38,7 @@ class Measurement:
     complete: bool = False
 
     def __post_init__(self) -> None:
-        """Check the batch sizes.
-
-        Raises:
-            ValueError: one is invalid.
-        """
+        """Raise ValueError for an invalid batch size."""
         if not all(batch.isdecimal() and len(batch) < 10 for batch in self.floors):
             raise ValueError("a batch size is no number")
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from snugfit._core.profile import ProbeLine, Profile, TensorProfile
 from snugfit.memory import MemoryLimit, PeakMeter, meta, release_memory
-from snugfit.profiling.floors import META_PASS_BYTES, Floors
 from snugfit.profiling.measurement_cache import Measurement, Measurements
-from snugfit.profiling.probe import Probe, available_bytes, measure_probe
+from snugfit.profiling.probe import META_PASS_BYTES, Floors, Probe, available_bytes, measure_probe
 from snugfit.profiling.tensors import TensorProbe
 
 FIRST_GROWTH = 3_000_000
@@ -33,8 +32,7 @@ def measure_probes(
         probes: the probes.
         meter: memory above the baseline.
         limit: the memory budget, in force.
-        on_measured: called with name, number (from 1) and count of every finished probe; with None only floors are
-            computed.
+        on_measured: called with name, number (from 1) and count after each probe; without it only floors are computed.
         known: earlier measurements; new ones are added.
     """
     started = time.perf_counter()
@@ -48,14 +46,11 @@ def measure_probes(
 
 @dataclass
 class _Session:
-    """Probes being measured.
+    """Probes being measured, or only their floors; results so far.
 
     Attributes:
-        measures: whether to measure; otherwise only floors are computed.
         tried: the lines found so far; None for a probe that did not fit.
-        floors, lined, tensors: other results so far.
-        left: bytes that measuring left in another process, for probes known from there, and that training will leave
-            here too; by probe.
+        left: by probe, bytes that measuring it left in another process, and that training will leave here too.
     """
 
     meter: PeakMeter
@@ -83,12 +78,9 @@ class _Session:
                 continue
             yield probe
             if isinstance(probe, Probe) and probe.needed is not None:
-                yield from self._needed_now(declined)
-
-    def _needed_now(self, declined: list[Probe]) -> Iterator[Probe]:
-        while (found := next(filter(self._take, declined), None)) is not None:
-            declined.remove(found)
-            yield found
+                while (found := next(filter(self._take, declined), None)) is not None:
+                    declined.remove(found)
+                    yield found
 
     def _take(self, probe: Probe) -> bool:
         """Measure a probe if it is needed; returns whether it was."""
@@ -106,7 +98,7 @@ class _Session:
         def measure() -> Measurement:
             line = measure_probe(probe, self.meter, self.limit, floors)
             complete = line is not None and line.points[-1].batch >= probe.batch_limit
-            return Measurement(line=line, floors=_texts(floors), complete=complete)
+            return Measurement(line=line, floors={str(b): size for b, size in floors.known.items()}, complete=complete)
 
         line = self._measured(probe.same, found, available, measure).line
         if line is not None:
@@ -142,7 +134,7 @@ class _Session:
     def profile(self, seconds: float) -> Profile:
         """The results."""
         meta.forget()
-        resting = self._in_memory() + self._left_elsewhere()
+        resting = self._in_memory() + sum(self.left.values())
         grown, lines = 0, {name: line for name, line in self.tried.items() if line is not None}
         if len(lines) < len(self.lined):
             networks = {probe.network for probe in self.lined if probe.name in lines}
@@ -163,9 +155,6 @@ class _Session:
         self.meter.restart()
         return self.meter.current_bytes
 
-    def _left_elsewhere(self) -> int:
-        return sum(self.left.values())
-
     def _is_needed(self, probe: Probe) -> bool:
         """Whether a probe is worth measuring; checked again after its floor is computed, which leaves memory behind."""
         if probe.needed is None:
@@ -180,11 +169,7 @@ class _Session:
 
     def _available(self) -> float:
         """Bytes that would be free if everything had been measured in this process."""
-        return available_bytes(self.meter, self.limit) - self._left_elsewhere()
-
-
-def _texts(floors: Floors) -> dict[str, int]:
-    return {str(batch): size for batch, size in floors.known.items()}
+        return available_bytes(self.meter, self.limit) - sum(self.left.values())
 
 
 def growth(probes: Sequence[Probe]) -> int:

@@ -7,7 +7,8 @@ they save in training. Nothing is allocated or computed. Repeated calls run once
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,7 +19,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map_only, tree_unflatten
 
 from snugfit.memory.liveness import OperatorTensors, PassedGradient
-from snugfit.profiling.operator_tracing import CallTrace, trace_call
+from snugfit.memory.tensors import LiveBytes, storage_id
 
 IMAGE = 0
 """Number of the feature map that is the batch of images."""
@@ -32,8 +33,6 @@ class MetaOperator:
     """One operator on a batch.
 
     Attributes:
-        node: the operator.
-        tensors: those alive while it runs.
         output_bytes: bytes of its output, and of that one's gradient.
         frozen_bytes: bytes of its frozen weights with two or more axes, in the precision of the computation.
         alone: its tensors on a single image, if that was requested.
@@ -55,12 +54,7 @@ def profile_on_meta(
 ) -> tuple[MetaOperator, ...]:
     """Run all operators on the meta device in order of execution, every layer in its current mode.
 
-    Args:
-        module: a traced network on any device; it is not changed.
-        input_shape: shape of one image; the batch is in channels_last, as are weights of four axes.
-        trains: names of the trained parameters.
-        batch: number of images.
-        single: operators that also run on a single image.
+    The batch is in channels_last, as are weights of four axes. Operators in ``single`` also run on a single image.
     """
     interpreter = _MetaProfiler(module, single)
     stand_ins = {f"module.{name}": tensor for name, tensor in _stand_ins(module, trains).items()}
@@ -174,8 +168,9 @@ class _MetaProfiler(fx.Interpreter):
 
         made = {first + 1 + index: size for index, size in enumerate(trace.made)}
         kept = {**dict.fromkeys(numbers(sorted(trace.kept)), 0), first + 1 + len(made): trace.kept_inside}
+        part = len(self.found) if node.target is operator.getitem else None  # one item of several
         passed = tuple(
-            PassedGradient(self._giver[id(arguments[place])], size, in_place, self._part(node))
+            PassedGradient(self._giver[id(arguments[place])], size, in_place, part)
             for place, size, in_place in trace.passed
             if id(arguments[place]) in self._giver
         )
@@ -190,10 +185,6 @@ class _MetaProfiler(fx.Interpreter):
             flows=trace.flows,
             passed=passed,
         )
-
-    def _part(self, node: fx.Node) -> int | None:
-        """The part of its source's output that an operator reads: one item of several, or all of it."""
-        return len(self.found) if node.target is operator.getitem else None
 
     def _held(self, node: fx.Node) -> list[Tensor]:
         """Weights and buffers of the layer, in their shapes, which are in memory anyway."""
@@ -228,3 +219,97 @@ def _description(tensor: Tensor) -> Hashable:
 
 def _first_row(tensor: Tensor) -> Tensor:
     return tensor[:1].detach().requires_grad_(tensor.requires_grad)
+
+
+@dataclass(frozen=True)
+class CallTrace:
+    """One call, in bytes; arguments are identified by their number, and tensors made for the output by -1, -2, ...
+
+    Attributes:
+        output: its output, without a graph.
+        places: for each tensor of the output, the argument that it lies in, or the tensor made for it.
+        made: bytes of what was made for the output.
+        kept: bytes of these that are saved for the backward pass.
+        kept_inside: other saved bytes.
+        forward_bytes, backward_bytes: the most that each pass takes, without what was there before it.
+        output_bytes: bytes of the output's gradient, or of the output if it has none.
+        flows: whether its output receives a gradient.
+        passed: of each gradient passed back: argument, bytes, and whether they are those of the incoming gradient.
+    """
+
+    output: Any
+    places: tuple[int, ...]
+    made: tuple[int, ...]
+    kept: frozenset[int]
+    kept_inside: int
+    forward_bytes: int
+    backward_bytes: int
+    output_bytes: int
+    flows: bool
+    passed: tuple[tuple[int, int, bool], ...]
+
+
+def trace_call(call: Callable[[list[Tensor]], Any], arguments: Sequence[Tensor], held: Sequence[Tensor]) -> CallTrace:
+    """Run a call forward and backward on tensors of any shape, on the meta device.
+
+    ``call`` takes tensors of the arguments' shapes; ``held`` are weights and buffers, which are in memory anyway.
+    """
+    handed = [tensor.clone() for tensor in arguments]
+    meter = LiveBytes((*handed, *held))
+    before = meter.live
+    stored: set[int] = set()
+    with meter, _noted(stored):
+        output = call(handed)
+    outputs = [value for value in tree_iter(output) if isinstance(value, Tensor)]
+    known = {storage_id(tensor): place for place, tensor in enumerate(handed)}
+    made: list[int] = []
+    for value in outputs:
+        if storage_id(value) not in known:
+            made.append(value.untyped_storage().nbytes())
+            known[storage_id(value)] = -len(made)
+    taken, inside = meter.peak - before, meter.live - before - sum(made)
+    flowing = [value for value in outputs if value.requires_grad]
+    backward, passed = _backward(flowing, arguments, held, meter) if flowing else (0, ())
+    return CallTrace(
+        output=tree_map_only(Tensor, lambda value: value.detach().requires_grad_(value.requires_grad), output),
+        places=tuple(known[storage_id(value)] for value in outputs),
+        made=tuple(made),
+        kept=frozenset(known[each] for each in stored if each in known),
+        kept_inside=max(inside, 0),
+        forward_bytes=taken,
+        backward_bytes=backward,
+        output_bytes=sum(value.nbytes for value in flowing or outputs),
+        flows=bool(flowing),
+        passed=passed,
+    )
+
+
+def _backward(
+    outputs: list[Tensor], arguments: Sequence[Tensor], held: Sequence[Tensor], meter: LiveBytes
+) -> tuple[int, tuple[tuple[int, int, bool], ...]]:
+    wanted = [(place, tensor) for place, tensor in enumerate((*arguments, *held)) if tensor.requires_grad]
+    upper = [torch.empty_like(value) for value in outputs]
+    for tensor in upper:
+        meter.add(tensor)
+    meter.peak = before = meter.live
+    with meter:
+        found = torch.autograd.grad(outputs, [tensor for _, tensor in wanted], upper, allow_unused=True)
+    given = {storage_id(tensor) for tensor in upper}
+    passed = tuple(
+        (place, gradient.untyped_storage().nbytes(), storage_id(gradient) in given)
+        for (place, _), gradient in zip(wanted, found, strict=True)
+        if gradient is not None and place < len(arguments)
+    )
+    return meter.peak - before, passed
+
+
+@contextmanager
+def _noted(stored: set[int]) -> Iterator[None]:
+    """Record the storages that autograd saves."""
+
+    def keep(tensor: Tensor) -> Tensor:
+        stored.add(storage_id(tensor))
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield

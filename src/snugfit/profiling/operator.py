@@ -27,12 +27,9 @@ KernelContext = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor that autograd saves.
+    """A tensor that autograd saves: the number of a feature map, or None if it was made inside the operator.
 
-    Attributes:
-        map: its number if it is a feature map; None if it was made inside the operator.
-        bytes: its bytes.
-        values: sum of its values if it was made inside, which distinguishes it from others of its size.
+    The sum of its values distinguishes the latter from others of its size.
     """
 
     map: int | None
@@ -46,10 +43,9 @@ Kept = dict[int, SavedTensor]
 
 @dataclass(frozen=True)
 class Timed:
-    """A forward and a backward pass.
+    """Seconds and memory of a forward and a backward pass.
 
     Attributes:
-        forward, backward: their seconds.
         kept: tensors saved between them.
         forward_scratch, backward_scratch: temporary bytes, without what was read, returned and saved.
         handed: identities of the arguments whose gradient lies in the memory of the output's gradient.
@@ -68,13 +64,10 @@ class Timed:
 
 
 class Operator:
-    """A call with its arguments.
+    """A call with its positional and keyword arguments.
 
     Args:
-        call: takes positional and keyword arguments.
-        arguments: both.
-        maps: the feature maps among the arguments, each with its number; besides parameters only these can have a
-            gradient.
+        maps: numbers of the feature maps among the arguments; besides parameters only these can have a gradient.
         parameters: the trainable parameters that it reads, by name in the model.
         held: storages of weights and buffers, which are in memory anyway.
         constants: weights and buffers that it reads; saved tensors of their sizes do not grow with the batch.
@@ -117,13 +110,7 @@ class Operator:
         return output, typical(times)
 
     def gradient(self, *, of_inputs: bool, of: Iterable[str], output_map: int) -> Timed:
-        """Measure both passes when the inputs or some parameters have gradients.
-
-        Args:
-            of_inputs: whether a gradient passes to every feature map that it reads.
-            of: names of the trained parameters.
-            output_map: number of the feature map that it returns.
-        """
+        """Measure both passes with gradients for all feature maps that it reads, or for the parameters named ``of``."""
         with self._training(of) as trained:
             with self.kernels():
                 found = self._measured_once(of_inputs, trained, output_map)
@@ -175,9 +162,8 @@ class Operator:
         with meter, _counter() as counter:  # not in the forward pass: its hooks on layers fail in ``grad``
             found = torch.autograd.grad(outputs, [*leaves.values(), *trained], upper, allow_unused=True)
         above = {storage_id(tensor) for tensor in upper}
-        new = {
-            storage_id(g): g.untyped_storage().nbytes() for g in found if g is not None and storage_id(g) not in above
-        }
+        made = [g for g in found if g is not None and storage_id(g) not in above]
+        new = {storage_id(gradient): gradient.untyped_storage().nbytes() for gradient in made}
         return Timed(
             forward=0.0,
             kept=kept,
@@ -207,33 +193,20 @@ class Operator:
 
     def _meter(self, handed: Mapping[int, Tensor]) -> LiveBytes:
         """A counter of bytes other than those of the operator's arguments, of any shapes."""
-        meter = LiveBytes()
-        held = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
-        for tensor in (*held, *handed.values(), *self.parameters.values()):
-            meter.add(tensor)
-        meter.peak = meter.live
-        return meter
+        read = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        return LiveBytes((*read, *handed.values(), *self.parameters.values()))
 
     def _copies(self) -> dict[int, Tensor]:
         return self._each(Tensor.clone) if self.in_place else {}
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-        """The arguments with feature maps (B, ...) replaced.
-
-        One that is read twice stays one, as attention distinguishes that.
-        """
-        changed: dict[int, Tensor] = {}
-        for place in self.places:
-            tensor = self.leaves[place]
-            if id(tensor) not in changed:
-                changed[id(tensor)] = function(tensor)
+        """The arguments with feature maps (B, ...) replaced; one that is read twice stays one, for attention."""
+        tensors = {id(self.leaves[place]): self.leaves[place] for place in self.places}
+        changed = {key: function(tensor) for key, tensor in tensors.items()}
         return {place: changed[id(self.leaves[place])] for place in self.places}
 
     def _replacements(self, of_inputs: bool) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """The feature maps (B, ...) with gradients, by the identity of the argument.
-
-        And the replacements that are passed in.
-        """
+        """Feature maps (B, ...) with gradients, by the argument's identity, and the replacements that are passed in."""
         leaves: dict[int, Tensor] = {}
 
         def fresh(tensor: Tensor) -> Tensor:
@@ -268,16 +241,13 @@ class Operator:
         return self.call(args, kwargs)
 
 
-def _counter() -> FlopCounterMode:
-    return FlopCounterMode(display=False, custom_mapping=_ATTENTION)
-
-
 def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
     return int(sdpa_flop_count(query, key, value))
 
 
 _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 """The attention kernel that the counter does not know."""
+_counter = partial(FlopCounterMode, display=False, custom_mapping=_ATTENTION)
 
 
 def _saved_view(tensor: Tensor, number: int | None) -> SavedTensor:
@@ -306,8 +276,7 @@ def typical(times: list[float]) -> float:
 def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     """Return a function's result and its seconds.
 
-    With one thread on a processor these are its CPU seconds: other work on the machine is not counted, and
-    does not decide which of two operators or steps takes longer.
+    With one thread on a processor these are CPU seconds: other work on the machine is not counted.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter

@@ -55,16 +55,8 @@ def time_tensors(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> 
     def make_update(parameter: nn.Parameter) -> Callable[[], object]:
         return _replacements(optimizer, [parameter]).step
 
-    probe = TensorProbe(
-        "tensors",
-        chain,
-        str(device),
-        prepare,
-        make_update,
-        lambda _: nullcontext(),
-        partial(_whole_steps, chain, optimizer),
-        batch,
-    )
+    make_steps = partial(_whole_steps, chain, optimizer)
+    probe = TensorProbe("tensors", chain, str(device), prepare, make_update, lambda _: nullcontext(), make_steps, batch)
     found = probe.measure(MemoryLimit(None, Baseline(0, 0), device))
     if found is None:
         raise ModelError(f"memory is refused for a step of one image of {chain.input_shape}; free some first.")
@@ -78,10 +70,7 @@ def _replacements(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]
 
 
 def _whole_steps(chain: Chain, optimizer: torch.optim.Optimizer, batch: int) -> Sequence[WholeStep]:
-    """Steps of a copy.
-
-    With the current trained tensors, twice (it is its own baseline), and with the classifier alone.
-    """
+    """Steps of a copy: with the trained tensors, twice (it is its own baseline), and with the classifier alone."""
     network = copy.deepcopy(chain)
     module, head = network.to_module(), set(classifier_names(chain))
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

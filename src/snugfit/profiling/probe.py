@@ -14,7 +14,6 @@ import torch
 
 from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
-from snugfit.profiling.floors import Floors
 
 FIRST_BATCHES = (2, 8)
 PROBE_GROWTH, LAYER_GROWTH = 800_000, 80_000
@@ -29,6 +28,12 @@ FARTHEST = 4
 """... unless the batch to be used is larger than the largest measured batch by more than this factor."""
 BEYOND_MEASURED = 0.05
 """Share added to a line's prediction for larger batches, which were up to 2 % above it."""
+META_PASS_BYTES = 64_000_000
+"""Address space for running a network on the meta device, whose graph's code may be compiled.
+
+Python may crash if it is refused memory for that, and the smallest possible budget must be reported for any budget. The
+memory that is really used counts as usual.
+"""
 Step = Callable[[int], object]
 
 
@@ -73,6 +78,46 @@ class Probe:
     def growth_bytes(self) -> int:
         """Typical bytes that measuring it leaves in memory; less if the same network was measured before."""
         return PROBE_GROWTH + (self.layers - 1) * LAYER_GROWTH
+
+
+def smallest_floor(look: Callable[[int], int]) -> tuple[int, int]:
+    """Fewest samples that a probe can train on, and its tensor bytes at them."""
+    try:
+        return 1, look(1)
+    except ValueError:  # torch's BatchNorm refuses a single value per channel
+        return 2, look(2)
+
+
+class Floors:
+    """Tensor bytes of a probe's step by batch size. ``look`` takes up to a second, so it is rarely called."""
+
+    def __init__(self, look: Callable[[int], int], limit: MemoryLimit, known: dict[int, int] | None = None) -> None:
+        self._look, self._limit = look, limit
+        self.known = dict(known or {})
+
+    def at(self, batch: int) -> int:
+        """Tensor bytes at a batch size."""
+        if batch not in self.known:
+            with self._limit.allow_address_space(META_PASS_BYTES):
+                self.known[batch] = self._look(batch)
+        return self.known[batch]
+
+    def smallest(self) -> tuple[int, int]:
+        """Fewest samples that the probe can train on, and its tensor bytes at them."""
+        if 1 not in self.known and 2 in self.known:
+            return 2, self.known[2]  # it was looked at before
+        return smallest_floor(self.at)
+
+    def below(self, batch: int, most: int) -> int:
+        """Upper bound on tensor bytes at a batch size: a line between those of the smallest and the largest batch.
+
+        A step's peak is the largest of many amounts that grow linearly with the batch, so no size in between needs more
+        than the line.
+        """
+        fewest, least = self.smallest()
+        if batch <= fewest or most <= fewest or batch >= most:
+            return self.at(max(batch, fewest))
+        return least + -(-(self.at(most) - least) * (batch - fewest) // (most - fewest))
 
 
 def available_bytes(meter: PeakMeter, limit: MemoryLimit) -> float:
@@ -136,20 +181,12 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: b
 class _Attempt:
     """One probe being measured; ``measured`` holds batch sizes, absolute peaks above the baseline, and seconds.
 
-    ``built`` is what building took: more than a step does where weights come larger than they are stored;
-    ``rested`` what is in memory after the steps at each batch size, with the kernels of all sizes so far; ``ended`` the
-    same after all of them, ``refused`` sizes included; and ``cut_short`` whether larger batches were left out because
-    they take long.
+    ``built`` is what building took: more than a step does where weights come larger than they are stored. ``rested`` is
+    in memory after the steps at each batch size, with all kernels so far; ``ended`` after all, with ``refused`` sizes.
+    ``cut_short``: larger batches were left out because they take long.
     """
 
-    def __init__(
-        self,
-        probe: Probe,
-        meter: PeakMeter,
-        limit: MemoryLimit,
-        available: float,
-        floors: Floors,
-    ) -> None:
+    def __init__(self, probe: Probe, meter: PeakMeter, limit: MemoryLimit, available: float, floors: Floors) -> None:
         self.probe, self.meter, self.limit, self.available = probe, meter, limit, available
         self.floors, self.smallest_batch = floors, floors.smallest()[0]
         self.measured: list[tuple[int, int, float]] = []
@@ -161,10 +198,8 @@ class _Attempt:
     def points(self, resting: int) -> list[ProbePoint]:
         """Bytes and seconds of a step at each batch size, without kernels, which stay in memory and add up over sizes.
 
-        A refused size adds to them too, and may also leave gradients.
-
-        Args:
-            resting: bytes in memory once the step is freed: all kernels.
+        A refused size adds to them too, and may also leave gradients. ``resting`` is left once the step is freed: all
+        kernels.
         """
         if not self.rested:
             return []
@@ -180,10 +215,7 @@ class _Attempt:
         return max([0, *(after - before for before, after in pairwise(self.rested))])
 
     def run(self) -> None:
-        """Measure at two small batch sizes, then at the one where the probe would work.
-
-        Or only there if there is no choice.
-        """
+        """Measure at two small batch sizes, then where the probe would work; only there if it has no choice."""
         before = self.meter.current_bytes
         try:
             with self.limit.allow_kernels():
@@ -237,8 +269,8 @@ class _Attempt:
     def _measure(self, batch: int) -> bool:
         """Run one step and, if that was the first of all or a short one, another that counts.
 
-        The first step of all has no optimizer state yet; the first on a new shape generates kernels, which takes some
-        hundredths of a second.
+        The first of all has no optimizer state yet; the first on a new shape generates kernels, some hundredths of a
+        second.
         """
         step = self.step
         if step is None:

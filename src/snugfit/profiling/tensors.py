@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter
 
 from snugfit._chain import Chain
+from snugfit._chain.tracing import first_line
 from snugfit._core.profile import OperatorStats, Saved, Scratch, StepSeconds, TensorProfile, TensorStats
 from snugfit.errors import ModelError
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
@@ -141,22 +142,14 @@ class _Found:
         return self.maps
 
     def saved(self, kept: Kept, inside: dict[SavedTensor, int]) -> tuple[Saved, ...]:
-        """Bytes per sample that an operator saves, without those that do not grow with the batch.
-
-        Args:
-            kept: the saved tensors, of any shape.
-            inside: the saved tensors made inside this operator; the function appends to it.
-        """
-        return tuple(
-            Saved(self._inside(one, inside) if one.map is None else one.map, one.bytes // self.batch)
-            for one in kept.values()
-            if one.bytes >= self.batch
-        )
-
-    def _inside(self, one: SavedTensor, inside: dict[SavedTensor, int]) -> int:
-        if one not in inside:
-            inside[one] = self.new_map()
-        return inside[one]
+        """Bytes per sample of the saved tensors, of any shape, that grow with the batch; extends ``inside``."""
+        found = []
+        for one in kept.values():
+            if one.bytes >= self.batch:
+                if one.map is None and one not in inside:
+                    inside[one] = self.new_map()
+                found.append(Saved(inside[one] if one.map is None else one.map, one.bytes // self.batch))
+        return tuple(found)
 
 
 class _UnitTimer(fx.Interpreter):
@@ -202,9 +195,9 @@ class _UnitTimer(fx.Interpreter):
         except Exception as error:
             if is_out_of_memory(error):
                 raise
+            reason = first_line(error).rstrip(".")
             raise ModelError(
-                f"{n.target} ({self._kind(n)}) cannot be timed alone: {_first_line(error)}. "
-                "Train this model with another strategy."
+                f"{n.target} ({self._kind(n)}) cannot be timed alone: {reason}. Train this model with another strategy."
             ) from error
 
     def _sources(self, node: fx.Node) -> Iterator[tuple[fx.Node, Tensor]]:
@@ -332,8 +325,3 @@ class _UnitTimer(fx.Interpreter):
         parameter.grad = None
         parameter.requires_grad_(False)
         return typical(times)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")

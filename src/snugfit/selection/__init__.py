@@ -9,14 +9,13 @@ array([ True, False,  True])
 :class:`TensorSelection` does it in a training loop; ``examples/own_loop_with_selection.py`` trains with it.
 """
 
-from snugfit.selection.byte_model import ByteModel, byte_model, selection_bytes
+from snugfit.selection.cost_model import ByteModel, backward_seconds, byte_model, least_seconds
 from snugfit.selection.own_loop import TensorSelection
-from snugfit.selection.pareto import Bounded, Limits, solve_within
+from snugfit.selection.pareto import BoundedSelection, Limits, solve_within
 from snugfit.selection.solver import Selection, select, solve
-from snugfit.selection.time_model import backward_seconds, least_seconds, passing_seconds
 
 __all__ = [
-    "Bounded",
+    "BoundedSelection",
     "ByteModel",
     "Limits",
     "Selection",
@@ -24,9 +23,7 @@ __all__ = [
     "backward_seconds",
     "byte_model",
     "least_seconds",
-    "passing_seconds",
     "select",
-    "selection_bytes",
     "solve",
     "solve_within",
 ]

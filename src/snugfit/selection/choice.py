@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from snugfit.selection.byte_model import byte_model
-from snugfit.selection.memory import step_bytes
-from snugfit.selection.network import Mask, Network
+from snugfit.selection.cost_model import byte_model, fits
+from snugfit.selection.network import Mask, Network, step_bytes
 from snugfit.selection.pareto import Limits, solve_within
 from snugfit.selection.solver import select
-from snugfit.selection.time_model import fits
 from snugfit.selection.timing import StepTimes
 
 RESOLUTION = 1000
@@ -27,12 +25,9 @@ _CLOSE = 0.01
 
 @dataclass(frozen=True)
 class Headroom:
-    """The budgets of a selection.
+    """The budgets of a selection: rho, its step time over that of full training, and peak bytes, None for no limit.
 
-    Attributes:
-        ratio: rho, step time over that of full training.
-        bytes: peak bytes of feature maps, gradients and optimizer state; None is unlimited.
-        holds_gradients: whether gradients accumulate over micro-batches.
+    ``holds_gradients``: gradients accumulate over micro-batches.
     """
 
     ratio: float
@@ -48,9 +43,6 @@ def choose(times: StepTimes, memory: Network, importance: np.ndarray, headroom: 
         memory: the same network at the micro-batch, whose feature maps are in memory at once.
         importance: (N,), in the network's order.
         headroom: the budgets.
-
-    Returns:
-        (N,) bool; the classifier alone if nothing else fits.
     """
     network = times.network
     chosen: Mask = network.head.copy()
@@ -80,14 +72,9 @@ def choose(times: StepTimes, memory: Network, importance: np.ndarray, headroom: 
 
 
 def _filled(mask: Mask, importance: np.ndarray, fits_too: Callable[[Mask], bool]) -> Mask:
-    """Add tensors to a selection in order of importance as long as they fit.
+    """Add tensors to a selection (N,) in order of importance as long as it stays within both budgets.
 
     The bytes of tensors alone do not decide which step fits, so that ``_most`` may miss some that do.
-
-    Args:
-        mask: the selection, (N,).
-        importance: (N,).
-        fits_too: whether a selection is within both budgets.
     """
     for tensor in np.argsort(-importance, kind="stable"):
         if mask[tensor] or importance[tensor] <= 0:
@@ -105,11 +92,8 @@ def _most(
     """The best selection whose step fits, searched over the allowance for the tensors alone.
 
     Feature maps between tensors need headroom, depending on the selection. So the allowance falls by what a step lacks
-    until one fits, and then rises halfway back as long as tries are left.
-
-    Args:
-        within: returns the best selection for an allowance in bytes, and the bytes that it uses.
-        memory, importance, headroom: as in :func:`choose`.
+    until one fits, and then rises halfway back as long as tries are left. ``within`` returns the best selection for an
+    allowance in bytes, and the bytes that it uses.
     """
     best: Mask = memory.head.copy()
     limit = headroom.bytes or 0

@@ -7,7 +7,7 @@ and the weights before the update lie in a scratch file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,7 @@ Update = Callable[[str, nn.Parameter], None]
 
 
 def scratch_bytes(units: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]], batch: int) -> int:
-    """Bytes of scratch file for an evaluation: feature maps between the units, and all weights.
-
-    Args:
-        units: the network's units in order.
-        shapes: shape of each unit's input, without the batch axis.
-        batch: number of images for the evaluation.
-    """
+    """Bytes of scratch file for ``batch`` images: the units' inputs and their gradients, and all weights."""
     maps = sum(2 * stored_bytes((batch, *shape)) for shape in shapes)
     return maps + sum(stored_bytes(p.shape, p.dtype) for unit in units for p in unit.parameters())
 
@@ -75,8 +69,8 @@ def _gradients(walk: _UnitBackward) -> dict[str, float]:
     found: dict[str, float] = {}
 
     def note(unit: nn.Module) -> None:
-        for name, parameter in _with_gradient(unit):
-            found[name] = float(_gradient(parameter).abs().sum())
+        for name, parameter, gradient in _with_gradient(unit):
+            found[name] = float(gradient.abs().sum())
             parameter.grad = None
 
     walk.run(note)
@@ -89,48 +83,34 @@ def _contributions(walk: _UnitBackward, scratch: ScratchFile, update: Update) ->
     found: dict[str, float] = {}
 
     def step(unit: nn.Module) -> None:
-        for name, parameter in _with_gradient(unit):
+        for name, parameter, _ in _with_gradient(unit):
             originals[name] = scratch.store(parameter)
             update(name, parameter)
             parameter.grad = None
 
-    def tell(unit: nn.Module) -> None:
-        for name, parameter in _with_gradient(unit):
-            found[name] = -_taken_back(parameter, originals.pop(name))
+    @torch.no_grad()
+    def undo(unit: nn.Module) -> None:
+        """Take each update back; sum gradient times update with one temporary of that size."""
+        for name, parameter, gradient in _with_gradient(unit):
+            before = originals.pop(name).read().to(parameter.device)
+            found[name] = -float(parameter.sub_(before).mul_(gradient).sum(dtype=torch.float64))
+            parameter.grad = None
+            parameter.copy_(before)
 
     try:
         walk.run(step)
-        walk.run(tell)
+        walk.run(undo)
     finally:
-        for unit in walk.units:
-            for name, parameter in unit.named_parameters():
-                if name in originals:
-                    _restore(parameter, originals.pop(name))
+        with torch.no_grad():
+            for unit in walk.units:
+                for name, parameter in unit.named_parameters():
+                    if name in originals:
+                        parameter.copy_(originals.pop(name).read())
     return found
 
 
-@torch.no_grad()
-def _taken_back(parameter: nn.Parameter, stored: StoredTensor) -> float:
-    """Sum (scalar) of gradient times update, with one temporary of that size; undoes the update, frees the gradient."""
-    before = stored.read().to(parameter.device)
-    total = float(parameter.sub_(before).mul_(_gradient(parameter)).sum(dtype=torch.float64))
-    parameter.grad = None
-    parameter.copy_(before)
-    return total
-
-
-def _with_gradient(unit: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, parameter) for name, parameter in unit.named_parameters() if parameter.grad is not None]
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
-
-
-@torch.no_grad()
-def _restore(parameter: nn.Parameter, original: StoredTensor) -> None:
-    parameter.copy_(original.read())
+def _with_gradient(unit: nn.Module) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+    return ((name, p, p.grad) for name, p in unit.named_parameters() if p.grad is not None)
 
 
 class _UnitBackward:

@@ -7,26 +7,27 @@ selection more exactly: where branches meet, the chain charges for a branch that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from snugfit._core.profile import OperatorStats, TensorProfile, TensorStats
+from snugfit.memory.liveness import OperatorTensors, PassedGradient, StepMemory
 
 Mask = np.ndarray
 """Which tensors train: (N,) bool, in order of execution."""
+_INPUT = 0
+"""Number of the feature map that is the network's input."""
 
 
 @dataclass(frozen=True)
 class Network:
     """A profiled network at one batch size.
 
-    Attributes:
-        profile: what was measured.
-        batch: samples of a (micro-)batch; times and feature maps grow with it, updates do not.
-        state_copies: tensors of optimizer state that each trained tensor carries.
+    Times and feature maps grow with the (micro-)batch, updates do not. ``state_copies`` counts the tensors of optimizer
+    state that each trained tensor carries.
     """
 
     profile: TensorProfile
@@ -40,7 +41,7 @@ class Network:
 
     @cached_property
     def tensors(self) -> tuple[TensorStats, ...]:
-        """The tensors in order of execution, with their shapes."""
+        """The tensors in order of execution, of any shape."""
         return self.profile.tensors
 
     @cached_property
@@ -126,10 +127,9 @@ class Network:
         return np.array([t.saved[0].bytes * self.batch if t.saved else 0 for t in self.tensors], dtype=np.int64)
 
     def shared_inputs(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The feature maps that are kept for some tensors, (M,) indices.
+        """The feature maps kept for some tensors, (M,) indices.
 
-        Returns:
-            The number of each tensor's feature map among those, (M,), -1 for none; and the bytes of each feature map.
+        Returns each tensor's number among them, (M,), -1 for none; and their bytes.
         """
         maps = [self.tensors[i].saved[0].map if self.tensors[i].saved else -1 for i in chosen]
         numbers = {number: index for index, number in enumerate(dict.fromkeys(m for m in maps if m >= 0))}
@@ -139,12 +139,8 @@ class Network:
                 sizes[numbers[number]] = self.input_bytes[tensor]
         return np.array([numbers.get(number, -1) for number in maps], dtype=np.int64), sizes
 
-    def passes(self, mask: Mask) -> np.ndarray:
-        """Whether a gradient must pass through each operator to its inputs, (operators,) bool."""
-        return self.gradients(mask)[0]
-
     def gradients(self, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
-        """Whether the inputs and the output of each operator have gradients, (operators,) bool each."""
+        """Whether a gradient passes to the inputs, and arrives at the output, of each operator, (operators,) bool."""
         trains = np.zeros(len(self.operators), dtype=bool)
         trains[self.place[mask]] = True
         inputs, output = np.zeros_like(trains), np.zeros_like(trains)
@@ -159,15 +155,67 @@ class Network:
 
     def backward_seconds(self, mask: Mask) -> float:
         """Seconds that a selection adds to a forward pass, including updates (section 2.2, on the graph)."""
-        passed = sum(op.pass_seconds for op, on in zip(self.operators, self.passes(mask), strict=True) if on)
+        passed = sum(op.pass_seconds for op, on in zip(self.operators, self.gradients(mask)[0], strict=True) if on)
         return passed * self.scale + float(self.t_dw[mask].sum())
 
     def macs(self, mask: Mask) -> int:
         """Multiply-accumulates of a training step per sample: forward pass, passing of gradients, weight gradients."""
         forward = sum(operator.macs for operator in self.operators)
-        passed = sum(op.macs for op, on in zip(self.operators, self.passes(mask), strict=True) if on)
+        passed = sum(op.macs for op, on in zip(self.operators, self.gradients(mask)[0], strict=True) if on)
         return forward + passed + sum(t.macs for t, on in zip(self.tensors, mask, strict=True) if on)
 
     def state_bytes(self, mask: Mask) -> int:
         """Bytes of optimizer state of a selection."""
         return self.state_copies * sum(t.bytes for t, on in zip(self.tensors, mask, strict=True) if on)
+
+
+def step_bytes(network: Network, mask: Mask, *, holds_gradients: bool = False) -> int:
+    """Peak bytes of feature maps and gradients in a step that trains ``mask`` (N,); no weights and optimizer state.
+
+    ``holds_gradients``: gradients of weights accumulate over micro-batches, instead of being freed one by one.
+    """
+    operators = list(step_operators(network, mask))
+    step = StepMemory(operators, {_INPUT: network.profile.input_bytes * network.batch})
+    step.forward()
+    step.backward(network.operators[-1].output_bytes * network.batch if operators else 0)
+    # accumulated gradients of weights are there from the second micro-batch on
+    held = sum(tensor.bytes for tensor, on in zip(network.tensors, mask, strict=True) if on)
+    return step.peak + (held if holds_gradients else 0)
+
+
+def step_operators(network: Network, mask: Mask) -> Iterator[OperatorTensors]:
+    """The tensors of every operator in a step that trains the tensors of ``mask`` (N,)."""
+    trained: list[list[TensorStats]] = [[] for _ in network.operators]
+    for tensor in np.flatnonzero(mask):
+        trained[network.place[tensor]].append(network.tensors[tensor])
+    passes, flows = network.gradients(mask)
+    batch, made = network.batch, {_INPUT}
+    for index, (operator, own) in enumerate(zip(network.operators, trained, strict=True)):
+        saved = [*(operator.saved if passes[index] else ()), *(each for tensor in own for each in tensor.saved)]
+        scratch = [tensor.scratch_bytes for tensor in own] + [operator.scratch.backward] * bool(passes[index])
+        yield OperatorTensors(
+            number=index,
+            reads=tuple(_map_of(network, source) for source in (*operator.inputs, operator.entry)),
+            gives=(operator.map,),
+            made={} if operator.map in made else {operator.map: operator.output_bytes * batch},
+            kept={each.map: each.bytes * batch for each in saved},
+            forward_scratch=(operator.scratch.forward if passes[index] else operator.scratch.alone) * batch,
+            backward_scratch=sum(tensor.bytes for tensor in own) + max(scratch, default=0) * batch,
+            flows=bool(flows[index]),
+            passed=tuple(_passed(network, index, flows)) if passes[index] else (),
+        )
+        made.add(operator.map)
+
+
+def _map_of(network: Network, source: int) -> int:
+    return network.operators[source].map if source >= 0 else _INPUT
+
+
+def _passed(network: Network, index: int, flows: np.ndarray) -> Iterator[PassedGradient]:
+    """The gradients that an operator passes to its inputs."""
+    operator: OperatorStats = network.operators[index]
+    for source in operator.inputs:
+        if source >= 0 and flows[source]:
+            size, in_place = network.operators[source].output_bytes * network.batch, source in operator.handed
+            part = index if in_place and operator.kind == "getitem" else None
+            yield PassedGradient(source, size, in_place, part)

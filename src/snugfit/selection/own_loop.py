@@ -98,12 +98,7 @@ class TensorSelection:
     def step(self, images: Tensor, labels: Tensor) -> bool:
         """Select again when it is due; call it before each step's forward pass, with no gradients held.
 
-        Args:
-            images: (B, C, H, W), of this step.
-            labels: (B,), int64.
-
-        Returns:
-            Whether it selected.
+        Images are (B, C, H, W), of this step, and labels (B,), int64. Returns whether it selected.
         """
         due = self._steps % self.every == 0
         self._steps += 1
@@ -157,8 +152,7 @@ class TensorSelection:
 def trial_update(optimizer: torch.optim.Optimizer) -> Update:
     """Build a function that steps one parameter as an optimizer would now, without changing its state.
 
-    Args:
-        optimizer: one of torch's, or any whose class takes groups of parameters with all their options.
+    The optimizer is one of torch's, or any whose class takes groups of parameters with all their options.
     """
     kind: Any = type(optimizer)
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}

@@ -7,9 +7,9 @@ their number small:
 the gradient is fixed, tensors may be decided in any order, and those that share a saved input are decided together, so
 a label need not record which inputs are live. The search ends once no bound exceeds the best known selection. 2.
 Tensors are decided in order of the cost of a wrong decision at the prices of the bound. A label whose value plus the
-bound of the rest (``completion``) cannot exceed the best known selection is dropped. Most tensors then have only one
+bound of the rest (``branch``) cannot exceed the best known selection is dropped. Most tensors then have only one
 decision, and labels multiply only among those whose importance is near their price. 3. Dominated labels are dropped
-(``labels``). For each number of bytes that leaves at most one label per step of time.
+(``branch``). For each number of bytes that leaves at most one label per step of time.
 
 The number of different sums of bytes can grow exponentially: if importance follows cost closely and no two sums are
 equal, every label is near the bound and none is dominated. ``label_limit`` bounds memory and time then: the labels with
@@ -28,22 +28,21 @@ import numpy as np
 from snugfit.errors import UsageError
 from snugfit.selection import checks
 from snugfit.selection.branch import SAME, Branch
-from snugfit.selection.byte_model import ByteModel
 from snugfit.selection.checks import Mask
+from snugfit.selection.cost_model import ByteModel
 from snugfit.selection.quantise import quantise
 from snugfit.selection.relaxation import COARSE, FINE, Knapsacks, Prices, greedy, knapsacks, prices
 from snugfit.selection.solver import select
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundedSelection:
     """A selection within two budgets.
 
     Attributes:
         mask: which tensors to train, (N,).
         value: the sum of their importance.
-        bound: no selection exceeds it. Equal to ``value`` if the answer is exact, which it is unless the label
-            limit was reached.
+        bound: no selection exceeds it. Equal to ``value``, and so exact, unless the label limit was reached.
         most_labels: the largest number of labels kept at once.
     """
 
@@ -70,13 +69,11 @@ class Limits:
     label_limit: int | None = 4_000
 
 
-def solve_within(importance: Any, t_dw: Any, t_dy: Any, model: ByteModel, limits: Limits) -> Bounded:
+def solve_within(importance: Any, t_dw: Any, t_dy: Any, model: ByteModel, limits: Limits) -> BoundedSelection:
     """Select the most important tensors whose backward pass fits a time and a memory budget.
 
     Args:
-        importance: of training each tensor, (N,); tensors at or below 0 are never selected.
-        t_dw: seconds to compute and apply each tensor's update, (N,).
-        t_dy: seconds to carry the error gradient past each tensor, (N,).
+        importance, t_dw, t_dy: as for ``select``.
         model: bytes of each tensor, from ``byte_model``.
         limits: the two budgets.
 
@@ -94,13 +91,15 @@ def solve_within(importance: Any, t_dw: Any, t_dy: Any, model: ByteModel, limits
     limit = checks.budget("memory_bytes", limits.memory_bytes)
     if model.of(mask) <= limit:
         value = float(importance[mask].sum())
-        return Bounded(mask, value, value, 0)
+        return BoundedSelection(mask, value, value, 0)
     steps = quantise(checks.seconds("t_dw", t_dw), checks.seconds("t_dy", t_dy), limits.seconds, limits.resolution)
     problem = knapsacks(importance, steps, model, int(limit))
-    return _search(problem, limits.label_limit) if len(problem.earliest) else Bounded(mask & False, 0.0, 0.0, 0)
+    if not len(problem.earliest):
+        return BoundedSelection(mask & False, 0.0, 0.0, 0)
+    return _search(problem, limits.label_limit)
 
 
-def _search(problem: Knapsacks, label_limit: int | None) -> Bounded:
+def _search(problem: Knapsacks, label_limit: int | None) -> BoundedSelection:
     """Search each earliest tensor whose bound exceeds the best known selection, highest bound first.
 
     Once the label limit has left a bound open, tensors with lower bounds are not searched: they could not lower it.
@@ -122,4 +121,4 @@ def _search(problem: Knapsacks, label_limit: int | None) -> Bounded:
         branch = Branch(one, refined[row])
         found, value, dropped = branch.search(value, label_limit)
         mask, bound, most = mask if found is None else found, max(bound, dropped), max(most, branch.most)
-    return Bounded(mask, value, max(value, bound), most)
+    return BoundedSelection(mask, value, max(value, bound), most)

@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from snugfit.selection.checks import Floats, Integers
-from snugfit.selection.time_model import exact_passing
+from snugfit.selection.cost_model import exact_passing
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ Shapes: E earliest tensors (rows), N tensors, G groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from snugfit.selection.byte_model import ByteModel
 from snugfit.selection.checks import Floats, Integers, Mask
+from snugfit.selection.cost_model import ByteModel
 from snugfit.selection.quantise import Steps
 
 COARSE, FINE = 8, 12
@@ -50,17 +50,8 @@ class Knapsacks:
 
     def rows(self, kept: Mask | Integers) -> Knapsacks:
         """Only some of the knapsacks, by mask (E,) or index."""
-        return Knapsacks(
-            self.earliest[kept],
-            self.time[kept],
-            self.memory[kept],
-            self.allowed[kept],
-            self.value,
-            self.update,
-            self.own,
-            self.group,
-            self.joint[kept],
-        )
+        by_row = ("earliest", "time", "memory", "allowed", "joint")
+        return replace(self, **{name: getattr(self, name)[kept] for name in by_row})
 
 
 def knapsacks(importance: Floats, steps: Steps, model: ByteModel, memory_bytes: int) -> Knapsacks:

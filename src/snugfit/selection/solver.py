@@ -25,19 +25,19 @@ import numpy as np
 
 from snugfit.selection import checks
 from snugfit.selection.checks import Floats, Integers, Mask
+from snugfit.selection.cost_model import fits
 from snugfit.selection.quantise import Steps, quantise
-from snugfit.selection.time_model import fits
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A selection, and the number of subproblems of section 6.
+    """A selection (N,), and the number of subproblems of section 6.
 
     Attributes:
-        mask: which tensors to train, (N,).
+        mask: which tensors to train.
         solved: number of solved subproblems; 0, like the others, if everything worth training fits.
-        invalid: number of subproblems skipped because they lie beyond the budget.
-        redundant: number of subproblems skipped because the gradient's way to their depth alone takes longer.
+        invalid, redundant: number of those skipped because they lie beyond the budget, or because the gradient's way to
+            their depth alone takes longer.
     """
 
     mask: Mask

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from snugfit._core.profile import StepSeconds
+from snugfit.selection.cost_model import least_seconds
 from snugfit.selection.network import Mask, Network
-from snugfit.selection.time_model import least_seconds
 
 _ROUNDING = 1e-9
 """Relative difference that another order of summation may cause: at a rho of 1 everything fits."""
@@ -88,10 +88,7 @@ class StepTimes:
 
     @cached_property
     def _first_pass(self) -> float:
-        """Seconds to pass the gradient through the classifier.
-
-        A step that trains only the classifier does not need it.
-        """
+        """Seconds to pass the gradient through the classifier, which a step that trains only that does not need."""
         network = self.network
         return float(network.t_dy[int(np.argmax(network.head))]) if network.head.any() else 0.0
 

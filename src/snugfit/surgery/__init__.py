@@ -16,7 +16,7 @@
 """
 
 from snugfit.surgery.channels import ChannelGroup, Slot, find_groups, width
-from snugfit.surgery.distil import BlockDistillation, Recipe, TeacherStudent, distil
+from snugfit.surgery.distil import BlockDistillation, TeacherStudent, distil
 from snugfit.surgery.fitting import best_widths, kept_width, widest_widths, widths_for
 from snugfit.surgery.hidden import blocks_of, copy_for_pruning, hidden_groups, narrowed_meta_copy
 from snugfit.surgery.importance import channel_importance, most_important, removed_share
@@ -49,7 +49,6 @@ __all__ = [
     "ChannelGroup",
     "Cut",
     "JointDistillation",
-    "Recipe",
     "Slot",
     "TeacherStudent",
     "add_penalty_gradient",

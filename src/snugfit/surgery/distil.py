@@ -1,4 +1,4 @@
-"""Retraining of pruned blocks without labels: each learns the output of the block before pruning.
+"""Retraining of pruned blocks without labels: each reproduces the output of the block before pruning.
 
 The paper retrains on ImageNet (Yoosefi et al., section V, step 3), which a device does not have. Here the unpruned
 network is the teacher, on any images, block by block in order of execution. A block's input comes from the pruned
@@ -7,38 +7,33 @@ blocks before it, its target from the teacher on the same images, so that it als
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain.blocks import find_blocks
 from snugfit._chain.propagation import in_mode
 from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import DivergedError, ModelError, UsageError
-from snugfit.lean import use_lean
 from snugfit.surgery.reconstruction import Regression
 from snugfit.surgery.reshape import Cut
 
-Batches = Callable[[int], Iterable[Tensor]]
-"""Images of one pass, (B, C, H, W) each, by number of the pass; augmentation may differ between passes."""
+Batches = Callable[[], Iterable[Tensor]]
+"""Images of one pass, (B, C, H, W) each; the same ones at every call."""
 
 
 @dataclass(frozen=True)
 class BlockDistillation:
-    """The result of retraining one block.
+    """The result of retraining one block, by its index into ``find_blocks``.
 
     Attributes:
-        block: its index into ``find_blocks``.
-        solved: layers whose weights were found in closed form before the steps.
-        before, after: squared error of the block's output divided by the squared sum of the teacher's, on the images of
-            pass 0, including errors of earlier blocks that reached its input.
+        solved: layers whose weights were found in closed form; none if that would not bring the block closer.
+        before, after: squared error of the block's output divided by the squared sum of the teacher's, including errors
+            of earlier blocks that reached its input.
     """
 
     block: int
@@ -47,63 +42,46 @@ class BlockDistillation:
     after: float
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Settings for retraining a block.
-
-    Attributes:
-        epochs: passes over the images with steps; with none only the closed form is used.
-        learning_rate: Adam's initial one; it falls to zero by a cosine.
-        closed_form: whether layers that lost inputs start from ridge regression.
-        ridge: how strongly that keeps the current weights, in units of the inputs' mean square.
-        micro_batch: images run at once.
-    """
-
-    epochs: int = 2
-    learning_rate: float = 1e-3
-    closed_form: bool = True
-    ridge: float = 1e-3
-    micro_batch: int = 8
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        if self.epochs < 0 or self.micro_batch < 1 or self.learning_rate <= 0 or self.ridge <= 0:
-            raise UsageError("distillation needs epochs >= 0, a micro-batch >= 1, a positive learning rate and ridge.")
-
-
 def distil(
     pair: TeacherStudent,
     batches: Batches,
-    recipe: Recipe | None = None,
     *,
+    ridge: float = 1e-3,
+    micro_batch: int = 8,
     done: int = 0,
     on_block: Callable[[BlockDistillation], object] | None = None,
 ) -> list[BlockDistillation]:
-    """Retrain every block of a pruned network that reads fewer channels than before; change nothing else.
+    """Solve for the weights of every block that reads fewer channels than before; change nothing else.
 
-    Memory holds the teacher's and the student's prefix running micro-batches without a graph, and the training state of
-    one block. BatchNorm stays in evaluation mode and keeps its scale.
+    Layers that lost inputs get the weights of a ridge regression. Memory holds the teacher's and the student's prefix
+    running micro-batches without a graph. BatchNorm stays in evaluation mode and keeps its scale.
+    :class:`JointDistillation` can train all blocks together afterwards.
 
     Args:
         pair: the two networks.
-        batches: images without labels; pass 0 is for the closed form and the errors, passes 1 to ``recipe.epochs`` for
-            the steps: one per batch.
-        recipe: settings; the defaults if None.
+        batches: images without labels.
+        ridge: how strongly the current weights are kept, in units of the inputs' mean square.
+        micro_batch: images run at once.
         done: number of blocks retrained before an interruption; the student has their weights.
         on_block: called with every finished block.
 
     Raises:
         UsageError: there are no images.
-        DivergedError: a block's error became infinite or not a number.
+        DivergedError: a block's error is infinite or not a number.
     """
-    recipe = recipe or Recipe()
     with in_mode(pair.modules[0]), in_mode(pair.student):
         found = []
         for block in pair.readers[done:]:
-            found.append(_retrain(pair, block, batches, recipe))
+            found.append(_retrain(pair, block, lambda: _micro_batches(batches(), micro_batch), ridge))
             if on_block is not None:
                 on_block(found[-1])
         return found
+
+
+def _micro_batches(batches: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """Images (B, C, H, W) in parts of at most ``size``."""
+    for batch in batches:
+        yield from torch.split(batch, size)
 
 
 class TeacherStudent:
@@ -142,11 +120,6 @@ class TeacherStudent:
         self.weights = {name for name, _ in student.named_parameters()}
 
     @torch.no_grad()
-    def target(self, theirs: Tensor, block: int) -> Tensor:
-        """The target (B, C, H, W) of the student's block: the teacher's output without removed channels."""
-        return self.surviving(self.parts[0][block](theirs), self.blocks[1][block].nodes[-1])
-
-    @torch.no_grad()
     def inputs(self, images: Tensor, block: int) -> tuple[Tensor, Tensor]:
         """Inputs (B, C, H, W) of a block of the teacher and of the student."""
         theirs = images
@@ -182,82 +155,35 @@ class TeacherStudent:
         return values
 
 
-def _retrain(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe) -> BlockDistillation:
+@torch.no_grad()
+def _retrain(pair: TeacherStudent, block: int, batches: Batches, ridge: float) -> BlockDistillation:
     part = pair.parts[1][block]
     start = {name: tensor.clone() for name, tensor in part.state_dict().items()}
-    before, steps = _error(pair, block, batches, recipe)
-    solved = tuple(_solve(pair, block, batches, recipe)) if recipe.closed_form else ()
-    if recipe.epochs:
-        _train(pair, block, batches, recipe, steps)
-    after, _ = _error(pair, block, batches, recipe)
+    before = _error(pair, block, batches)
+    solved = tuple(_solve(pair, block, batches, ridge))
+    after = _error(pair, block, batches)
     if not math.isfinite(after):
-        raise DivergedError(f"the error of block {block} is {after} after distillation; lower the learning rate.")
+        raise DivergedError(f"the error of block {block} is {after} after distillation; check the images and weights.")
     if after > before:
         part.load_state_dict(start)
         solved, after = (), before
     return BlockDistillation(block, solved, before, after)
 
 
-@torch.no_grad()
-def _error(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe) -> tuple[float, int]:
-    """Squared error divided by the squared sum of the target, and the number of batches."""
-    error, total, count = 0.0, 0.0, 0
-    for batch in batches(0):
-        count += 1
-        for images in torch.split(batch, recipe.micro_batch):
-            theirs, own = pair.inputs(images, block)
-            target = pair.target(theirs, block)
-            error += float((pair.parts[1][block](own) - target).square().sum(dtype=torch.float64))
-            total += float(target.square().sum(dtype=torch.float64))
+def _error(pair: TeacherStudent, block: int, batches: Batches) -> float:
+    """Squared error divided by the squared sum of the target."""
+    error = total = 0.0
+    for images in batches():
+        theirs, own = pair.inputs(images, block)
+        target = pair.surviving(pair.parts[0][block](theirs), pair.blocks[1][block].nodes[-1])
+        error += float((pair.parts[1][block](own) - target).square().sum(dtype=torch.float64))
+        total += float(target.square().sum(dtype=torch.float64))
     if not total:
         raise UsageError("a pruned network learns from images; there are none, or a block makes nothing of them.")
-    return error / total, count
+    return error / total
 
 
-def _train(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe, steps: int) -> None:
-    """Adam on the mean squared error of a block's output, one step per batch.
-
-    BatchNorm's scale does not train, because a convolution's weight already contains it.
-    """
-    part = pair.parts[1][block]
-    scales = {layer.weight for layer in part.modules() if isinstance(layer, _BatchNorm)}
-    weights = [parameter for parameter in part.parameters() if parameter not in scales]
-    with training(part, weights):
-        optimizer = torch.optim.Adam(weights, recipe.learning_rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * steps)
-        for epoch in range(1, recipe.epochs + 1):
-            for batch in islice(batches(epoch), steps):
-                for images in torch.split(batch, recipe.micro_batch):
-                    theirs, own = pair.inputs(images, block)
-                    target = pair.target(theirs, block)
-                    loss = F.mse_loss(part(own), target) * (len(images) / len(batch))
-                    loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-
-
-@contextlib.contextmanager
-def training(part: nn.Module, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Train only these weights, with lean layers; restore everything afterwards."""
-    layers = {layer: layer.__class__ for layer in part.modules()}
-    flags = {parameter: parameter.requires_grad for parameter in part.parameters()}
-    try:
-        use_lean(part)
-        part.requires_grad_(False)
-        for parameter in weights:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for layer, kind in layers.items():
-            layer.__class__ = kind
-        for parameter, flag in flags.items():
-            parameter.requires_grad_(flag)
-            parameter.grad = None
-
-
-@torch.no_grad()
-def _solve(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe) -> list[str]:
+def _solve(pair: TeacherStudent, block: int, batches: Batches, ridge: float) -> list[str]:
     """Set least-squares weights in a block's layers that lost inputs, in order; return the names of those solved."""
     solved = []
     for node in pair.blocks[1][block].nodes:
@@ -266,12 +192,11 @@ def _solve(pair: TeacherStudent, block: int, batches: Batches, recipe: Recipe) -
             continue
         makes, reads = pair.layer_ends(block, node)
         regression = Regression(layer)
-        for batch in batches(0):
-            for images in torch.split(batch, recipe.micro_batch):
-                theirs, own = pair.inputs(images, block)
-                regression.add(reads(own) if reads else own, pair.surviving(makes(theirs), node))
+        for images in batches():
+            theirs, own = pair.inputs(images, block)
+            regression.add(reads(own) if reads else own, pair.surviving(makes(theirs), node))
         norm = _norm_after(pair.student, node)
-        weight, shift = regression.solve(recipe.ridge, layer.bias is not None or norm is not None)
+        weight, shift = regression.solve(ridge, layer.bias is not None or norm is not None)
         layer.weight.copy_(weight)
         if layer.bias is not None:
             layer.bias.copy_(shift)

@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
 from snugfit.errors import ModelError, UsageError
+from snugfit.memory.activation import ActivationMemory
 from snugfit.surgery.channels import width
 from snugfit.surgery.hidden import blocks_of, hidden_groups, narrowed_meta_copy
 
-if TYPE_CHECKING:
-    from snugfit.memory.activation import ActivationMemory
-
-Profiler = Callable[[fx.GraphModule], "ActivationMemory"]
+Profiler = Callable[[fx.GraphModule], ActivationMemory]
 """Activation memory of a network on the meta device, with ``find_blocks``' blocks."""
 Widths = Mapping[str, int]
 """Channels of each group, by the group's name."""
@@ -40,7 +37,7 @@ def widths_for(
     Args:
         module: a traced network with torch's own layers, possibly on meta; it is not changed.
         input_shape: channels, height, width of one image.
-        profile: returns the temporary memory of each block, equation (5), in the units of ``target``.
+        profile: returns the temporary memory of each block, equation (5).
         target: bytes; the paper takes the overall cumulative gradient memory before pruning.
         blocks: those that must reach the target; all if None.
 
@@ -69,21 +66,16 @@ def widest_widths(
     target: int,
     blocks: Collection[int] | None = None,
 ) -> dict[str, int]:
-    """The smallest pruning ratios that bring every sensitive block's temporary memory to a target (section V, step 2).
+    """The search of :func:`widths_for`, for any memory model (section V, step 2).
 
     A block with several groups first shrinks them by one ratio, as little as possible. Then every group grows, in
     order, as far as the target allows, so that no width could be larger with the others unchanged.
 
     Args:
         before: channels of every group that may be pruned.
-        carriers: groups whose channels each block's layers read or make, by block. (A group between two blocks belongs
-            to both.)
+        carriers: groups whose channels each block's layers read or make, by block; a group may belong to two blocks.
         temporary: bytes of each block for any widths; they must not fall as a width grows.
-        target: bytes; the paper takes the overall cumulative gradient memory before pruning.
-        blocks: those that must reach the target; all if None.
-
-    Returns:
-        The width of each group that loses channels.
+        target, blocks: as for :func:`widths_for`.
 
     Raises:
         ModelError: a block cannot reach the target; the message contains the smallest value.

@@ -57,11 +57,9 @@ def channel_importance(
 
 
 def most_important(importance: Mapping[str, Tensor], widths: Mapping[str, int]) -> dict[str, list[int]]:
-    """Select the channels of each group with the highest scores, for ``remove_channels``.
+    """Select the channels of each group with the highest scores (channels,), as many as ``widths`` says.
 
-    Args:
-        importance: scores (channels,) by the group's name.
-        widths: number of channels to keep, by the group's name.
+    The result is for ``remove_channels``.
 
     Raises:
         ModelError: a width of no channel.
@@ -101,8 +99,8 @@ def _makers(module: nn.Module, groups: Iterable[ChannelGroup]) -> list[tuple[str
 
 
 def _score(squares: list[Tensor]) -> Tensor:
-    total = torch.stack([layer / layer.sum().clamp_min(torch.finfo(layer.dtype).tiny) for layer in squares]).sum(0)
-    return total.sqrt()
+    tiny = torch.finfo(torch.float64).tiny
+    return torch.stack([layer / layer.sum().clamp_min(tiny) for layer in squares]).sum(0).sqrt()
 
 
 def _activation_squares(
@@ -113,8 +111,7 @@ def _activation_squares(
     if not layers:
         return {}
     sums = {layer: torch.zeros(channels, dtype=torch.float64) for layer, channels in layers.items()}
-    interpreter = _interpreter(module, sums)
-    images = 0
+    interpreter, images = _Squares(module, sums), 0
     with in_mode(module), torch.no_grad():
         for batch in batches:
             for micro in torch.split(batch, micro_batch):
@@ -126,17 +123,6 @@ def _activation_squares(
     if broken is not None:
         raise ModelError(f"the activations behind layer {broken} are infinite or not a number.")
     return sums
-
-
-def _interpreter(module: fx.GraphModule, sums: dict[str, Tensor]) -> _Squares:
-    """An interpreter that runs the network up to the last of these layers and adds to ``sums``, (channels,) each."""
-    nodes = computed_nodes(module.graph)
-    ends = {_end(module, node): str(node.target) for node in nodes if str(node.target) in sums}
-    last = max(index for index, node in enumerate(nodes) if node in ends)
-    entry = input_node(module.graph)
-    part = subgraph_module(module, nodes[: last + 1], entry)
-    points = {copy: ends[node] for copy, node in zip(computed_nodes(part.graph), nodes, strict=False) if node in ends}
-    return _Squares(part, points, sums)
 
 
 def _end(module: fx.GraphModule, node: fx.Node) -> fx.Node:
@@ -154,11 +140,16 @@ def _is_activation(module: fx.GraphModule, node: fx.Node) -> bool:
 
 
 class _Squares(fx.Interpreter):
-    """Runs a part of a network and adds the squares of values at some points to the sums of their layers."""
+    """Runs a network up to the last of some layers and adds the squares behind each to ``sums``, (channels,) each."""
 
-    def __init__(self, part: fx.GraphModule, points: dict[fx.Node, str], sums: dict[str, Tensor]) -> None:
+    def __init__(self, module: fx.GraphModule, sums: dict[str, Tensor]) -> None:
+        nodes = computed_nodes(module.graph)
+        ends = {_end(module, node): str(node.target) for node in nodes if str(node.target) in sums}
+        last = max(index for index, node in enumerate(nodes) if node in ends)
+        part = subgraph_module(module, nodes[: last + 1], input_node(module.graph))
         super().__init__(part)
-        self.points, self.sums = points, sums
+        copies = zip(computed_nodes(part.graph), nodes, strict=False)
+        self.sums, self.points = sums, {copy: ends[node] for copy, node in copies if node in ends}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)

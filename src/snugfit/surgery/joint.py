@@ -8,8 +8,9 @@ feature maps, and correct the shift that all channels share.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,7 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from snugfit._chain.propagation import in_mode
 from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import DivergedError, UsageError
-from snugfit.surgery.distil import TeacherStudent, training
+from snugfit.lean import use_lean
+from snugfit.surgery.distil import TeacherStudent
 
 LEARNING_RATE = 5e-3
 """Adam's peak learning rate."""
@@ -30,10 +32,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 def later_biases(student: fx.GraphModule, own: Collection[str], until: Collection[str]) -> set[str]:
     """Give a pruned network its own biases behind the first pruned block; returns their names.
 
-    Args:
-        student: from ``copy_for_pruning``, which shares what is not pruned with the unpruned network.
-        own: names of the tensors of its pruned blocks, which are its own.
-        until: layers of the classifier, which is retrained later.
+    The student is from ``copy_for_pruning``, ``own`` names the tensors of its pruned blocks, ``until`` the layers of
+    the classifier, which is retrained later.
     """
     layers = {name.rpartition(".")[0] for name in own}
     order = [str(node.target) for node in student.graph.nodes if node.op == "call_module"]
@@ -58,7 +58,6 @@ class JointDistillation:
         trained: names of the student's own tensors, which may train.
         until: layers of the classifier, which do not take part.
         steps: number of steps.
-        learning_rate: at its peak.
         micro_batch: images run at once; a step's gradients are summed over them.
 
     Raises:
@@ -72,19 +71,18 @@ class JointDistillation:
         trained: Collection[str],
         until: Collection[str],
         steps: int,
-        learning_rate: float = LEARNING_RATE,
         micro_batch: int = 8,
     ) -> None:
         if steps < 1:
             raise UsageError(f"joint distillation needs at least one step, not {steps}.")
         self.pair, self.student, self.steps = pair, pair.student, steps
-        self.learning_rate, self.micro_batch = learning_rate, micro_batch
+        self.micro_batch = micro_batch
         self.matched_parts = _matched_parts(self.pair, until)
         scales = {f"{name}.weight" for name, layer in self.student.named_modules() if isinstance(layer, _BatchNorm)}
         self.weights = {
             name: weight for name, weight in self.student.named_parameters() if name in trained and name not in scales
         }
-        self.optimizer = torch.optim.Adam(self.weights.values(), learning_rate)
+        self.optimizer = torch.optim.Adam(self.weights.values(), LEARNING_RATE)
         self.done = 0
 
     def step(self, images: Tensor) -> float:
@@ -94,9 +92,9 @@ class JointDistillation:
             DivergedError: the error is infinite or not a number.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate * learning_rate_factor(self.done, self.steps)
+            group["lr"] = LEARNING_RATE * learning_rate_factor(self.done, self.steps)
         total = 0.0
-        with in_mode(self.pair.modules[0]), in_mode(self.student), training(self.student, self.weights.values()):
+        with in_mode(self.pair.modules[0]), in_mode(self.student), _training(self.student, self.weights.values()):
             for micro in torch.split(images, self.micro_batch):
                 error = self._error(micro) * (len(micro) / len(images))
                 error.backward()
@@ -172,3 +170,22 @@ def _matched_parts(
         last = next(node for node in reversed(list(learn.graph.nodes)) if node.op not in ("output", "get_attr"))
         found[-1] = (teach, learn, last)
     return found
+
+
+@contextlib.contextmanager
+def _training(part: nn.Module, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Train only these weights, with lean layers; restore everything afterwards."""
+    layers = {layer: layer.__class__ for layer in part.modules()}
+    flags = {parameter: parameter.requires_grad for parameter in part.parameters()}
+    try:
+        use_lean(part)
+        part.requires_grad_(False)
+        for parameter in weights:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for layer, kind in layers.items():
+            layer.__class__ = kind
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
+            parameter.grad = None

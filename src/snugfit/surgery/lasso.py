@@ -62,12 +62,8 @@ def add_penalty_gradient(parameter: nn.Parameter, slots: Sequence[Slot], scale: 
     """Add the gradient of ``scale`` times the penalty to one parameter's ``.grad``, in place and without copies of it.
 
     A channel's part w of a weight adds ``scale * w / |w|``; zero adds nothing. A parameter that is frozen, or has no
-    gradient, is left unchanged.
-
-    Args:
-        parameter: a weight; it may be called from the hook that follows the accumulation of its gradient.
-        slots: its entry in :func:`penalised_weights`.
-        scale: from :func:`penalty_scale`.
+    gradient, is left unchanged. It may be called from the hook that follows the accumulation of the gradient. ``slots``
+    is the parameter's entry in :func:`penalised_weights`.
     """
     if not parameter.requires_grad or parameter.grad is None:
         return

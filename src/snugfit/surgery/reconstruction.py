@@ -49,8 +49,7 @@ def channels_by_reconstruction(
         micro_batch: images run at once.
 
     Returns:
-        Sorted channels by the group's name. A group without a reader that ``Regression`` supports is ranked by its
-        activations.
+        Sorted channels by the group's name; by activations if ``Regression`` does not support a reader.
 
     Raises:
         UsageError: there are no images.
@@ -69,12 +68,9 @@ def channels_by_reconstruction(
 
 
 def eliminate_channels(sums: Iterable[tuple[Tensor, Tensor]], channels: int, keep: int) -> list[int]:
-    """Remove channels one by one, each time the one that the rest replace best; returns the rest, sorted.
+    """Remove channels one by one, each time the one that the rest replace best; returns the sorted rest.
 
-    Args:
-        sums: for every reader, its inputs' second moments, (C*F, C*F), and its weights, (C*F, O), both float64.
-        channels: C.
-        keep: number of channels to keep.
+    ``sums`` are, for every reader, its inputs' second moments, (C*F, C*F), and its weights, (C*F, O), both float64.
     """
     readers = [_Reader(moments, weights, channels) for moments, weights in sums]
     alive = torch.ones(channels, dtype=torch.bool)
@@ -190,9 +186,7 @@ class Regression:
     def solve(self, ridge: float, intercept: bool) -> tuple[Tensor, Tensor]:
         """Compute the weight, in the layer's shape, and what to add to its outputs, (outputs,): zero without intercept.
 
-        Args:
-            ridge: weight of the squared distance from the current weight, in units of the inputs' mean square.
-            intercept: whether outputs may be shifted.
+        The ridge weighs the squared distance from the current weight, in units of the inputs' mean square.
         """
         before = self.layer.weight.detach().flatten(1).T.double()
         scale = 1.0 / self.count if intercept else 0.0

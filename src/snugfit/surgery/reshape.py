@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from snugfit._chain.propagation import run_on_meta
+from snugfit._chain.tracing import first_line
 from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageError
 from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, is_depthwise, width
 
@@ -38,9 +39,8 @@ def dead_channels(module: nn.Module, group: ChannelGroup, threshold: float = DEF
     """Channels of a group that hardly contribute to the network's output, shape (channels,), bool.
 
     A channel is dead if no weight that reads it, or no weight or bias that makes it (BatchNorm's and depthwise ones
-    included), reaches the threshold. Either way it adds almost nothing to later layers, and exactly nothing if those
-    weights are zero. A convolution's weights alone are not enough: a bias or BatchNorm's beta would make a constant of
-    the channel, and to remove it would change the network.
+    included), reaches the threshold: it adds almost nothing to later layers, and exactly nothing if those weights are
+    zero. A bias or BatchNorm's beta counts, because it makes a constant of the channel.
     """
     tensors = dict(module.state_dict(keep_vars=True))
     return _below(tensors, group.readers, threshold) | _below(tensors, group.producers, threshold)
@@ -50,12 +50,7 @@ def dead_channels(module: nn.Module, group: ChannelGroup, threshold: float = DEF
 def prune(module: nn.Module, groups: Iterable[ChannelGroup], threshold: float = DEFAULT_THRESHOLD) -> dict[str, Cut]:
     """Remove the dead channels of every group from a network, in place; every group keeps at least one channel.
 
-    The notes of :func:`remove_channels` apply.
-
-    Args:
-        module: the network that the groups were found in, or one with its state-dict names.
-        groups: from ``find_groups``; they stay valid and can be used again.
-        threshold: all weights of a dead channel are below it in absolute value.
+    The notes of :func:`remove_channels` apply. All weights of a dead channel are below the threshold in absolute value.
 
     Returns:
         The remaining part of each tensor that shrank, by state-dict name; empty if no channel was dead.
@@ -191,12 +186,8 @@ def adopt_widths(
     """Resize the layers of a newly built network to the shapes of saved weights, which then load into it.
 
     Convolutions, linear layers, BatchNorm and LayerNorm whose tensors have other shapes in the state get empty tensors
-    of those shapes; everything else is left for ``load_state_dict`` to check.
-
-    Args:
-        module: the network before channels were removed; on any device, including meta.
-        state: weights of the network after removal.
-        input_shape: shape of one sample; if given, the layers must also fit each other.
+    of those shapes; everything else is left for ``load_state_dict`` to check. It may be on meta. With the shape
+    of one sample, the layers must also fit each other.
 
     Raises:
         CheckpointError: a layer's tensors contradict each other or differ in more than channels, or the layers do not
@@ -221,9 +212,8 @@ def adopt_widths(
         try:
             run_on_meta(module, input_shape, training=False)
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
-                f"the weights belong to another model: layers do not fit each other ({reason})."
+                f"the weights belong to another model: layers do not fit each other ({first_line(error)})."
             ) from error
 
 

@@ -52,10 +52,6 @@ def side_positions(module: fx.GraphModule, input_shape: tuple[int, ...]) -> tupl
     the image's (rounded up) and which have a spatial convolution; the stem is none. For MobileNetV2 at 224x224 these
     are 2, 4, 7, 11, 14 and 17, as in the paper's section VI.
 
-    Args:
-        module: a traced network, such as ``Chain.to_module()``; may be on meta.
-        input_shape: channels, height, width of one image.
-
     Raises:
         ModelError: no block is usable, or the image is too small.
     """

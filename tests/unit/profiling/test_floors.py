@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snugfit.profiling.floors import Floors, smallest_floor
+from snugfit.profiling.probe import Floors, smallest_floor
 
 
 class Unlimited:

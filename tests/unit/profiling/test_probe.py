@@ -8,9 +8,8 @@ import pytest
 
 from snugfit._core.profile import ProbeLine
 from snugfit.profiling import Measurements, Probe, measure_probe, measure_probes
-from snugfit.profiling.floors import META_PASS_BYTES
 from snugfit.profiling.measuring import FIRST_GROWTH
-from snugfit.profiling.probe import LAYER_GROWTH, PROBE_GROWTH
+from snugfit.profiling.probe import LAYER_GROWTH, META_PASS_BYTES, PROBE_GROWTH
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from snugfit.selection import (
     backward_seconds,
     byte_model,
     select,
-    selection_bytes,
     solve_within,
 )
 
@@ -55,12 +54,12 @@ def test_bytes_of_a_selection(instance):
     importance, _, _, parts = instance
     mask = importance > 2
     needed = bytes_needed(mask, *parts)
-    assert selection_bytes(mask, *parts) == needed == all_bytes(mask[None], parts)[0]
+    assert byte_model(*parts).of(mask) == needed == all_bytes(mask[None], parts)[0]
 
 
 def test_a_shared_input_is_charged_once():
     own, inputs, saved, passing = [1, 1, 1], [0, 0, -1], [10], [0, 0, 0]
-    assert selection_bytes([1, 1, 0], own, inputs, saved, passing) == 12
+    assert byte_model(own, inputs, saved, passing).of(np.array([True, True, False])) == 12
     within = select_within([2, 2, 1], [1, 1, 1], [0, 0, 0], 9, own, inputs, saved, passing, 12)
     assert within.tolist() == [True, True, False], "together they are worth the input that each alone is not"
 
@@ -72,7 +71,7 @@ def test_the_earliest_tensor_pays_for_the_input_of_later_ones():
 
 def test_bytes_of_passing_are_charged_after_the_earliest():
     arguments = [0, 0, 0], [-1, -1, -1], [], [9, 2, 3]
-    assert selection_bytes([1, 0, 0], *arguments) == 5
+    assert byte_model(*arguments).of(np.array([True, False, False])) == 5
     assert select_within([9, 1, 1], [1, 1, 1], [0, 0, 0], 3, *arguments, 4).tolist() == [False, True, True]
 
 
@@ -93,7 +92,7 @@ def test_a_resnet_50_is_solved_exactly_and_with_few_labels(spread, share):
     (t_dw, t_dy), parts = resnet50(1)
     everything = np.ones(len(t_dw), bool)
     importance = np.random.default_rng(2).lognormal(0, spread, len(t_dw))
-    model, limit = byte_model(*parts), int(share * selection_bytes(everything, *parts))
+    model, limit = byte_model(*parts), int(share * byte_model(*parts).of(everything))
     budget = 0.6 * backward_seconds(everything, t_dw, t_dy)
     found = solve_within(importance, t_dw, t_dy, model, Limits(budget, limit))
     assert found.bound == found.value, "proved"

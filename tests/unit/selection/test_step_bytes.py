@@ -11,8 +11,7 @@ from snugfit._chain import Chain
 from snugfit._core.profile import OperatorStats, Saved, Scratch, TensorProfile, TensorStats
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import operator
-from snugfit.selection.memory import step_bytes
-from snugfit.selection.network import Network
+from snugfit.selection.network import Network, step_bytes
 from snugfit.strategies.elastic.trainer import TensorTrainer
 from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch
 

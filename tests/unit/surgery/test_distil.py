@@ -11,7 +11,6 @@ from snugfit._chain import Chain, find_blocks
 from snugfit.errors import DivergedError, ModelError, UsageError
 from snugfit.lean import LeanConv2d, use_lean
 from snugfit.surgery import (
-    Recipe,
     TeacherStudent,
     channel_importance,
     copy_for_pruning,
@@ -21,6 +20,7 @@ from snugfit.surgery import (
     remove_channels,
     width,
 )
+from snugfit.surgery.reconstruction import Regression
 
 SHAPE = (3, 16, 16)
 
@@ -32,7 +32,7 @@ def digits(count=32):
     return torch.cat([grey, 1 - grey, grey.square()], 1)
 
 
-def batches(_, size=8):
+def batches(size=8):
     return digits().split(size)
 
 
@@ -66,7 +66,7 @@ def pruned(name, blocks=None, share=0.6):
     found = hidden_groups(teacher, SHAPE)
     groups = [group for block in (blocks or found) for group in found[block]]
     student = copy_for_pruning(teacher, SHAPE, groups)
-    scores = channel_importance(teacher, groups, batches(0))
+    scores = channel_importance(teacher, groups, batches())
     kept = most_important(scores, {group.name: max(1, int(share * width(teacher, group))) for group in groups})
     return teacher, student, remove_channels(student, groups, kept)
 
@@ -85,15 +85,13 @@ def error(teacher, student):
     return float((own - theirs).square().sum() / theirs.square().sum())
 
 
-@pytest.mark.parametrize("closed_form", [True, False])
 @pytest.mark.parametrize("name", BACKBONES)
-def test_blocks_and_the_network_come_closer_to_the_teacher(name, closed_form):
+def test_blocks_and_the_network_come_closer_to_the_teacher(name):
     teacher, student, cuts = pruned(name)
     theirs, before = state(teacher), error(teacher, student)
-    recipe = Recipe(epochs=6, learning_rate=2e-3, closed_form=closed_form)
-    found = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, recipe)
+    found = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches)
     assert found and all(0 <= each.after < each.before for each in found)
-    assert all(bool(each.solved) == closed_form for each in found)
+    assert all(each.solved for each in found)
     assert error(teacher, student) < 0.5 * before
     assert changed(teacher, theirs) == set()
 
@@ -131,14 +129,14 @@ def test_the_closed_form_alone_restores_what_the_surviving_channels_hold():
         tensors[slot.tensor][4:] = tensors[slot.tensor][1:4]
     student = copy_for_pruning(teacher, SHAPE, groups)
     cuts = remove_channels(student, groups, {groups[0].name: range(4)})
-    (found,) = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(epochs=0, ridge=1e-12))
+    (found,) = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, ridge=1e-12)
     assert found.solved == ("2.0",) and found.before > 1e-3 and found.after < 1e-12
     assert error(teacher, student) < 1e-12
 
 
 def test_a_pruned_output_is_compared_on_the_channels_that_are_left():
     teacher, student, cuts = pruned("plain")
-    found = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(epochs=4))
+    found = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches)
     assert [each.block for each in found] == [1, 2]
     assert all(each.after < each.before for each in found)
 
@@ -147,7 +145,7 @@ def test_micro_batches_make_no_difference():
     results = []
     for size in (3, 8):
         teacher, student, cuts = pruned("mobilenet")
-        distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(micro_batch=size))
+        distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, micro_batch=size)
         results.append(state(student))
     assert all(torch.allclose(tensor, results[1][name], atol=1e-8) for name, tensor in results[0].items())
 
@@ -161,13 +159,12 @@ def test_what_trains_modes_and_layers_come_back_as_they_were():
     assert any(isinstance(layer, LeanConv2d) for layer in student.modules())
 
 
-def test_a_block_that_only_gets_worse_keeps_its_weights():
+def test_a_block_that_only_gets_worse_keeps_its_weights(monkeypatch):
     teacher, student, cuts = pruned("mobilenet", [2])
     before = state(student)
-    (found,) = distil(
-        TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(epochs=1, learning_rate=0.5, closed_form=False)
-    )
-    assert found.after == found.before and changed(student, before) == set()
+    monkeypatch.setattr(Regression, "solve", lambda self, *_: (self.layer.weight.detach() + 9.0, torch.tensor(0.0)))
+    (found,) = distil(TeacherStudent(teacher, student, cuts, SHAPE), batches)
+    assert not found.solved and found.after == found.before and changed(student, before) == set()
 
 
 def test_nothing_is_retrained_where_nothing_was_cut():
@@ -181,11 +178,9 @@ def test_what_cannot_be_distilled_is_refused():
     with pytest.raises(ModelError, match="does not have the layers"):
         distil(TeacherStudent(other, student, cuts, SHAPE), batches)
     with pytest.raises(UsageError, match="learns from images"):
-        distil(TeacherStudent(teacher, student, cuts, SHAPE), lambda epoch: [])
-    with pytest.raises(UsageError, match="positive learning rate"):
-        Recipe(learning_rate=0.0)
-    with pytest.raises(DivergedError, match="lower the learning rate"):
+        distil(TeacherStudent(teacher, student, cuts, SHAPE), lambda: [])
+    with pytest.raises(DivergedError, match="after distillation"):
         distil(
             TeacherStudent(teacher, student, cuts, SHAPE),
-            lambda epoch: [batch * float("nan") for batch in batches(epoch)],
+            lambda: [batch * float("nan") for batch in batches()],
         )

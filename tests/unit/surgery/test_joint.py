@@ -5,7 +5,7 @@ import torch
 from test_distil import SHAPE, batches, changed, digits, pruned, state
 
 from snugfit.errors import DivergedError, UsageError
-from snugfit.surgery import JointDistillation, Recipe, TeacherStudent, distil, later_biases
+from snugfit.surgery import JointDistillation, TeacherStudent, distil, later_biases
 from snugfit.surgery.joint import learning_rate_factor
 
 
@@ -17,7 +17,7 @@ def classifier(module):
 def prepared(name, solve=True):
     teacher, student, cuts = pruned(name)
     if solve:
-        distil(TeacherStudent(teacher, student, cuts, SHAPE), batches, Recipe(epochs=0))
+        distil(TeacherStudent(teacher, student, cuts, SHAPE), batches)
     shared = {id(tensor) for tensor in teacher.state_dict(keep_vars=True).values()}
     own = {name for name, tensor in student.state_dict(keep_vars=True).items() if id(tensor) not in shared}
     return teacher, student, cuts, own | later_biases(student, own, classifier(student))
@@ -49,7 +49,7 @@ def test_what_the_classifier_reads_comes_closer(name):
     kinds = [type(layer) for layer in student.modules()]
     trained = joint(made, 40)
     for _ in range(10):
-        for images in batches(0):
+        for images in batches():
             trained.step(images)
     wanted = features(teacher)
     assert (features(student) - wanted).square().sum() < 0.7 * (before - wanted).square().sum()
@@ -80,16 +80,16 @@ def test_micro_batches_make_one_step():
 def test_a_resumed_one_ends_as_the_uninterrupted_one():
     made = prepared("mobilenet")
     whole = joint(made, 8)
-    for images in [*batches(0), *batches(0)]:
+    for images in [*batches(), *batches()]:
         whole.step(images)
     expected = state(made[1])
     made = prepared("mobilenet")
     first = joint(made, 8)
-    for images in batches(0):
+    for images in batches():
         first.step(images)
     second = joint(made, 8)
     second.load_state({name: tensor.clone() for name, tensor in first.state().items()}, first.done)
-    for images in batches(0):
+    for images in batches():
         second.step(images)
     assert changed(made[1], expected) == set()
 

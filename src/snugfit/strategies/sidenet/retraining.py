@@ -123,7 +123,7 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
         def step(micro_batch: int) -> None:
             batch = images(STEP_IMAGES, device)
             pair = retraining.prune(module, retraining.choose_channels(module, lambda: [batch], micro_batch))
-            surgery.distil(pair.blocks, lambda _: [batch], surgery.Recipe(epochs=0, micro_batch=micro_batch))
+            surgery.distil(pair.blocks, lambda: [batch], micro_batch=micro_batch)
             if retraining.epochs:
                 pair.joint(1, micro_batch).step(batch)
 
@@ -183,8 +183,8 @@ def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, 
             run.save({"pruned": pair.state})
             stop_if_requested(run)
 
-        recipe, done = surgery.Recipe(epochs=0, micro_batch=phase.batch_size), len(notes.get(_SOLVED, []))
-        surgery.distil(pair.blocks, lambda _: selection(), recipe, done=done, on_block=save_block)
+        done = len(notes.get(_SOLVED, []))
+        surgery.distil(pair.blocks, selection, micro_batch=phase.batch_size, done=done, on_block=save_block)
         _retrain(retraining, pair, source, phase.batch_size, run)
     write_tensors(run.folder / PRUNED_FILE, pair.state, run.manifest)
     run.end_phase(phase, 1, 1)

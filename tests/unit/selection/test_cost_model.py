@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracle import seconds
 
 from snugfit.errors import UsageError
-from snugfit.selection import backward_seconds, least_seconds, passing_seconds
+from snugfit.selection import backward_seconds, least_seconds
 
 TIMES = st.floats(0, 1e3, allow_subnormal=False)
 
@@ -31,11 +31,6 @@ def test_equation_7_adds_up_to_the_time_of_the_selection():
 def test_an_empty_selection_and_an_empty_network_take_no_time():
     assert backward_seconds([0, 0], [1, 2], [3, 4]) == 0
     assert backward_seconds([], [], []) == 0
-    assert passing_seconds([]).shape == (0,)
-
-
-def test_passing_seconds_are_the_sums_after_each_tensor():
-    assert passing_seconds([1, 2, 4, 8]).tolist() == [14, 12, 8, 0]
 
 
 @given(st.lists(st.tuples(st.booleans(), TIMES, TIMES), max_size=12))
