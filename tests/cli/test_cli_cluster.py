@@ -48,7 +48,7 @@ def test_processes_of_this_machine_listen_on_loopback(snug):
     words = shlex.split(out)
     assert code == 0 and words[:2] == [f"GLOO_SOCKET_IFNAME={launch.LOOPBACK}", "SNUGFIT_TIMEOUT=4s"]
     assert words[2:6] == ["SNUGFIT_JOIN_TIMEOUT=60s", sys.executable, "-m", "snugfit._cli.agent"]
-    assert words[words.index("--processes") + 1] == "3" and words[words.index("--serve") + 1] == "127.0.0.1:0"
+    assert words[words.index("--nproc-per-node") + 1] == "3" and words[words.index("--serve") + 1] == "127.0.0.1:0"
     assert words[words.index("--max-restarts") + 1] == "3"
     assert words[words.index("--module") + 1 :] == ["snugfit", "train", "--json", "--epochs", "2"]
 
@@ -67,7 +67,9 @@ def test_hosts_are_reached_by_ssh_and_meet_on_the_first(snug, monkeypatch):
     )
     there = shlex.split(second[-1])
     assert "--serve 10.0.0.1:29400" in first[-1] and "--serve" not in there
-    assert there[there.index("--processes") + 1] == "2" and "GLOO_SOCKET_IFNAME=eth1" in there
+    assert there[there.index("--nnodes") + 1] == "2:2" and there[there.index("--rdzv-endpoint") + 1] == "10.0.0.1:29400"
+    assert there[there.index("--nproc-per-node") + 1] == "2" and "GLOO_SOCKET_IFNAME=eth1" in there
+    assert "c10d" not in there, "whose rendezvous unpickles what the store holds"
     assert there[-5:] == ["--module", "snugfit", "train", "--out", "a b"]
 
 
@@ -229,7 +231,7 @@ def test_both_processes_run_and_what_cannot_get_better_is_not_tried_again(tmp_pa
 
 
 def test_an_agent_that_is_interrupted_while_it_begins_says_so_in_a_line(tmp_path):
-    command = [sys.executable, "-m", "snugfit._cli.agent", "--processes", "1", "--module", "snugfit", "--version"]
+    command = [sys.executable, "-m", "snugfit._cli.agent", "--nproc-per-node", "1", "--module", "snugfit", "--version"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, text=True, cwd=tmp_path, **pipes)
     asleep, began = 0, psutil.Process(process.pid)

@@ -1,4 +1,4 @@
-"""``snugfit cluster launch``: a command on several processes or hosts, here or over ssh."""
+"""``snugfit cluster launch``: a command on several processes or hosts, by torchrun, here or over ssh."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def launch(
     max_restarts: Annotated[int, Range(0, 10**6)] = 3,
     min_hosts: Workers = 1,
 ) -> int:
-    """Start a command of snugfit once per process, on this machine or on hosts over ssh.
+    """Start a command of snugfit once per process, by torchrun, on this machine or on hosts over ssh.
 
     When a process is lost, all are started again from the last checkpoint; when a host is lost, with the remaining
     hosts, as long as the first one is there. Traffic is neither encrypted nor authenticated: for trusted networks.
@@ -115,7 +115,7 @@ def _on_this_machine(where: ClusterOptions, terms: Terms, program: Sequence[str]
     addresses = addresses_of(interface)
     refuse_public(addresses, where.public)
     endpoint = f"{addresses[0]}:0"  # any port
-    options = ["--serve", endpoint, *_options(terms, where.processes)]
+    options = ["--serve", endpoint, *_options(terms, where.processes, 1, endpoint)]
     environment = {"GLOO_SOCKET_IFNAME": interface, **_timeouts(where)}
     command = (sys.executable, "-m", AGENT, *options, "--module", *program)
     return Start("localhost", command, environment, where.processes)
@@ -131,7 +131,7 @@ def _over_ssh(where: ClusterOptions, terms: Terms, program: Sequence[str]) -> tu
     commands: list[Start] = []
     for host in hosts:
         options = [] if commands else ["--serve", endpoint]
-        options += _options(terms, host.processes)
+        options += _options(terms, host.processes, len(hosts), endpoint)
         interface = where.interface or host.interface
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment |= {"GLOO_SOCKET_IFNAME": interface} if interface else {}
@@ -148,5 +148,13 @@ def _timeouts(where: ClusterOptions) -> dict[str, str]:
     return {"SNUGFIT_TIMEOUT": where.timeout, "SNUGFIT_JOIN_TIMEOUT": where.join_timeout}
 
 
-def _options(terms: Terms, processes: int) -> list[str]:
-    return ["--processes", str(processes), "--max-restarts", str(terms.max_restarts)]
+def _options(terms: Terms, processes: int, hosts: int, endpoint: str) -> list[str]:
+    values = {
+        "--nnodes": f"{terms.min_hosts}:{hosts}",
+        "--nproc-per-node": str(processes),
+        "--max-restarts": str(terms.max_restarts),
+        "--rdzv-backend": "snugfit",
+        "--rdzv-id": "snugfit",
+        "--rdzv-endpoint": endpoint,
+    }
+    return [word for pair in values.items() for word in pair]

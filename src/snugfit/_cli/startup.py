@@ -108,6 +108,6 @@ def die_with_parent() -> None:
 
 
 def die_with_agent() -> None:
-    """The same if an agent started this process: the agent may be started again while this process lives on."""
+    """The same if torchrun started this process: the agent may be started again while this process lives on."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()

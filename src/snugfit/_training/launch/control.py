@@ -66,8 +66,12 @@ class Control:
             self._reports.write(json.dumps(report) + "\n")
             self._reports.flush()
 
+    def pending(self) -> bool:
+        """Whether the launcher wants the workers stopped, and a new round."""
+        return not self._waiting.empty()
+
     def next_order(self, patience: float) -> dict[str, Any] | None:
-        """The next probe or round; None if there is none within the given seconds."""
+        """The next order for the rendezvous; None if there is none within the given seconds."""
         try:
             return self._waiting.get(timeout=patience)
         except queue.Empty:

@@ -66,6 +66,12 @@ def _listen(address: str, port: int) -> socket.socket:
         ) from error
 
 
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Address and port of ``ADDRESS:PORT``; an IPv6 address is in brackets."""
+    address, _, port = endpoint.rpartition(":")
+    return address.strip("[]"), int(port)
+
+
 def dial(address: str, port: int, seconds: float) -> TCPStore:
     """A connection to a store; with a timeout in seconds, which torch does not always keep."""
     limit = timedelta(seconds=seconds)
