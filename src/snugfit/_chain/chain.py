@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -136,26 +137,62 @@ class Chain:
 
     __call__ = forward
 
+    def merged(self, sizes: Sequence[int]) -> Chain:
+        """A chain of fewer units, each of which joins consecutive ones; layers, weights and their names are shared.
+
+        Args:
+            sizes: units of this chain in each unit of the new one; they sum to the number of units.
+
+        Raises:
+            ValueError: the sizes are not positive, or do not sum to the number of units.
+        """
+        if sum(sizes) != len(self.units) or min(sizes, default=0) < 1:
+            raise ValueError(f"sizes {tuple(sizes)} do not divide {len(self.units)} units")
+        ends = list(accumulate(sizes))
+        parts = (self.units[end - size : end] for end, size in zip(ends, sizes, strict=True))
+        return Chain(self.name, tuple(_merge(part) for part in parts), self.head, self.input_shape)
+
     def to_module(self) -> nn.Module:
         """One plain module that computes the same and shares the parameters; its state-dict names are the model's.
 
         Moving or emptying its weights also does so in the units, and vice versa; except for weights that belong to no
         layer and whose module is read by several units.
         """
-        graph = fx.Graph()
-        attributes: dict[str, Any] = {}
-        value: Any = graph.placeholder("x")
-        for unit in self.all_units:
-            placeholder = next(iter(unit.module.graph.nodes))
-            value = graph.graph_copy(unit.module.graph, {placeholder: value})
-            attributes.update(attributes_of(unit.module))
-        graph.output(value)
+        graph, attributes = _joined(self.all_units)
         stored = _stored_names(self.all_units)
         module = assemble(graph, attributes, stored)
         _adopt(module, self.head.module, stored - set(module.state_dict()))
         share_parameter_dicts(module, [unit.module for unit in self.all_units])
         module.training = self.head.module.training
         return module
+
+
+def _joined(units: Sequence[Unit]) -> tuple[fx.Graph, dict[str, Any]]:
+    """The graph of units one after another, and what its nodes refer to."""
+    graph = fx.Graph()
+    attributes: dict[str, Any] = {}
+    value: Any = graph.placeholder("x")
+    for unit in units:
+        placeholder = next(iter(unit.module.graph.nodes))
+        value = graph.graph_copy(unit.module.graph, {placeholder: value})
+        attributes.update(attributes_of(unit.module))
+    graph.output(value)
+    return graph, attributes
+
+
+def _merge(units: Sequence[Unit]) -> Unit:
+    """One unit that computes what consecutive units compute; a single one is itself."""
+    first, last = units[0], units[-1]
+    if len(units) == 1:
+        return first
+    graph, attributes = _joined(units)
+    module = assemble(graph, attributes, _stored_names(units))
+    share_parameter_dicts(module, [unit.module for unit in units])
+    module.training = last.module.training
+    convs = tuple(conv for unit in units for conv in unit.convs)
+    owners = {name: owner for unit in units for name, owner in unit.owners.items()}
+    name = f"{first.name}..{last.name}"
+    return Unit(name, module, first.input_shape, last.output_shape, convs, last.map_shape, owners)
 
 
 def classifier_names(chain: Chain) -> tuple[str, ...]:

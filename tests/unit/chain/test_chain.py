@@ -5,7 +5,7 @@ import torch
 from chain_zoo import SHAPE, ZOO, assert_chain_is_model
 from torch import nn
 
-from snugfit._chain import Chain, ConvFact
+from snugfit._chain import Chain, ConvFact, initialise_by_reset
 from snugfit._models import build, names
 
 
@@ -186,3 +186,28 @@ def test_a_network_in_double_precision_can_be_a_chain():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).double()
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     assert torch.equal(Chain.from_module(model, (3, 8, 8))(images), model(images))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vgg11"])
+def test_merged_units_compute_what_their_units_do_and_share_their_weights(name):
+    chain = meta_chain(name)
+    count = len(chain.units)
+    merged = chain.merged([count - 3, 1, 2])
+    assert [len(merged.units), merged.units[1], merged.head] == [3, chain.units[count - 3], chain.head]
+    assert merged.units[0].name == f"{chain.units[0].name}..{chain.units[count - 4].name}"
+    assert [unit.output_shape for unit in merged.units] == [chain.units[i].output_shape for i in (-4, -3, -1)]
+    assert merged.units[2].map_shape == chain.units[-1].map_shape
+    for unit in chain.all_units:
+        initialise_by_reset(unit, seed=1)
+    assert merged.to_module().state_dict().keys() == chain.to_module().state_dict().keys()
+    images = torch.randn(2, 3, 32, 32)
+    for mode in (chain, merged):
+        for unit in mode.all_units:
+            unit.module.eval()
+    assert torch.equal(merged(images), chain(images))
+
+
+@pytest.mark.parametrize("sizes", [[], [1, 1], [0, 8], [99]])
+def test_merging_must_take_every_unit_once(sizes):
+    with pytest.raises(ValueError, match="do not divide 8 units"):
+        meta_chain("vgg11").merged(sizes)
