@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -10,12 +12,14 @@ from torch import Tensor, fx, nn
 
 from snugfit._chain import split_tail
 from snugfit.local.auxiliary import is_initial
-from snugfit.local.base import LocalLoss, LocalOutput, NetworkStats, UnitShape
+from snugfit.local.base import ConvShape, LayerShape, LocalLoss, LocalOutput, NetworkStats, UnitShape
 from snugfit.local.macs import input_gradient_macs
 from snugfit.local.registry import build_local_loss
 
 if TYPE_CHECKING:
-    from snugfit._chain import Chain
+    from snugfit._chain import Chain, ConvFact, Unit
+
+_ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 
 
 def parts(unit: nn.Module, loss: LocalLoss) -> tuple[nn.Module, nn.Module]:
@@ -80,6 +84,35 @@ class DetachedHeadLoss(HeadLoss):
         return LocalOutput(of_head.loss + self.local(features, labels).loss, of_head.logits)
 
 
+def layer_shape(unit: Unit) -> LayerShape | None:
+    """What a local loss of an earlier unit needs to imitate a unit; None if it makes no feature map by convolutions.
+
+    Convolutions that follow each other are the layer, and the longest such run counts: a shortcut's is a shorter one.
+    """
+    runs: list[list[ConvFact]] = []
+    for conv in unit.convs:
+        ends = (run for run in runs if _follows(conv, run[-1]))
+        if (run := next(ends, None)) is not None:
+            run.append(conv)
+        else:
+            runs.append([conv])
+    if not runs or len(unit.output_shape) != 3:
+        return None
+    longest = max(runs, key=len)
+    convs = tuple(ConvShape(each.out_channels, each.kernel, 1 < each.groups == each.in_channels) for each in longest)
+    return LayerShape(convs, (unit.output_shape[1], unit.output_shape[2]), _is_residual(unit.module))
+
+
+def _follows(conv: ConvFact, before: ConvFact) -> bool:
+    return (conv.in_channels, conv.input_size) == (before.out_channels, before.output_size)
+
+
+def _is_residual(module: fx.GraphModule) -> bool:
+    """Whether a unit adds two feature maps."""
+    added = (node for node in module.graph.nodes if node.target in _ADDITIONS)
+    return any(len(node.all_input_nodes) == 2 for node in added)
+
+
 @dataclass(frozen=True)
 class Layout:
     """A chain and the local loss of each of its units.
@@ -95,7 +128,7 @@ class Layout:
     def of(cls, chain: Chain, local_loss: str, classes: int) -> Layout:
         """Assign local losses to a chain."""
         widths = [conv.out_channels for unit in chain.units for conv in unit.convs]
-        return cls(chain, local_loss, NetworkStats.from_widths(widths, classes))
+        return cls(chain, local_loss, NetworkStats.from_widths(widths, classes, max(1, len(chain.units) - 1)))
 
     def __len__(self) -> int:
         return len(self.chain.units)
@@ -117,11 +150,22 @@ class Layout:
 
     def unit_shape(self, index: int) -> UnitShape:
         """The statistics of a unit that its local loss needs."""
-        units = self.chain.units[: index + 1]
-        sizes = [unit.convs[-1].output_size for unit in units if unit.convs]
-        height, width = self.chain.input_shape[-2:]
-        initial = bool(sizes) and is_initial((height, width), sizes)
-        return UnitShape(tuple(units[-1].output_shape), initial, tuple(units[-1].map_shape))
+        unit, units = self.chain.units[index], self.chain.units[: index + 1]
+        sizes = [each.convs[-1].output_size for each in units if each.convs]
+        initial = bool(sizes) and is_initial(self._largest_map, sizes)
+        return UnitShape(tuple(unit.output_shape), initial, tuple(unit.map_shape), index, self._layers[index + 1])
+
+    @cached_property
+    def _largest_map(self) -> tuple[int, int]:
+        """Height and width of the largest output of a convolution."""
+        sizes = [conv.output_size for unit in self.chain.units for conv in unit.convs]
+        return max(height for height, _ in sizes), max(width for _, width in sizes)
+
+    @cached_property
+    def _layers(self) -> list[tuple[LayerShape, ...]]:
+        """The convolutional layers from each unit on, and none at the end."""
+        shapes = [layer_shape(unit) for unit in self.chain.units]
+        return [tuple(each for each in shapes[start:] if each is not None) for start in range(len(shapes) + 1)]
 
     def exit_parameters(self, index: int) -> int:
         """Parameters of the exit model after a unit: all units up to it, and its own classifier."""

@@ -15,23 +15,25 @@ CLASSIC_FILTERS = 256
 POOLED_SIDE = 2
 
 
-def is_initial(input_size: tuple[int, int], conv_sizes: Sequence[tuple[int, int]]) -> bool:
+def is_initial(largest: tuple[int, int], conv_sizes: Sequence[tuple[int, int]]) -> bool:
     """Whether a unit is initial: nothing up to and including its last conv downsamples (NeuroFlux section 3).
 
-    A feature map counts as downsampled once a side is at most half (rounded up) of the network's input. The few pixels
-    that an unpadded conv removes do not count. Sizes are heights and widths: of the network's input, and of the last
-    conv's output of every unit up to and including this one.
+    A feature map counts as downsampled once a side is at most half (rounded up) of the network's largest feature map,
+    which is the stem's output if the stem downsamples. The few pixels that an unpadded conv removes do not count.
+    Sizes are heights and widths: of the largest feature map, and of the last conv's output of every unit up to and
+    including this one.
     """
-    pairs = [pair for sizes in conv_sizes for pair in zip(sizes, input_size, strict=True)]
+    pairs = [pair for sizes in conv_sizes for pair in zip(sizes, largest, strict=True)]
     return all(size >= side or size > (side + 1) // 2 for size, side in pairs)
 
 
 def aan_filters(initial: bool, narrowest: int, widest: int) -> int:
     """Filters of an adaptive auxiliary network: half of the narrowest conv for initial units, half of the widest after.
 
-    VGG (64 to 512 filters): 32, then 256 (NeuroFlux section 3, opportunity 1).
+    VGG (64 to 512 filters): 32, then 256 (NeuroFlux section 3, opportunity 1). It has at most
+    :data:`CLASSIC_FILTERS`, or it would need more memory than the classic one that it improves.
     """
-    return max(1, (narrowest if initial else widest) // 2)
+    return min(CLASSIC_FILTERS, max(1, (narrowest if initial else widest) // 2))
 
 
 class AuxiliaryNetwork(LocalLoss):

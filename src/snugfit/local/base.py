@@ -21,6 +21,29 @@ MAP_TERMS = 4
 text does not explain; activation and average pooling, forward and backward, would give this number."""
 
 
+class ConvShape(NamedTuple):
+    """A convolution of a layer: its filters, its kernel's height and width, and whether it is depthwise."""
+
+    filters: int
+    kernel: tuple[int, int]
+    depthwise: bool = False
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer of the network as a local loss of an earlier unit can imitate it.
+
+    Attributes:
+        convs: its convolutions from input to output, without a shortcut's.
+        size: height and width of its output.
+        residual: whether a shortcut is added.
+    """
+
+    convs: tuple[ConvShape, ...]
+    size: tuple[int, int]
+    residual: bool = False
+
+
 @dataclass(frozen=True)
 class UnitShape:
     """What a local loss needs to know of its unit.
@@ -29,11 +52,15 @@ class UnitShape:
         output_shape: shape of one sample's output, ``(C, H, W)`` or ``(D,)``.
         initial: whether nothing up to and including its last conv downsamples (:func:`~snugfit.local.is_initial`).
         before_pool: shape of one sample before the final pools and dropouts, if any.
+        position: number of the unit, from 0.
+        later: the convolutional layers of the network that come after it.
     """
 
     output_shape: tuple[int, ...]
     initial: bool = False
     before_pool: tuple[int, ...] | None = None
+    position: int = 0
+    later: tuple[LayerShape, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.output_shape) not in (1, 3) or min(self.output_shape) < 1:
@@ -55,17 +82,24 @@ class UnitShape:
 
 @dataclass(frozen=True)
 class NetworkStats:
-    """What a local loss needs to know of the whole network: the fewest and most filters of its convs, and classes K."""
+    """What a local loss needs to know of the whole network.
+
+    Attributes:
+        narrowest, widest: smallest and largest number of filters of the network's convs.
+        classes: number of classes K.
+        units: number of units that train by a local loss, without the last, which has the network's head.
+    """
 
     narrowest: int
     widest: int
     classes: int
+    units: int = 1
 
     @classmethod
-    def from_widths(cls, conv_widths: Iterable[int], classes: int) -> NetworkStats:
+    def from_widths(cls, conv_widths: Iterable[int], classes: int, units: int = 1) -> NetworkStats:
         """Collect the statistics from the output channels of every conv; a network without convs counts as one wide."""
         widths = list(conv_widths) or [1]
-        return cls(min(widths), max(widths), classes)
+        return cls(min(widths), max(widths), classes, units)
 
 
 class LocalOutput(NamedTuple):

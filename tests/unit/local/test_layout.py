@@ -31,7 +31,7 @@ HEAD = 8 * 16 * 5 + 5
 
 
 def test_network_facts_come_from_the_convs():
-    assert layout().network == NetworkStats(4, 8, 5)
+    assert layout().network == NetworkStats(4, 8, 5, units=2)
     assert len(layout()) == 3
 
 

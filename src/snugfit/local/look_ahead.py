@@ -1,0 +1,109 @@
+"""Auxiliary networks that look ahead: a path shaped like layers to come.
+
+Ma, Wu, Si and Tan, "Scaling supervised local learning with augmented auxiliary networks" (ICLR 2024), section 3. Where
+the paper is silent, the authors' public code decides: which layers are sampled, and how depth decreases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from snugfit.errors import UsageError
+from snugfit.local.base import LayerShape, LocalLoss, NetworkStats, UnitShape
+
+PYRAMID = 0.5
+"""Share of an auxiliary network's depth that is lost linearly from the first unit to the last (the paper's tau)."""
+
+
+def auxiliary_depth(depth: int, position: int, count: int) -> int:
+    """Layers of a unit's auxiliary network: fewer towards the output, at least one.
+
+    Args:
+        depth: of the first unit's.
+        position: number of the unit, from 0.
+        count: number of units with an auxiliary network.
+    """
+    lost = PYRAMID * position / (count - 1) if count > 1 else 0.0
+    return max(1, round(depth * (1 - lost) + lost))
+
+
+def sampled_layers(layers: Sequence[LayerShape], depth: int) -> list[LayerShape]:
+    """``depth`` of the layers to come, equally spaced, the last one among them; all if there are no more."""
+    if depth >= len(layers):
+        return list(layers)
+    return [layers[round(len(layers) / depth * step) - 1] for step in range(1, depth + 1)]
+
+
+class MirroredLayer(nn.Module):
+    """Convolutions like those of a layer to come, each with batch norm, from feature maps of any size and width.
+
+    Args:
+        channels: of its input (B, channels, H, W).
+        size: height and width of its input.
+        layer: the layer that it resembles; the output has its width, and about its size.
+    """
+
+    def __init__(self, channels: int, size: tuple[int, int], layer: LayerShape) -> None:
+        super().__init__()
+        stride = (max(1, round(size[0] / layer.size[0])), max(1, round(size[1] / layer.size[1])))
+        parts: list[nn.Module] = []
+        width = channels
+        strided = next((i for i, conv in enumerate(layer.convs) if max(conv.kernel) > 1), 0)
+        for index, conv in enumerate(layer.convs):
+            filters = width if conv.depthwise else conv.filters
+            step = stride if index == strided else (1, 1)
+            padding = (conv.kernel[0] // 2, conv.kernel[1] // 2)
+            groups = width if conv.depthwise else 1
+            parts += [nn.Conv2d(width, filters, conv.kernel, step, padding, groups=groups, bias=False)]
+            parts += [nn.BatchNorm2d(filters), nn.ReLU(inplace=True)]
+            width = filters
+        self.main = nn.Sequential(*parts[:-1])
+        self.activation = nn.ReLU(inplace=True)
+        self.residual, self.channels = layer.residual, width
+        self.size = (math.ceil(size[0] / stride[0]), math.ceil(size[1] / stride[1]))
+        self.shortcut: nn.Module = nn.Identity()
+        if layer.residual and (stride != (1, 1) or width != channels):
+            projection = nn.Conv2d(channels, width, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels, H, W) to (B, width, h, w)."""
+        out: Tensor = self.main(x)
+        if self.residual:
+            out = out + self.shortcut(x)
+        activated: Tensor = self.activation(out)
+        return activated
+
+
+class LookAheadLoss(LocalLoss):
+    """Layers shaped like those to come, average pool and one linear layer, trained by cross entropy.
+
+    Behind a unit with a flat output, or with no convolution to come, it has no such layers.
+    """
+
+    def __init__(self, unit: UnitShape, network: NetworkStats, *, depth: int = 2) -> None:
+        super().__init__()
+        if depth < 1:
+            raise UsageError(f"depth={depth} must be at least 1; it is the number of layers that auglocal looks ahead.")
+        width, path = unit.output_shape[0], list[nn.Module]()
+        if not unit.flat:
+            own_depth = auxiliary_depth(depth, unit.position, network.units)
+            size = (unit.output_shape[1], unit.output_shape[2])
+            for layer in sampled_layers(unit.later, own_depth):
+                mirrored = MirroredLayer(width, size, layer)
+                path.append(mirrored)
+                width, size = mirrored.channels, mirrored.size
+            path += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.layers = nn.Sequential(*path, nn.Linear(width, network.classes))
+        self.gives_up_gradient = unit.flat or not unit.later or not path[0].residual
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Return logits (B, K) of features (B, C, H, W) or (B, D)."""
+        logits: Tensor = self.layers(features)
+        return logits
+
+
+LOSSES = {"auglocal": LookAheadLoss}
