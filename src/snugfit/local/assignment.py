@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -115,30 +116,44 @@ def _is_residual(module: fx.GraphModule) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """A chain and the local loss of each of its units.
+    """A chain divided into modules, each of one or more units, and the local loss of each module.
 
-    Units of the chain that are not in use are on the meta device.
+    Gradients do not cross from one module to the one before it. Units of the chain that are not in use are on the meta
+    device.
+
+    Attributes:
+        modules: what trains by one local loss each; by default the units themselves.
+        sizes: number of units in each module.
     """
 
     chain: Chain
     local_loss: str
     network: NetworkStats
+    modules: tuple[Unit, ...]
+    sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, chain: Chain, local_loss: str, classes: int) -> Layout:
-        """Assign local losses to a chain."""
+    def of(cls, chain: Chain, local_loss: str, classes: int, sizes: Sequence[int] = ()) -> Layout:
+        """Assign local losses to a chain, in modules of so many units; by default one unit each."""
         widths = [conv.out_channels for unit in chain.units for conv in unit.convs]
-        return cls(chain, local_loss, NetworkStats.from_widths(widths, classes, max(1, len(chain.units) - 1)))
+        network = NetworkStats.from_widths(widths, classes, max(1, len(chain.units) - 1))
+        modules = chain.merged(sizes).units if sizes else chain.units
+        return cls(chain, local_loss, network, modules, tuple(sizes) or (1,) * len(modules))
 
     def __len__(self) -> int:
-        return len(self.chain.units)
+        return len(self.modules)
+
+    def units(self, index: int) -> range:
+        """Numbers of the units of a module."""
+        start = sum(self.sizes[:index])
+        return range(start, start + self.sizes[index])
 
     def is_last(self, index: int) -> bool:
-        """Whether a unit's local loss is the network's own head."""
+        """Whether a module's local loss is the network's own head."""
         return index == len(self) - 1
 
     def make_loss(self, index: int) -> LocalLoss:
-        """The local loss of a unit, on the meta device; the last unit's holds the chain's head itself."""
+        """The local loss of a module, on the meta device; the last one's holds the chain's head itself."""
         with torch.device("meta"):
             loss = build_local_loss(self.local_loss, self.unit_shape(index), self.network)
         if not self.is_last(index):
@@ -146,14 +161,15 @@ class Layout:
         head = self.chain.head.module
         if not loss.detached_head:
             return HeadLoss(head)
-        return DetachedHeadLoss(head, loss, parts(self.chain.units[index].module, loss)[1])
+        return DetachedHeadLoss(head, loss, parts(self.modules[index].module, loss)[1])
 
     def unit_shape(self, index: int) -> UnitShape:
-        """The statistics of a unit that its local loss needs."""
-        unit, units = self.chain.units[index], self.chain.units[: index + 1]
+        """The statistics of a module's last unit that its local loss needs."""
+        last = self.units(index)[-1]
+        unit, units = self.chain.units[last], self.chain.units[: last + 1]
         sizes = [each.convs[-1].output_size for each in units if each.convs]
         initial = bool(sizes) and is_initial(self._largest_map, sizes)
-        return UnitShape(tuple(unit.output_shape), initial, tuple(unit.map_shape), index, self._layers[index + 1])
+        return UnitShape(tuple(unit.output_shape), initial, tuple(unit.map_shape), last, self._layers[last + 1])
 
     @cached_property
     def _largest_map(self) -> tuple[int, int]:
@@ -168,21 +184,21 @@ class Layout:
         return [tuple(each for each in shapes[start:] if each is not None) for start in range(len(shapes) + 1)]
 
     def exit_parameters(self, index: int) -> int:
-        """Parameters of the exit model after a unit: all units up to it, and its own classifier."""
+        """Parameters of the exit model after a module: all units up to it, and its own classifier."""
         if self.is_last(index):
             return self.chain.parameters
-        trunk_parameters = sum(unit.parameters for unit in self.chain.units[: index + 1])
+        trunk_parameters = sum(unit.parameters for unit in self.modules[: index + 1])
         return trunk_parameters + sum(parameter.numel() for parameter in self.make_loss(index).parameters())
 
     def exit_model(self, index: int, loss: LocalLoss | None = None) -> nn.Module:
-        """The model cut after a unit, with its local loss (by default a new one on the meta device) as classifier.
+        """The model cut after a module, with its local loss (by default a new one on the meta device) as classifier.
 
-        After the last unit it is the whole network.
+        After the last module it is the whole network.
         """
         if self.is_last(index):
             return self.chain.to_module()
         loss = loss or self.make_loss(index)
-        return ExitModel(trunk(self.chain, index, before_pool=loss.before_pool), loss)
+        return ExitModel(trunk(self.chain, self.units(index)[-1], before_pool=loss.before_pool), loss)
 
 
 class ExitModel(nn.Module):

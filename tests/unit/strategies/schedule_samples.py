@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from snugfit.strategies.checkpoint.schedule import Schedule
+from snugfit.strategies.recomputation.schedule import Schedule
 
 
 def in_segments(count, starts):

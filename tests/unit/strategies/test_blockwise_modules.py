@@ -12,8 +12,8 @@ from snugfit.strategies.blockwise.modules import (
     module_counts,
     partitions_of,
 )
-from snugfit.strategies.checkpoint.dynamic_program import UnitCost, schedule_cost
-from snugfit.strategies.checkpoint.schedule import Schedule
+from snugfit.strategies.recomputation.dynamic_program import UnitCost, schedule_cost
+from snugfit.strategies.recomputation.schedule import Schedule
 
 
 def random_cost(draw):

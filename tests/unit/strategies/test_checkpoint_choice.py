@@ -10,12 +10,12 @@ from snugfit._core.profile import ProbePoint
 from snugfit._core.serial import from_data, to_data
 from snugfit.errors import UsageError
 from snugfit.strategies.checkpoint.candidates import Candidate
-from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.checkpoint.search import MARGIN_BYTES, MeasurementFilter
 from snugfit.strategies.checkpoint.strategy import Checkpoint
 from snugfit.strategies.full_network import network_cost
 from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY_BYTES
 from snugfit.strategies.micro_batch import MicroBatching, line_name
+from snugfit.strategies.recomputation.schedule import Schedule
 
 PLAIN, SOME, LEAST = "network", "checkpoint:(0) 1", "checkpoint:(0-1) 2-3"
 HELD = line_name(PLAIN, hold=True)

@@ -13,10 +13,11 @@ from snugfit._training.network import NetworkTrainer
 from snugfit.memory.autocast import autocast
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import unit_stats
-from snugfit.strategies.checkpoint.candidates import find_candidates, frontier, subsample, unit_costs
-from snugfit.strategies.checkpoint.dynamic_program import schedule_cost
-from snugfit.strategies.checkpoint.schedule import Schedule
-from snugfit.strategies.checkpoint.strategy import recomputing_forward
+from snugfit.strategies.checkpoint.candidates import find_candidates, subsample
+from snugfit.strategies.recomputation.dynamic_program import frontier, schedule_cost
+from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.unit_costs import unit_costs
 
 
 class Net(nn.Module):
@@ -35,6 +36,10 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.head(self.plain(self.deep(self.body(self.stem(x)))).flatten(1))
+
+
+def modules_of(chain):
+    return [unit.module for unit in chain.all_units]
 
 
 def pair(**options):
@@ -77,7 +82,7 @@ def test_recomputation_changes_nothing(text, options):
     plain, other, chain = pair(**options)
     assert len(chain.all_units) == 4
     for step in range(2):
-        assert_same_step(other, plain, recomputing_forward(chain, Schedule.parse(text)))
+        assert_same_step(other, plain, recomputing_forward(modules_of(chain), Schedule.parse(text)))
         assert other.stem[1].num_batches_tracked == step + 1
     assert other.stem[1].momentum == plain.stem[1].momentum
 
@@ -88,7 +93,8 @@ def test_frozen_layers_stay_without_gradients(text):
     for module in (plain, other):
         module.stem.requires_grad_(False)
         module.body[0].requires_grad_(False)
-    want, got = train_once(plain, plain), train_once(other, recomputing_forward(chain, Schedule.parse(text)))
+    forward = recomputing_forward(modules_of(chain), Schedule.parse(text))
+    want, got = train_once(plain, plain), train_once(other, forward)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
     for mine, theirs in zip(other.parameters(), plain.parameters(), strict=True):
         assert (mine.grad is None) == (theirs.grad is None)
@@ -99,7 +105,8 @@ def test_low_precision_recomputes_in_low_precision():
     plain, other, chain = pair()
     plain.float(), other.float()
     gradients = []
-    for module, forward in ((plain, plain), (other, recomputing_forward(chain, Schedule.parse("((0) 1) 2 3")))):
+    recomputing = recomputing_forward(modules_of(chain), Schedule.parse("((0) 1) 2 3"))
+    for module, forward in ((plain, plain), (other, recomputing)):
         module.train()
         with torch.autocast("cpu", torch.bfloat16):
             loss = nn.functional.cross_entropy(forward(IMAGES.float()), LABELS)
@@ -112,7 +119,7 @@ def test_low_precision_recomputes_in_low_precision():
 def test_evaluation_is_the_networks_own():
     plain, other, chain = pair(dropout=0.5)
     other.eval(), plain.eval()
-    forward = recomputing_forward(chain, Schedule.parse("((0) 1) 2-3"))
+    forward = recomputing_forward(modules_of(chain), Schedule.parse("((0) 1) 2-3"))
     assert torch.equal(forward(IMAGES), plain(IMAGES))
     before = copy.deepcopy(other.state_dict())
     with torch.no_grad():
@@ -135,7 +142,7 @@ def test_gradients_applied_in_the_backward_pass_are_the_same(text):
             parameter.register_post_accumulate_grad_hook(apply)
     for _ in range(2):
         train_once(plain, plain)
-        train_once(other, recomputing_forward(chain, Schedule.parse(text)))
+        train_once(other, recomputing_forward(modules_of(chain), Schedule.parse(text)))
     for mine, theirs in zip(other.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
@@ -158,7 +165,7 @@ def true_peak(chain, schedule, *, hold):
     """Peak tensor bytes of a trainer's step, without weights, optimizer state, held gradients and images."""
     clone = copy.deepcopy(chain)
     module = clone.to_module()
-    trainer = NetworkTrainer(module, recomputing_forward(clone, schedule), workload(), 2 if hold else 1)
+    trainer = NetworkTrainer(module, recomputing_forward(modules_of(clone), schedule), workload(), 2 if hold else 1)
 
     def step():
         for update in (False, True) if hold else (True,):
@@ -201,7 +208,7 @@ def test_candidates_begin_without_recomputation_and_end_in_least_memory(deep):
 
 def test_a_recomputed_step_in_bfloat16_runs_on_the_meta_device():
     net = Net().to("meta")
-    forward = recomputing_forward(Chain.from_module(net, (2, 6, 6)), Schedule.parse("((0) 1) 2-3"))
+    forward = recomputing_forward(modules_of(Chain.from_module(net, (2, 6, 6))), Schedule.parse("((0) 1) 2-3"))
     with autocast("meta"):
         loss = forward(torch.empty(5, 2, 6, 6, device="meta")).sum()
     loss.backward()

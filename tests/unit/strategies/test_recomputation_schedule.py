@@ -7,8 +7,8 @@ from schedule_samples import at_the_square_root, every_schedule, every_split
 
 from snugfit.errors import UsageError
 from snugfit.strategies.checkpoint.candidates import frontier, subsample
-from snugfit.strategies.checkpoint.dynamic_program import DynamicProgram, UnitCost, schedule_cost
-from snugfit.strategies.checkpoint.schedule import Schedule
+from snugfit.strategies.recomputation.dynamic_program import DynamicProgram, UnitCost, schedule_cost
+from snugfit.strategies.recomputation.schedule import Schedule
 
 
 def unit_cost(forward, output, kept, passing, saving, returning):

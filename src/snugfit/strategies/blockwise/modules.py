@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
-from snugfit.strategies.checkpoint.candidates import frontier
-from snugfit.strategies.checkpoint.dynamic_program import UnitCost, schedule_cost
-from snugfit.strategies.checkpoint.schedule import Schedule
+from snugfit.strategies.recomputation.dynamic_program import UnitCost, frontier, schedule_cost
+from snugfit.strategies.recomputation.schedule import Schedule
 
 WORTHWHILE = 0.9
 """A schedule with recomputation is considered if it needs at most this share of the memory of the one before it."""

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
-from snugfit._chain import Chain, Unit
+from snugfit._chain import Chain
 from snugfit._core.profile import UnitStats
 from snugfit._core.workload import Workload
-from snugfit.lean import use_lean_convolutions
-from snugfit.memory.tensors import LiveBytes
-from snugfit.strategies.checkpoint.dynamic_program import SLOTS, DynamicProgram, UnitCost, schedule_cost
-from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.full_network import PLAIN_PROBE
 from snugfit.strategies.micro_batch import probe_of_line
+from snugfit.strategies.recomputation.dynamic_program import UnitCost, frontier, schedule_cost
+from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.unit_costs import unit_costs
 
 PREFIX = "checkpoint:"
 INTERMEDIATE = 5
 """Number of candidates between the schedule without recomputation and the schedule with the least memory."""
-MACS_PER_BYTE = 5.0
-"""Multiply-accumulates that take as long as writing and reading a byte of a feature map. These times select which
-schedules are measured; the measured times decide."""
-BACKWARD = 3.0
-"""Time of a unit's backward pass over that of its forward pass: 2.3 to 5 on a processor (VGG-16, ResNet-18)."""
-TYPICAL_SPEED = 50e9
-"""Multiply-accumulates per second; only ratios of times matter here."""
 
 
 @dataclass(frozen=True)
@@ -105,24 +93,6 @@ def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int) -> list[UnitCos
         return unit_costs(chain, stats, batch + 1)
 
 
-def frontier(costs: Sequence[UnitCost]) -> list[Schedule]:
-    """The Pareto-optimal schedules in time and memory, by memory; the last is plain backpropagation.
-
-    The dynamic program runs a second time with a lower limit, whose smaller slots resolve the schedules with the least
-    memory.
-    """
-    plain = Schedule.keeping(len(costs))
-    _, most = schedule_cost(plain, costs)
-    found = [plain, *DynamicProgram(costs, int(most * (1 + len(costs) / SLOTS)) + 1).frontier()]
-    least = min(schedule_cost(schedule, costs)[1] for schedule in found)
-    found += DynamicProgram(costs, least).frontier()
-    best: list[Schedule] = []
-    for schedule in sorted(found, key=lambda each: schedule_cost(each, costs)[::-1]):
-        if not best or schedule_cost(schedule, costs)[0] < schedule_cost(best[-1], costs)[0] * (1 - 1e-9):
-            best.append(schedule)
-    return best
-
-
 def subsample(schedules: Sequence[Schedule], costs: Sequence[UnitCost], between: int) -> list[Schedule]:
     """The first and the last schedule of a frontier and at most ``between`` others, the fastest first."""
     sizes = [schedule_cost(schedule, costs)[1] for schedule in schedules]
@@ -130,53 +100,3 @@ def subsample(schedules: Sequence[Schedule], costs: Sequence[UnitCost], between:
     limits = [sizes[-1] * (sizes[0] / sizes[-1]) ** (step / steps) for step in range(1, steps)]
     middle = [max(at for at, size in enumerate(sizes) if size <= max(limit, sizes[0])) for limit in limits]
     return [schedules[at] for at in dict.fromkeys((len(schedules) - 1, *middle, 0))]
-
-
-def unit_costs(chain: Chain, stats: Sequence[UnitStats], batch: int) -> list[UnitCost]:
-    """The cost of each unit of a chain on the meta device at a batch size, with its own weights' gradients as applied.
-
-    Raises:
-        ValueError: a unit cannot train on so few images (BatchNorm on 1x1 feature maps).
-    """
-    units = copy.deepcopy(chain).all_units
-    return [
-        _unit_cost(unit, own, batch, first=index == 0)
-        for index, (unit, own) in enumerate(zip(units, stats, strict=True))
-    ]
-
-
-def _unit_cost(unit: Unit, stats: UnitStats, batch: int, *, first: bool) -> UnitCost:
-    module = unit.module.train()
-    use_lean_convolutions(module)
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_free_gradient)
-    inputs = torch.empty((batch, *unit.input_shape), device="meta", requires_grad=not first)
-    counter = LiveBytes()
-    for tensor in (inputs, *module.parameters(), *module.buffers()):
-        counter.add(tensor)
-    before = counter.live
-    with counter:
-        with torch.no_grad():
-            output_bytes = module(inputs).nbytes
-        discarding, counter.peak = counter.peak - before, before
-        saved_bytes, saving, backward = _step(module, inputs, counter, before)
-    seconds = batch * (stats.macs + MACS_PER_BYTE * (stats.saved_bytes + stats.output_bytes)) / TYPICAL_SPEED
-    return UnitCost(seconds, BACKWARD * seconds, output_bytes, saved_bytes, discarding, saving, backward)
-
-
-def _step(module: nn.Module, inputs: Tensor, counter: LiveBytes, before: int) -> tuple[int, int, int]:
-    """Bytes saved by the forward pass, its peak, and the peak of the backward pass; inputs (batch, *input_shape)."""
-    outputs = module(inputs)
-    saved, saving = counter.live - before, counter.peak - before
-    if not outputs.requires_grad:
-        return saved, saving, saved
-    root = (outputs * 1).sum()  # its backward pass makes a full gradient, which autograd frees once it is passed on
-    del outputs
-    counter.peak = counter.live
-    root.backward()
-    return saved, saving, counter.peak - before
-
-
-def _free_gradient(parameter: Tensor) -> None:
-    parameter.grad = None

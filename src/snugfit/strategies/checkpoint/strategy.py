@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import ClassVar
-
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
@@ -19,14 +14,11 @@ from snugfit._core.plan import Cost, Shortfall
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
-from snugfit._training.network import Forward
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
-from snugfit.memory.autocast import autocast_for_recomputation
 from snugfit.profiling import Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import find_candidates, probe_name, schedule_of_probe, schedule_probes
-from snugfit.strategies.checkpoint.schedule import Schedule
 from snugfit.strategies.checkpoint.search import MeasurementFilter, fastest_schedule
 from snugfit.strategies.full_network import (
     MakeTrainer,
@@ -37,6 +29,8 @@ from snugfit.strategies.full_network import (
     network_shortfall,
 )
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes
+from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -98,54 +92,4 @@ class Checkpoint(MicroBatching):
 
 def _trainer_factory(schedule: Schedule) -> MakeTrainer:
     """Factory of trainers by the network's own loss, with recomputation by a schedule."""
-    return by_own_loss(lambda chain: recomputing_forward(chain, schedule))
-
-
-@contextmanager
-def _frozen_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let BatchNorm normalise by its batch without updating its buffers: the first forward pass has updated them.
-
-    The buffers are still passed, with momentum 0, since recomputation must save the same tensors as the first pass.
-    """
-    norms = [m for module in modules for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    settings = [(norm.momentum, norm._buffers["num_batches_tracked"]) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None
-    try:
-        yield
-    finally:
-        for norm, (momentum, tracked) in zip(norms, settings, strict=True):
-            norm.momentum, norm._buffers["num_batches_tracked"] = momentum, tracked
-
-
-def _contexts(modules: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the first forward pass and of the recomputation."""
-    return nullcontext(), _recomputing(modules, autocast_for_recomputation())
-
-
-@contextmanager
-def _recomputing(modules: Sequence[nn.Module], precision: AbstractContextManager[object]) -> Iterator[None]:
-    with precision, _frozen_statistics(modules):
-        yield
-
-
-def recomputing_forward(chain: Chain, schedule: Schedule) -> Forward:
-    """The forward pass over a chain, from images (batch, *input_shape), with recomputation by a schedule of its units.
-
-    A stretch that is recomputed is a checkpoint of torch's; stretches within it are nested checkpoints. Tensors that
-    the backward pass has used are freed at once, as are gradients that it has passed on.
-    """
-    modules = [unit.module for unit in chain.all_units]
-    if not schedule.recomputes:
-        return chain.forward
-
-    def run(stretch: Schedule, images: Tensor) -> Tensor:
-        for part in stretch.parts:
-            if isinstance(part, Schedule):
-                inside = partial(_contexts, [modules[unit] for unit in part.units])
-                images = checkpoint(run, part, images, use_reentrant=False, context_fn=inside)
-            else:
-                images = modules[part](images)
-        return images
-
-    return partial(run, schedule)
+    return by_own_loss(lambda chain: recomputing_forward([unit.module for unit in chain.all_units], schedule))

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from snugfit.strategies.checkpoint.schedule import Schedule
+from snugfit.strategies.recomputation.schedule import Schedule
 
 SLOTS = 400
 """Number of slots of a memory limit. A schedule that keeps 20 feature maps is overestimated by 2 % on average."""
@@ -170,6 +170,24 @@ class DynamicProgram:
             return []
         faster = [finite[0], *(m for m in finite[1:] if self.seconds[m] < self.seconds[m - 1] * (1 - 1e-9))]
         return [self.schedule(int(m)) for m in faster]
+
+
+def frontier(costs: Sequence[UnitCost]) -> list[Schedule]:
+    """The Pareto-optimal schedules in time and memory, by memory; the last is plain backpropagation.
+
+    The dynamic program runs a second time with a lower limit, whose smaller slots resolve the schedules with the least
+    memory.
+    """
+    plain = Schedule.keeping(len(costs))
+    _, most = schedule_cost(plain, costs)
+    found = [plain, *DynamicProgram(costs, int(most * (1 + len(costs) / SLOTS)) + 1).frontier()]
+    least = min(schedule_cost(schedule, costs)[1] for schedule in found)
+    found += DynamicProgram(costs, least).frontier()
+    best: list[Schedule] = []
+    for schedule in sorted(found, key=lambda each: schedule_cost(each, costs)[::-1]):
+        if not best or schedule_cost(schedule, costs)[0] < schedule_cost(best[-1], costs)[0] * (1 - 1e-9):
+            best.append(schedule)
+    return best
 
 
 def _shifted(values: Any, by: int) -> Any:
