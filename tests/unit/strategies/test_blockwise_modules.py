@@ -1,17 +1,30 @@
 """Partitions into gradient-isolated modules, against brute force."""
 
+import copy
 import random
 from itertools import combinations, pairwise
 
 import pytest
+import torch
 
+from snugfit._chain import Chain
+from snugfit._core.profile import ProbeLine
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._models import build
+from snugfit._training.network import NetworkTrainer
+from snugfit.local.assignment import Layout
 from snugfit.strategies.blockwise.modules import (
     ModuleCosts,
+    Partition,
+    PartitionFilter,
     all_partitions,
     balanced_sizes,
+    even_modules,
+    fastest_divisions,
     module_counts,
     partitions_of,
 )
+from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit, Recomputation, initialise_loss
 from snugfit.strategies.recomputation.dynamic_program import UnitCost, schedule_cost
 from snugfit.strategies.recomputation.schedule import Schedule
 
@@ -77,3 +90,123 @@ def test_the_partitions_go_from_one_module_to_one_per_unit():
     counts = [len(each.sizes) for each in found]
     assert counts == sorted(counts) and set(counts) == {1, 2, 3, 4, 6, 7}
     assert found[-1].schedules == ("",) * 7 and counts.count(7) == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_divisions_into_measured_modules_are_the_fastest_of_all(seed):
+    draw = random.Random(seed)
+    units = draw.randint(1, 6)
+    every = [(first, last, "") for first in range(units) for last in range(first, units)]
+    seconds = {module: draw.randint(1, 9) for module in every if draw.random() < 0.6}
+    found = {len(division): sum(map(seconds.get, division)) for division in fastest_divisions(units, seconds)}
+    expected = {}
+    for count in range(1, units + 1):
+        for sizes in divisions(units, count):
+            ends = [sum(sizes[: index + 1]) for index in range(count)]
+            division = [(end - size, end - 1, "") for end, size in zip(ends, sizes, strict=True)]
+            if all(module in seconds for module in division):
+                expected[count] = min(expected.get(count, 999), sum(map(seconds.get, division)))
+    assert found == expected
+
+
+def test_modules_of_one_size_cover_the_network():
+    assert even_modules(5, 2) == ((0, 1, ""), (2, 3, ""), (4, 4, ""))
+    assert even_modules(3, 9) == ((0, 2, ""),)
+
+
+def line(name, sample_bytes):
+    return ProbeLine(name, 0.0, float(sample_bytes), 0.0, 0.0, 1.0)
+
+
+def test_modules_are_measured_from_the_fewest_on_until_a_division_fits():
+    partitions = [
+        Partition((2,), ("",), (300_000_000,)),
+        Partition((1, 1), ("", ""), (90_000_000, 90_000_000)),
+        Partition((1, 1), ("", "0"), (90_000_000, 50_000_000)),
+    ]
+    judge = PartitionFilter(partitions, [["all"], ["a", "b"], ["a", "b 0"]], batch=10)
+
+    def wanted(tried, available):
+        return [name for name in ("all", "a", "b", "b 0") if judge.is_worth_measuring(name, tried, available)]
+
+    assert wanted({}, float("inf")) == ["all"]
+    assert wanted({}, 150e6) == ["a", "b"]  # one module would need 300 MB
+    fits, too_much = line("a", 9_000_000), line("b", 15_000_000)
+    assert wanted({"a": fits}, 150e6) == ["b"]
+    assert wanted({"a": fits, "b": fits}, 150e6) == []
+    for failed in (None, too_much):
+        assert wanted({"a": fits, "b": failed}, 150e6) == ["b 0"]
+    assert wanted({"a": None}, 150e6) == ["b 0"]  # the last partition is measured in any case
+
+
+def trained(schedule, chain, dtype=torch.float64):
+    """Weights after two steps of one module of all units, from the same start and on the same images."""
+    clone = copy.deepcopy(chain)
+    layout = Layout.of(clone, "aan", 10, [len(clone.units)])
+    recomputation = None
+    if schedule:
+        recomputation = Recomputation([unit.module for unit in clone.units], Schedule.parse(schedule))
+    local = LocalUnit(layout.modules[0].module, layout.make_loss(0), WORKLOAD, recomputation)
+    for images, labels in batches(dtype):
+        local.step(images, labels)
+    return clone.to_module().state_dict()
+
+
+WORKLOAD = Workload("m", "d", (3, 16, 16), 10, 8, 1, 1, optimizer=OptimizerSettings("sgd", 0.1))
+
+
+def batches(dtype):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        images = torch.randn(8, 3, 16, 16, generator=generator, dtype=dtype)
+        yield images, torch.randint(0, 10, (8,), generator=generator)
+
+
+def initial_chain(name):
+    torch.manual_seed(0)
+    return Chain.from_module(build(name, 10, 16).double(), (3, 16, 16))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "smallconv"])
+def test_one_module_is_backpropagation(name):
+    chain = initial_chain(name)
+    module = copy.deepcopy(chain).to_module()
+    trainer = NetworkTrainer(module, module, WORKLOAD)
+    for images, labels in batches(torch.float64):
+        trainer.step(images, labels)
+    found = trained("", chain)
+    for key, value in module.state_dict().items():
+        torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-12)
+
+
+def test_a_module_that_runs_units_again_computes_the_same():
+    chain = initial_chain("resnet18")
+    plain, recomputed = trained("", chain), trained("((0-2) 3) (4-6) 7-8", chain)
+    for key, value in plain.items():
+        torch.testing.assert_close(recomputed[key], value, rtol=1e-10, atol=1e-12)
+
+
+def test_no_gradient_crosses_from_a_module_to_the_one_before_it():
+    """Two modules of two units: the first module's weights do not depend on the second one's."""
+    chain = initial_chain("smallconv")
+    sizes = [2, len(chain.units) - 2]
+    results = []
+    for scale in (1.0, 3.0):
+        clone = copy.deepcopy(chain)
+        with torch.no_grad():
+            for parameter in clone.head.module.parameters():
+                parameter.mul_(scale)
+        layout = Layout.of(clone, "linear", 10, sizes)
+        losses = []
+        for index in range(2):
+            loss = layout.make_loss(index)
+            if index == 0:
+                initialise_loss(loss.double(), 1)
+                loss.double()
+            losses.append(loss)
+        trainer = BlockTrainer([LocalUnit(layout.modules[i].module, losses[i], WORKLOAD) for i in range(2)])
+        for images, labels in batches(torch.float64):
+            trainer.step(images, labels)
+        results.append([unit.module.state_dict() for unit in clone.units])
+    same = [all(torch.equal(one[key], other[key]) for key in one) for one, other in zip(*results, strict=True)]
+    assert same[:2] == [True, True] and not any(same[2:])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from snugfit._core import known
 from snugfit._core.option_groups import BaseRequest
-from snugfit._core.options import CacheDtype, Checked, Count, Share
+from snugfit._core.options import CacheDtype, Checked, Count, Share, Text
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig
+
+
+def _module_units(text: str) -> bool:
+    return text == "auto" or (text.isdecimal() and int(text) >= 1)
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class BlockwiseOptions(Checked):
     Attributes:
         local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options if needed,
             like ``lls:basis=cosine,mode=paper``; aan by default, or lls-mxm if nothing fits with aan.
+        module_units: units that train together by backpropagation, as a gradient-isolated module with one local loss;
+            ``auto`` makes the modules as few and as large as the budget allows.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
         block_units: most units in a block; 2 with the saturation stop, any number without.
         adaptive_batch: give every block its own batch size (off: the smallest one everywhere).
@@ -32,6 +38,7 @@ class BlockwiseOptions(Checked):
     """
 
     local_loss: str | None = None
+    module_units: Annotated[str, Text("auto or a whole number of at least 1", _module_units)] = "1"
     rho: Share = 0.4
     block_units: Count | None = None
     adaptive_batch: bool = True
@@ -48,7 +55,8 @@ class BlockwiseSettings(BlockwiseOptions):
     """Settings of ``blockwise``: the options, and what ``propose`` sets.
 
     Attributes:
-        blocks: (first unit, last unit, batch size) of each block.
+        modules: first unit, last unit and recomputation schedule (empty without recomputation) of each module.
+        blocks: (first module, last module, batch size) of each block.
         test_batch: batch size of the test of the exit model.
     """
 
@@ -56,6 +64,7 @@ class BlockwiseSettings(BlockwiseOptions):
     exact: ClassVar[bool] = False
 
     local_loss: str = "aan"
+    modules: tuple[tuple[int, int, str], ...] = ()
     blocks: tuple[tuple[int, int, int], ...] = ()
     test_batch: int = 1
 

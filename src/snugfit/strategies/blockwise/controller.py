@@ -32,9 +32,16 @@ from snugfit.local.assignment import HeadLoss, Layout
 from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
 from snugfit.strategies.blockwise.config import BlockwiseSettings
 from snugfit.strategies.blockwise.partition import Block, choose_exit, saturated
-from snugfit.strategies.blockwise.probes import unit_probe_name
-from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit, initialise_loss, loss_without_head
+from snugfit.strategies.blockwise.probes import module_probe_name
+from snugfit.strategies.blockwise.worker import (
+    BlockTrainer,
+    LocalUnit,
+    Recomputation,
+    initialise_loss,
+    loss_without_head,
+)
 from snugfit.strategies.memory_estimates import random_batch, stored_batches
+from snugfit.strategies.recomputation.schedule import Schedule
 
 
 class BlockCaches:
@@ -130,7 +137,7 @@ class Controller:
     def _dry_run(self, index: int) -> tuple[Block, Phase]:
         """The block and its phase at the batch size that fits in a dry run."""
         run, block, phase = self.run, self.blocks[index], self.run.predicted.phases[index]
-        shape = self.layout.chain.units[block.first].input_shape
+        shape = self.layout.modules[block.first].input_shape
         phase = dry_run_phase(
             phase,
             smaller_batch_sizes(block.batch_size, self._smallest_batch(block)),
@@ -144,8 +151,10 @@ class Controller:
 
     def _smallest_batch(self, block: Block) -> int:
         """Smallest batch that every unit of a block can train on."""
-        lines = self.run.profile.lines
-        names = [unit_probe_name(self.layout.chain.units[index].name) for index in block.units]
+        lines, names = self.run.profile.lines, list[str]()
+        for index in block.units:
+            units = [self.layout.chain.units[number].name for number in self.layout.units(index)]
+            names.append(module_probe_name(units, self.strategy.modules[index][2]))
         return max((lines[name].smallest_batch for name in names if name in lines), default=1)
 
     @staticmethod
@@ -166,30 +175,37 @@ class Controller:
     def _load_units(self, block: Block, *, with_trunk: bool = False) -> BlockTrainer:
         """Load a block from disk, optionally with the units before it, and initialise its local losses."""
         if with_trunk and block.first > 0:
-            self._load_trunk(block.first)
+            self._load_trunk(self.layout.units(block.first)[0])
         if self.strategy.residency == "all" and not self.residents:
             self.residents = {index: self._load_unit(index) for index in range(len(self.layout))}
         return BlockTrainer([self.residents.get(index) or self._load_unit(index) for index in block.units])
 
     def _load_unit(self, index: int) -> LocalUnit:
-        run, unit = self.run, self.layout.chain.units[index]
-        load_into(unit, run.weights.load(index))
-        loss = self.layout.make_loss(index)
+        run, chain, numbers = self.run, self.layout.chain, self.layout.units(index)
+        for number in numbers:
+            load_into(chain.units[number], run.weights.load(number))
+        module, loss = self.layout.modules[index].module, self.layout.make_loss(index)
         if isinstance(loss, HeadLoss):
-            load_into(self.layout.chain.head, run.weights.load(len(self.layout)))
+            load_into(chain.head, run.weights.load(len(chain.units)))
         if (own := loss_without_head(loss)) is not None:
-            initialise_loss(own, derive_seed(run.workload.seed, "exit", index))
-        for module in (unit.module, loss):
-            to_channels_last(module, run.device)
-        return LocalUnit(unit.module, loss, run.workload)
+            initialise_loss(own, derive_seed(run.workload.seed, "exit", numbers[-1]))
+        for each in (module, loss):
+            to_channels_last(each, run.device)
+        schedule, recomputation = self.strategy.modules[index][2], None
+        if schedule:
+            recomputation = Recomputation([chain.units[n].module for n in numbers], Schedule.parse(schedule))
+        return LocalUnit(module, loss, run.workload, recomputation)
 
     def _store_units(self, block: Block, trainer: BlockTrainer) -> None:
+        chain = self.layout.chain
         for index, local in zip(block.units, trainer.units, strict=True):
-            self.run.weights.save(index, local.unit.state_dict())
+            numbers = self.layout.units(index)
+            for number in numbers:
+                self.run.weights.save(number, chain.units[number].module.state_dict())
             if isinstance(local.loss, HeadLoss):
-                self.run.weights.save(len(self.layout), local.loss.head.state_dict())
+                self.run.weights.save(len(chain.units), local.loss.head.state_dict())
             if (own := loss_without_head(local.loss)) is not None:
-                self.run.exits.save(index, own.state_dict())
+                self.run.exits.save(numbers[-1], own.state_dict())
 
     def _release_all(self) -> None:
         self.residents.clear()
@@ -205,7 +221,7 @@ class Controller:
         if index == 0:
             return data.train, data.val
         if self.strategy.cache == "never":
-            trunk, device = self._load_trunk(self.blocks[index].first), self.run.device
+            trunk, device = self._load_trunk(self.layout.units(self.blocks[index].first)[0]), self.run.device
             train, val = (RecomputedBatches(each, trunk, RECOMPUTED_CHUNK, device) for each in (data.train, data.val))
             return train, val
         sources = []
@@ -236,14 +252,15 @@ class Controller:
         self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource, val: BatchSource
     ) -> int:
         """Measure the exits of the block, then cache its outputs for the next block; return the bytes written."""
-        run, shape = self.run, tuple(self.layout.chain.units[block.last].output_shape)
+        run, shape = self.run, tuple(self.layout.modules[block.last].output_shape)
         last = index == len(self.blocks) - 1 or self.strategy.cache == "never"
         with ExitStack() as opened:
             started = time.perf_counter()
             writer = None if last else opened.enter_context(self.caches.writer(index, "val", len(val), shape))
             self._measure_exits(block, trainer, val, writer)
             run.add_overhead("exit_selection", time.perf_counter() - started)
-            if self.strategy.saturation_stop and saturated(run.position.exits, list(block.units), len(self.data.val)):
+            ends = [self.layout.units(number)[-1] for number in block.units]
+            if self.strategy.saturation_stop and saturated(run.position.exits, ends, len(self.data.val)):
                 run.position.notes["saturated"] = True
                 run.emit(
                     Notice(f"block {index + 1} no longer improves validation accuracy; deeper blocks are not trained")
@@ -277,10 +294,11 @@ class Controller:
             self.run.tick()
         phase = self.run.predicted.phases[self.run.position.phase].name
         for index, right in zip(block.units, correct, strict=True):
-            unit, accuracy = self.layout.chain.units[index].name, right / max(len(val), 1)
-            record = ExitRecord(unit, index, accuracy, self.layout.exit_parameters(index))
+            last, accuracy = self.layout.units(index)[-1], right / max(len(val), 1)
+            unit = self.layout.chain.units[last].name
+            record = ExitRecord(unit, last, accuracy, self.layout.exit_parameters(index))
             self.run.position.exits.append(record)
-            self.run.emit(ExitMeasured(phase, unit, index, accuracy, record.parameters))
+            self.run.emit(ExitMeasured(phase, unit, last, accuracy, record.parameters))
 
     @torch.no_grad()
     def _write_train_cache(
@@ -311,25 +329,26 @@ class Controller:
         run.end_phase(phase, 0, 0)
         self.caches.keep_only(None)
         parameters = {"full": layout.chain.parameters, "trained_model": chosen.parameters}
-        taken = {"unit": chosen.unit, "index": chosen.index, "of": len(layout)}
+        taken = {"unit": chosen.unit, "index": chosen.index, "of": len(layout.chain.units)}
         settings = asdict(self.strategy)
         return make_record(run, self.data, Outcome(self.strategy.name, settings, evaluation, parameters, taken))
 
     def _load_exit(self, index: int) -> nn.Module:
-        """Load the exit model; on the CPU its weights are memory-mapped files, which the budget does not count."""
+        """Load the exit model of a unit; on the CPU its weights are mapped files, which the budget does not count."""
         run, chain = self.run, self.layout.chain
+        layout = Layout.of(chain, self.layout.local_loss, self.layout.network.classes)
         self._release_all()
         for position, unit in enumerate(chain.units[: index + 1]):
             load_into(unit, self._stored_state(run.weights, position, unit.module))
         loss: LocalLoss | None = None
-        if self.layout.is_last(index):
+        if layout.is_last(index):
             load_into(chain.head, self._stored_state(run.weights, len(chain.units), chain.head.module))
         else:
-            loss = self.layout.make_loss(index)
+            loss = layout.make_loss(index)
             loss.load_state_dict(self._stored_state(run.exits, index, loss), assign=True)
         first: nn.Module = chain.units[0].module
         to_channels_last(first)  # later feature maps follow the layout of the first
-        return self.layout.exit_model(index, loss).to(run.device)
+        return layout.exit_model(index, loss).to(run.device)
 
     def _stored_state(self, store: UnitStore, index: int, module: nn.Module) -> dict[str, Tensor]:
         """Weights, of any shapes, for forward passes; buffers, which a module may write, are in private memory."""

@@ -6,13 +6,18 @@ section 3.1). Fewer modules come closer to backpropagation and need more memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
+from snugfit._core.profile import ProbeLine
+from snugfit.strategies.memory_estimates import available_headroom
 from snugfit.strategies.recomputation.dynamic_program import UnitCost, frontier, schedule_cost
 from snugfit.strategies.recomputation.schedule import Schedule
+
+Module = tuple[int, int, str]
+"""First unit, last unit and schedule of a module; the schedule is empty if nothing is recomputed."""
 
 WORTHWHILE = 0.9
 """A schedule with recomputation is considered if it needs at most this share of the memory of the one before it."""
@@ -72,6 +77,11 @@ class Partition:
         """The first and the last unit of each module."""
         ends = [0, *accumulate(self.sizes)]
         return [(start, end - 1) for start, end in pairwise(ends)]
+
+    @property
+    def modules(self) -> list[Module]:
+        """First and last unit, and schedule, of each module."""
+        return [(*span, schedule) for span, schedule in zip(self.spans, self.schedules, strict=True)]
 
 
 def balanced_sizes(costs: ModuleCosts, modules: int) -> tuple[int, ...]:
@@ -137,3 +147,62 @@ def all_partitions(costs: ModuleCosts) -> list[Partition]:
     counts = module_counts(len(costs))
     found = [each for count in counts[:-1] for each in partitions_of(costs, count)]
     return [*found, partitions_of(costs, counts[-1])[0]]
+
+
+def even_modules(units: int, size: int) -> tuple[Module, ...]:
+    """Modules of ``size`` units each, the last one of the rest."""
+    return tuple((first, min(first + size, units) - 1, "") for first in range(0, units, size))
+
+
+def fastest_divisions(units: int, seconds: Mapping[Module, float]) -> list[tuple[Module, ...]]:
+    """The fastest division of the units into 1, 2, 3, ... of the given modules, for every number that has one.
+
+    A dynamic program over cuts: T[k, t] = min over modules from s to t of T[k - 1, s - 1] + seconds of the module.
+
+    Args:
+        units: number of units.
+        seconds: time that each module takes for a sample.
+    """
+    best: dict[int, dict[int, tuple[float, tuple[Module, ...]]]] = {0: {-1: (0.0, ())}}
+    for count in range(1, units + 1):
+        best[count] = {}
+        for span, time in sorted(seconds.items()):
+            before = best[count - 1].get(span[0] - 1)
+            if before is None:
+                continue
+            option = (before[0] + time, (*before[1], span))
+            best[count][span[1]] = min(best[count].get(span[1], option), option)
+    return [best[count][units - 1][1] for count in range(1, units + 1) if units - 1 in best[count]]
+
+
+@dataclass(frozen=True)
+class PartitionFilter:
+    """Decides which modules are worth measuring: those of the partition with the fewest modules that may fit.
+
+    Attributes:
+        partitions: fewest modules first.
+        names: names of the probes of each partition's modules.
+        batch: the batch that every module should reach.
+    """
+
+    partitions: Sequence[Partition]
+    names: Sequence[Sequence[str]]
+    batch: int
+
+    def is_worth_measuring(self, name: str, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
+        """Whether a module may be part of the division; see :class:`snugfit.profiling.Probe`."""
+        if name in tried:
+            return False
+        headroom = available_headroom(available)
+        for partition, names in zip(self.partitions, self.names, strict=True):
+            is_last = partition is self.partitions[-1]
+            lines = [tried[each] for each in names if each in tried]
+            if not is_last and (max(partition.step_bytes) > headroom or not all(map(self._reaches(headroom), lines))):
+                continue
+            if len(lines) < len(names) or is_last:
+                return name in names
+            return False
+        return False
+
+    def _reaches(self, headroom: float) -> Callable[[ProbeLine | None], bool]:
+        return lambda line: line is not None and line.bytes_at(self.batch) <= headroom

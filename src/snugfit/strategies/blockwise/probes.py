@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
 
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.options import CacheDtype
+from snugfit._core.profile import UnitStats
 from snugfit._core.registry import strategy_class
 from snugfit._core.workload import Workload
+from snugfit.local import LocalLoss, LocalOutput
 from snugfit.local.assignment import Layout
 from snugfit.local.signal import BACKPROP, learning_signal
 from snugfit.profiling import Probe, describe
-from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit
+from snugfit.strategies.blockwise.modules import ModuleCosts
+from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit, Recomputation
 from snugfit.strategies.memory_estimates import (
     partial_gradient_bytes,
     place_synthetic_weights,
@@ -22,33 +29,55 @@ from snugfit.strategies.memory_estimates import (
     step_floor,
     stored_batches,
 )
+from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.unit_costs import module_cost, unit_costs
+
+PROBE_PREFIX = "unit:"
 
 
-def unit_probe_name(unit_name: str) -> str:
-    """Key of the line of a unit with its local loss."""
-    return f"unit:{unit_name}"
+def module_probe_name(units: Sequence[str], schedule: str = "") -> str:
+    """Key of the line of a module with its local loss.
+
+    Args:
+        units: names of its units.
+        schedule: which of them run again, as a ``Schedule`` prints; empty if none does.
+    """
+    ends = units[:1] if len(units) == 1 else (units[0], units[-1])
+    return f"{PROBE_PREFIX}{'..'.join(ends)}" + (f" {schedule}" if schedule else "")
 
 
 def unit_probes(layout: Layout, workload: Workload, hardware: Hardware, dtype: CacheDtype) -> list[Probe]:
-    """One probe per unit; ``dtype`` is the type of stored activations."""
-    return [_unit_probe(layout, index, workload, hardware.device, dtype) for index in range(len(layout))]
+    """One probe per module without recomputation; ``dtype`` is the type of stored activations."""
+    return [module_probe(layout, index, "", workload, hardware, dtype) for index in range(len(layout))]
 
 
-def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dtype: CacheDtype) -> Probe:
-    unit = layout.chain.units[index]
+def module_probe(
+    layout: Layout, index: int, schedule: str, workload: Workload, hardware: Hardware, dtype: CacheDtype
+) -> Probe:
+    """The probe of a module's training step with its local loss.
+
+    Args:
+        layout: the modules.
+        index: of the module.
+        schedule: which of its units run again; empty if none does.
+        workload, hardware: what is trained, and on which device.
+        dtype: type of stored activations.
+    """
+    module, units = layout.modules[index], [layout.chain.units[number] for number in layout.units(index)]
 
     def make(where: str) -> BlockTrainer:
-        module, loss = copy.deepcopy(unit.module), copy.deepcopy(layout.make_loss(index))
-        place_synthetic_weights(module, where)
+        merged, parts, loss = copy.deepcopy((module.module, [unit.module for unit in units], layout.make_loss(index)))
+        place_synthetic_weights(merged, where)
         place_synthetic_weights(loss, where)
-        return BlockTrainer([LocalUnit(module, loss, workload)])
+        recomputation = Recomputation(parts, Schedule.parse(schedule)) if schedule else None
+        return BlockTrainer([LocalUnit(merged, loss, workload, recomputation)])
 
     def build() -> Callable[[int], object]:
-        trainer = make(device)
+        trainer = make(hardware.device)
 
         def step(batch: int) -> None:
-            stored = stored_batches(unit.input_shape, batch, dtype)
-            inputs, labels = random_batch(unit.input_shape, workload.classes, batch, device)
+            stored = stored_batches(module.input_shape, batch, dtype)
+            inputs, labels = random_batch(module.input_shape, workload.classes, batch, hardware.device)
             trainer.step(inputs, labels)
             del stored
 
@@ -57,21 +86,61 @@ def _unit_probe(layout: Layout, index: int, workload: Workload, device: str, dty
     def floor(batch: int) -> int:
         trainer = make("meta")
         require_images(batch, limit, *trainer.modules)
-        return step_floor(trainer, lambda: random_batch(unit.input_shape, workload.classes, batch, "meta"))
+        return step_floor(trainer, lambda: random_batch(module.input_shape, workload.classes, batch, "meta"))
 
     limit = min(workload.batch_limit, workload.train_count)
-    name, kept = unit_probe_name(unit.name), kept_bytes(layout, index, workload)
-    same = f"{unit.input_shape} {describe(unit.module)}\n{describe(layout.make_loss(index))}"
-    partial = partial_gradient_bytes(workload, device, unit.module, layout.make_loss(index))
-    return Probe(name, build, floor, limit, kept_bytes=kept, same=same, partial_bytes=partial)
+    name, loss = module_probe_name([unit.name for unit in units], schedule), layout.make_loss(index)
+    same = f"{module.input_shape} {describe(module.module)}\n{describe(loss)}" + (f"\n{schedule}" if schedule else "")
+    partial = partial_gradient_bytes(workload, hardware.device, module.module, loss)
+    return Probe(
+        name, build, floor, limit, kept_bytes=kept_bytes(layout, index, workload), same=same, partial_bytes=partial
+    )
 
 
 def kept_bytes(layout: Layout, index: int, workload: Workload) -> int:
-    """Bytes of a unit between two of its steps: weights, buffers, local loss, optimizer state."""
-    unit, loss = layout.chain.units[index].module, layout.make_loss(index)
-    copies = 1 + workload.optimizer.state_per_parameter
-    weights = sum(parameter.nbytes for module in (unit, loss) for parameter in module.parameters())
-    return weights * copies + sum(buffer.nbytes for module in (unit, loss) for buffer in module.buffers())
+    """Bytes of a module between two of its steps: weights, buffers, local loss, optimizer state."""
+    return sum(_kept_bytes(module, workload) for module in (layout.modules[index].module, layout.make_loss(index)))
+
+
+def _kept_bytes(module: nn.Module, workload: Workload) -> int:
+    weights = sum(parameter.nbytes for parameter in module.parameters())
+    return weights * (1 + workload.optimizer.state_per_parameter) + sum(buffer.nbytes for buffer in module.buffers())
+
+
+def module_costs(layout: Layout, stats: Sequence[UnitStats], workload: Workload, batch: int) -> ModuleCosts:
+    """What units and local losses need in a step at a batch size, from passes on the meta device.
+
+    Args:
+        layout: one module per unit.
+        stats: of the chain's units.
+        workload: classes and optimizer.
+        batch: images at once.
+    """
+    losses = [layout.make_loss(index) for index in range(len(layout))]
+    shapes = [(batch, *unit.output_shape) for unit in layout.chain.units]
+    labels = torch.zeros(batch, dtype=torch.int64, device="meta")
+    return ModuleCosts(
+        unit_costs(layout.chain, stats, batch)[: len(layout)],
+        [
+            module_cost(_LossOnly(copy.deepcopy(each), labels), shape, 0.0)
+            for each, shape in zip(losses, shapes, strict=True)
+        ],
+        [_kept_bytes(unit.module, workload) for unit in layout.chain.units],
+        [_kept_bytes(loss, workload) for loss in losses],
+        [4 * math.prod((batch, *unit.input_shape)) for unit in layout.chain.units],
+    )
+
+
+class _LossOnly(nn.Module):
+    """A local loss as a function of features (B, ...) alone, with a value of shape (1,)."""
+
+    def __init__(self, loss: LocalLoss, labels: Tensor) -> None:
+        super().__init__()
+        self.loss, self.labels = loss, labels
+
+    def forward(self, features: Tensor) -> Tensor:
+        output: LocalOutput = self.loss(features, self.labels)
+        return output.loss.reshape(1)
 
 
 def signal_table(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,7 +25,7 @@ from snugfit._training.strategy import TrainingData
 from snugfit._training.task import needs_classes
 from snugfit.local import check_local_loss
 from snugfit.local.assignment import Layout
-from snugfit.profiling import Probe
+from snugfit.profiling import Probe, unit_stats
 from snugfit.strategies.blockwise.blocks import (
     EVALUATION_SHARE,
     Residency,
@@ -34,8 +35,16 @@ from snugfit.strategies.blockwise.blocks import (
 )
 from snugfit.strategies.blockwise.config import BlockwiseSettings
 from snugfit.strategies.blockwise.controller import Controller
+from snugfit.strategies.blockwise.modules import (
+    Module,
+    Partition,
+    PartitionFilter,
+    all_partitions,
+    even_modules,
+    fastest_divisions,
+)
 from snugfit.strategies.blockwise.partition import Block
-from snugfit.strategies.blockwise.probes import unit_probe_name, unit_probes
+from snugfit.strategies.blockwise.probes import PROBE_PREFIX, module_costs, module_probe, module_probe_name, unit_probes
 from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
 
 TRAINED_BLOCKS_BYTES = 2_000_000
@@ -44,6 +53,9 @@ TRAINED_BLOCKS_BYTES = 2_000_000
 LEAN_LOSS = "lls-mxm"
 """The local loss without an auxiliary network: MobileNetV2 on CIFAR-10 trains at batches of 98 and more. The
 convolutions of ``aan`` also keep feature maps."""
+
+MODULE_BATCH = 16
+"""Batch size that makes larger modules worth their memory; smaller ones estimate BatchNorm's statistics badly."""
 
 UNITS_BEFORE_STOP = 2
 """Units in a block if training may stop early between blocks; with fewer units it stops earlier."""
@@ -84,38 +96,75 @@ class Blockwise(BlockwiseSettings):
         return [f"unit {strange.name} gives {shape} values per image, but local losses require feature maps or vectors"]
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
-        """Probes of every unit with its local loss."""
-        layout = Layout.of(chain, self.local_loss, workload.classes)
-        return unit_probes(layout, workload, hardware, self.cache_dtype)
+        """Probes of modules with their local losses.
+
+        With ``module_units="auto"`` they are lazy: first one module with all units, then two, and so on until one
+        division fits; see :class:`PartitionFilter`.
+        """
+        if self.module_units != "auto":
+            layout = self._layout(chain, workload, even_modules(len(chain.units), int(self.module_units)))
+            return unit_probes(layout, workload, hardware, self.cache_dtype)
+        batch = _wanted_batch(workload)
+        by_unit = Layout.of(chain, self.local_loss, workload.classes)
+        partitions = all_partitions(module_costs(by_unit, unit_stats(chain), workload, batch))
+        probes = [self._probes_of(partition, chain, workload, hardware) for partition in partitions]
+        judge = PartitionFilter(partitions, [[probe.name for probe in each] for each in probes], batch)
+        different = {probe.name: probe for each in probes for probe in each}
+        return [replace(each, needed=partial(judge.is_worth_measuring, name)) for name, each in different.items()]
+
+    def _probes_of(self, partition: Partition, chain: Chain, workload: Workload, hardware: Hardware) -> list[Probe]:
+        layout = self._layout(chain, workload, partition.modules)
+        return [
+            module_probe(layout, index, schedule, workload, hardware, self.cache_dtype)
+            for index, schedule in enumerate(partition.schedules)
+        ]
+
+    def _layout(self, chain: Chain, workload: Workload, modules: Sequence[Module]) -> Layout:
+        sizes = [last - first + 1 for first, last, _ in modules]
+        return Layout.of(chain, self.local_loss, workload.classes, sizes)
 
     def _needs(self, workload: Workload, profile: Profile) -> tuple[UnitNeeds, ...]:
-        """Memory needs of each unit; infinite for a unit that does not fit at one sample."""
-        shape, needs = tuple(workload.input_shape), []
+        """Memory needs of each module; infinite for one that does not fit at one sample."""
+        return tuple(self._need(workload, profile, module) for module in self.modules)
+
+    def _need(self, workload: Workload, profile: Profile, module: Module) -> UnitNeeds:
+        first, last, _ = module
         known = [line.shape_bytes for line in profile.lines.values() if len(line.points) > 1]
         unknown = median(known) if known else 0.0
-        for stats in profile.units[:-1]:
-            probe = unit_probe_name(stats.name)
-            line, outputs = profile.lines.get(probe), tuple(stats.output_shape)
-            new = 0.0 if line is None else line.shape_bytes if len(line.points) > 1 else unknown
-            needs.append(
-                UnitNeeds(
-                    name=stats.name,
-                    kept_bytes=profile.kept[probe],
-                    fixed_bytes=line.fixed_bytes + line.residual_bytes + new if line else math.inf,
-                    sample_bytes=line.sample_bytes if line else math.inf,
-                    input_elements=math.prod(shape),
-                    input_bytes=RowFormat(shape, self.cache_dtype).row_bytes,
-                    output_bytes=RowFormat(outputs, self.cache_dtype).row_bytes,
-                    smallest_batch=line.smallest_batch if line else 1,
-                    weight_bytes=stats.weight_bytes,
-                    saved_bytes=stats.saved_bytes + stats.output_bytes,
-                    shape_bytes=new,
-                    measured_batch=line.measured_batch if line else 0,
-                    partial_bytes=line.partial_bytes if line else 0,
-                )
-            )
-            shape = outputs
-        return tuple(needs)
+        units, probe = profile.units[first : last + 1], _probe_name(profile, module)
+        line, outputs = profile.lines.get(probe), tuple(units[-1].output_shape)
+        shape = tuple(profile.units[first - 1].output_shape if first else workload.input_shape)
+        new = 0.0 if line is None else line.shape_bytes if len(line.points) > 1 else unknown
+        return UnitNeeds(
+            name=probe.removeprefix(PROBE_PREFIX).partition(" ")[0],
+            kept_bytes=profile.kept[probe],
+            fixed_bytes=line.fixed_bytes + line.residual_bytes + new if line else math.inf,
+            sample_bytes=line.sample_bytes if line else math.inf,
+            input_elements=math.prod(shape),
+            input_bytes=RowFormat(shape, self.cache_dtype).row_bytes,
+            output_bytes=RowFormat(outputs, self.cache_dtype).row_bytes,
+            smallest_batch=line.smallest_batch if line else 1,
+            weight_bytes=sum(stats.weight_bytes for stats in units),
+            saved_bytes=max(stats.saved_bytes + stats.output_bytes for stats in units),
+            shape_bytes=new,
+            measured_batch=line.measured_batch if line else 0,
+            partial_bytes=line.partial_bytes if line else 0,
+        )
+
+    def _divisions(self, workload: Workload, profile: Profile, budget: Budget) -> list[tuple[Module, ...]]:
+        """Divisions into measured modules that fit at the batch size wanted, fewest modules first; the last is any."""
+        count = len(profile.units) - 1
+        if self.module_units != "auto":
+            return [even_modules(count, int(self.module_units))]
+        numbers = {stats.name: number for number, stats in enumerate(profile.units)}
+        measured = {_module_of_probe(name, numbers): line for name, line in profile.lines.items() if _is_module(name)}
+        headroom, batch = step_headroom(budget, profile.base_bytes), _wanted_batch(workload)
+        fitting = {
+            module: line.seconds_at(batch) / batch
+            for module, line in measured.items()
+            if line.bytes_at(batch) <= headroom
+        }
+        return [*fastest_divisions(count, fitting), even_modules(count, 1)]
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Blockwise]:
         """The blocks of Algorithm 1 after residency repair, with a cache; also without one if it does not fit."""
@@ -131,16 +180,26 @@ class Blockwise(BlockwiseSettings):
     def _with_blocks(
         self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
     ) -> Iterator[Blockwise]:
+        """The division with the fewest modules that has blocks within the budget."""
+        for modules in self._divisions(workload, profile, budget):
+            if all(_probe_name(profile, module) in profile.kept for module in modules):
+                found = replace(self, modules=modules)._in_blocks(workload, profile, hardware, budget)
+                if found is not None:
+                    yield found
+                    return
+
+    def _in_blocks(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Blockwise | None:
         limit = min(workload.batch_limit, workload.train_count)
         residency = self._residency(workload, profile, budget)
         most = UNITS_BEFORE_STOP if self.block_units is None and self.saturation_stop else self.block_units
         blocks = make_blocks(residency, limit, self.rho, adaptive_batch=self.adaptive_batch, most_units=most)
-        if blocks:
-            found = tuple((block.first, block.last, block.batch_size) for block in blocks)
-            largest = max(residency.bytes_of(block) for block in blocks)
-            headroom = min(largest, step_headroom(budget, profile.base_bytes + _leftover_bytes(residency)))
-            images = int((headroom - _tested_weights(profile, hardware)) / _tested_sample(profile))
-            yield replace(self, blocks=found, test_batch=min(limit, max(1, images)))  # no more memory than training
+        if not blocks:
+            return None
+        found = tuple((block.first, block.last, block.batch_size) for block in blocks)
+        largest = max(residency.bytes_of(block) for block in blocks)
+        headroom = min(largest, step_headroom(budget, profile.base_bytes + _leftover_bytes(residency)))
+        images = int((headroom - _tested_weights(profile, hardware)) / _tested_sample(profile))
+        return replace(self, blocks=found, test_batch=min(limit, max(1, images)))  # no more memory than training
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
         headroom = step_headroom(budget, profile.base_bytes)
@@ -150,9 +209,9 @@ class Blockwise(BlockwiseSettings):
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines: one phase per block and one for the final test."""
         blocks = [Block(*block) for block in self.blocks]
-        probes = [unit_probe_name(unit.name) for unit in profile.units]
+        probes = [_probe_name(profile, module) for module in self.modules]
         seconds = [
-            [profile.lines[probes[unit]].seconds_at(block.batch_size) / block.batch_size for unit in block.units]
+            [profile.lines[probes[module]].seconds_at(block.batch_size) / block.batch_size for module in block.units]
             for block in blocks
         ]
         residency = self._residency(workload, profile, Budget())
@@ -164,18 +223,40 @@ class Blockwise(BlockwiseSettings):
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed: the unit that needs most memory, and the smallest budget that suffices."""
-        names = [stats.name for stats in profile.units[:-1]]
-        kept = {name: profile.kept[unit_probe_name(name)] if self.residency == "all" else 0 for name in names}
-        floors = {name: profile.floors[unit_probe_name(name)] + sum(kept.values()) - kept[name] for name in names}
+        size = 1 if self.module_units == "auto" else int(self.module_units)
+        names = [_probe_name(profile, module) for module in even_modules(len(profile.units) - 1, size)]
+        kept = {name: profile.kept[name] if self.residency == "all" else 0 for name in names}
+        floors = {name: profile.floors[name] + sum(kept.values()) - kept[name] for name in names}
         largest = max(floors, key=lambda name: floors[name])
         smallest = max(smallest_budget(profile, floors[largest]), (budget.memory_bytes or 0) + 1_000_000)
-        reason = f"unit {largest} needs {smallest / 1e6:.0f} MB for one sample"
+        reason = f"unit {largest.removeprefix(PROBE_PREFIX)} needs {smallest / 1e6:.0f} MB for one sample"
         tested = smallest_budget(profile, TRAINED_BLOCKS_BYTES + _tested_weights(profile, hardware))
         return Shortfall((reason,), max(smallest, tested))
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train one block after another."""
-        return Controller(self, Layout.of(chain, self.local_loss, run.workload.classes), data, run).fit()
+        return Controller(self, self._layout(chain, run.workload, self.modules), data, run).fit()
+
+
+def _wanted_batch(workload: Workload) -> int:
+    """Batch size that every module must reach before the network is divided into fewer and larger ones."""
+    return min(MODULE_BATCH, workload.batch_limit, workload.train_count)
+
+
+def _probe_name(profile: Profile, module: Module) -> str:
+    first, last, schedule = module
+    return module_probe_name([stats.name for stats in profile.units[first : last + 1]], schedule)
+
+
+def _is_module(probe: str) -> bool:
+    return probe.startswith(PROBE_PREFIX)
+
+
+def _module_of_probe(probe: str, numbers: Mapping[str, int]) -> Module:
+    """The module that a probe was made for, by the numbers of units."""
+    names, _, schedule = probe.removeprefix(PROBE_PREFIX).partition(" ")
+    first, _, last = names.partition("..")
+    return numbers[first], numbers[last or first], schedule
 
 
 def _leftover_bytes(residency: Residency) -> float:
@@ -197,7 +278,7 @@ def _tested_sample(profile: Profile) -> int:
     """Upper bound of the bytes of one image's feature maps while an exit is tested; at most those of training."""
     forward = [max(unit.saved_bytes, 3 * unit.output_bytes) for unit in profile.units]
     steps = []
-    for probe in (unit_probe_name(unit.name) for unit in profile.units[:-1]):
+    for probe in (module_probe_name([unit.name]) for unit in profile.units[:-1]):
         if (line := profile.lines.get(probe)) is not None:
             point = line.points[-1]  # a single point does not show the fixed part of a line
             steps.append(int(min(line.sample_bytes, max(point.peak_bytes - profile.kept[probe], 0) / point.batch)))

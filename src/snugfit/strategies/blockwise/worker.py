@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss, LocalOutput
 from snugfit.local.assignment import DetachedHeadLoss, HeadLoss, parts
 from snugfit.local.unit_pass import training_pass
+from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.schedule import Schedule
 
 
 def loss_without_head(loss: LocalLoss) -> LocalLoss | None:
@@ -40,18 +42,43 @@ def initialise_loss(loss: nn.Module, seed: int) -> None:
                 reset()
 
 
+class Recomputation(NamedTuple):
+    """The modules of consecutive units, and which of them run again in the backward pass."""
+
+    modules: Sequence[nn.Module]
+    schedule: Schedule
+
+
+class RecomputingBody(nn.Module):
+    """Consecutive units up to the features that a local loss reads; some run again in the backward pass."""
+
+    def __init__(self, modules: Sequence[nn.Module], schedule: Schedule, loss: LocalLoss) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([*modules[:-1], parts(modules[-1], loss)[0]])
+        self._run = recomputing_forward(list(self.parts), schedule)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (B, ...) to features (B, ...)."""
+        self.parts.train()
+        return self._run(inputs)
+
+
 class LocalUnit:
     """A unit, from (B, ...) to features (B, ...), its local loss, and their optimizers.
 
-    The backward pass applies and frees every gradient.
+       The backward pass applies and frees every gradient.
+    With a ``recomputation`` some units of a module run again.
     """
 
-    def __init__(self, unit: nn.Module, loss: LocalLoss, workload: Workload) -> None:
+    def __init__(
+        self, unit: nn.Module, loss: LocalLoss, workload: Workload, recomputation: Recomputation | None = None
+    ) -> None:
         self.unit, self.loss = unit, loss
         for module in (unit, loss):
             use_lean_convolutions(module)
         self.body, self.tail = parts(unit, loss)
-        self._training_pass = training_pass(self.body, self.tail, loss)
+        trained = self.body if recomputation is None else RecomputingBody(*recomputation, loss)
+        self._training_pass = training_pass(trained, self.tail, loss)
         named = [(f"unit/{name}", parameter) for name, parameter in unit.named_parameters()]
         named += [(f"loss/{name}", parameter) for name, parameter in loss.named_parameters()]
         self.optimizers = ParameterOptimizers(named, workload.optimizer)
