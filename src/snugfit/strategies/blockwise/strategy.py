@@ -125,7 +125,11 @@ class Blockwise(BlockwiseSettings):
 
     def _needs(self, workload: Workload, profile: Profile) -> tuple[UnitNeeds, ...]:
         """Memory needs of each module; infinite for one that does not fit at one sample."""
-        return tuple(self._need(workload, profile, module) for module in self.modules)
+        return tuple(self._need(workload, profile, module) for module in self._divided(profile))
+
+    def _divided(self, profile: Profile) -> tuple[Module, ...]:
+        """The modules; one per unit until ``propose`` has set them."""
+        return self.modules or even_modules(len(profile.units) - 1, 1)
 
     def _need(self, workload: Workload, profile: Profile, module: Module) -> UnitNeeds:
         first, last, _ = module
@@ -209,7 +213,7 @@ class Blockwise(BlockwiseSettings):
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines: one phase per block and one for the final test."""
         blocks = [Block(*block) for block in self.blocks]
-        probes = [_probe_name(profile, module) for module in self.modules]
+        probes = [_probe_name(profile, module) for module in self._divided(profile)]
         seconds = [
             [profile.lines[probes[module]].seconds_at(block.batch_size) / block.batch_size for module in block.units]
             for block in blocks

@@ -66,8 +66,8 @@ class RecomputingBody(nn.Module):
 class LocalUnit:
     """A unit, from (B, ...) to features (B, ...), its local loss, and their optimizers.
 
-       The backward pass applies and frees every gradient.
-    With a ``recomputation`` some units of a module run again.
+    Several units may form one module. With a ``recomputation`` some of them run again in the backward pass, which applies
+    and frees every gradient.
     """
 
     def __init__(
