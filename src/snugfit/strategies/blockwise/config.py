@@ -21,8 +21,8 @@ class BlockwiseOptions(Checked):
     """How blocks train.
 
     Attributes:
-        local_loss: local loss of ``blockwise``: aan, classic, linear, lls, lls-m or lls-mxm, with options if needed,
-            like ``lls:basis=cosine,mode=paper``; aan by default, or lls-mxm if nothing fits with aan.
+        local_loss: local loss of ``blockwise``: aan, auglocal, classic, linear, lls, lls-m or lls-mxm, with options if
+            needed, like ``auglocal:depth=3``; aan by default, or lls-mxm if nothing fits with aan.
         module_units: units that train together by backpropagation, as a gradient-isolated module with one local loss;
             ``auto`` makes the modules as few and as large as the budget allows.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.

@@ -66,8 +66,8 @@ class RecomputingBody(nn.Module):
 class LocalUnit:
     """A unit, from (B, ...) to features (B, ...), its local loss, and their optimizers.
 
-    Several units may form one module. With a ``recomputation`` some of them run again in the backward pass, which applies
-    and frees every gradient.
+    Several units may form one module. With a ``recomputation`` some of them run again in the backward pass. That pass
+    applies and frees every gradient.
     """
 
     def __init__(
