@@ -1,4 +1,4 @@
-"""ResNet-18 for small images, with a 3x3 stem and no max-pool, and ResNet-50 for ImageNet."""
+"""ResNet-18 and ResNet-20 for small images, with a 3x3 stem and no max-pool, and ResNet-50 for ImageNet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+_RESNET18 = (2, 2, 2, 2)  # basic blocks per stage
+_RESNET20 = (3, 3, 3)
 _RESNET50 = (3, 4, 6, 3)  # bottlenecks per stage (He et al., 2016, arXiv:1512.03385, Table 1)
 _EXPANSION = 4
 
@@ -51,43 +53,53 @@ class BasicBlock(nn.Module):
         return out
 
 
-class ResNet18(nn.Module):
-    """Stem, eight basic blocks in four stages, global average pooling and one linear layer."""
+class BasicResNet(nn.Module):
+    """3x3 stem, stages of basic blocks, global average pooling and one linear layer.
 
-    def __init__(self, classes: int, channels: int, projection: bool) -> None:
+    Every stage but the first halves the feature map and doubles the width, which is ``width`` in the first.
+    """
+
+    def __init__(self, classes: int, channels: int, projection: bool, blocks: Sequence[int], width: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = _stage(64, 64, 1, projection)
-        self.layer2 = _stage(64, 128, 2, projection)
-        self.layer3 = _stage(128, 256, 2, projection)
-        self.layer4 = _stage(256, 512, 2, projection)
+        self.stages = [f"layer{stage}" for stage in range(1, len(blocks) + 1)]
+        before = width
+        for index, (stage, count) in enumerate(zip(self.stages, blocks, strict=True)):
+            after = width * 2**index
+            self.add_module(stage, _stage(before, after, count, 2 if index else 1, projection))
+            before = after
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(512, classes)
+        self.fc = nn.Linear(before, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map images (batch, channels, h, w) to logits (batch, classes)."""
         x = self.relu(self.bn1(self.conv1(x)))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in self.stages:
+            x = self.get_submodule(stage)(x)
         logits: torch.Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
         return logits
 
 
-def _stage(in_channels: int, out_channels: int, stride: int, projection: bool) -> nn.Sequential:
-    return nn.Sequential(
-        BasicBlock(in_channels, out_channels, stride, projection), BasicBlock(out_channels, out_channels, 1, projection)
-    )
+def _stage(in_channels: int, out_channels: int, count: int, stride: int, projection: bool) -> nn.Sequential:
+    first = BasicBlock(in_channels, out_channels, stride, projection)
+    return nn.Sequential(first, *(BasicBlock(out_channels, out_channels, 1, projection) for _ in range(count - 1)))
 
 
 def resnet18(classes: int, image_size: int, channels: int) -> nn.Module:
     """ResNet-18 with parameter-free shortcuts: 11,000,138 parameters for 10 classes (NeuroFlux, Table 2)."""
-    return ResNet18(classes, channels, projection=False)
+    return BasicResNet(classes, channels, False, _RESNET18, 64)
 
 
 def resnet18_projection(classes: int, image_size: int, channels: int) -> nn.Module:
     """ResNet-18 with 1x1 convolution shortcuts: 11,173,962 parameters for 10 classes."""
-    return ResNet18(classes, channels, projection=True)
+    return BasicResNet(classes, channels, True, _RESNET18, 64)
+
+
+def resnet20(classes: int, image_size: int, channels: int) -> nn.Module:
+    """ResNet-20 of He et al., section 4.2, with parameter-free shortcuts: 269,722 parameters for 10 classes."""
+    return BasicResNet(classes, channels, False, _RESNET20, 16)
 
 
 class Bottleneck(nn.Module):
@@ -159,4 +171,9 @@ def resnet50(classes: int, image_size: int, channels: int) -> nn.Module:
     return BottleneckResNet(classes, channels)
 
 
-MODELS = {"resnet18": resnet18, "resnet18_projection": resnet18_projection, "resnet50": resnet50}
+MODELS = {
+    "resnet18": resnet18,
+    "resnet18_projection": resnet18_projection,
+    "resnet20": resnet20,
+    "resnet50": resnet50,
+}

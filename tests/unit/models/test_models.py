@@ -18,11 +18,29 @@ def count(model: nn.Module) -> int:
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("vgg16", 14_728_266), ("vgg19", 20_040_522), ("resnet18", 11_000_138), ("resnet18_projection", 11_173_962)],
+    [
+        ("vgg16", 14_728_266),
+        ("vgg19", 20_040_522),
+        ("resnet18", 11_000_138),
+        ("resnet18_projection", 11_173_962),
+        ("resnet20", 269_722),
+    ],
 )
 def test_parameter_counts_for_ten_classes(name, parameters):
     with torch.device("meta"):
         assert count(build(name, 10, 32)) == parameters
+
+
+def test_resnet20_has_nine_blocks_on_feature_maps_of_32_16_and_8_pixels():
+    """He et al., section 4.2: 3 blocks with 16, 32 and 64 filters each; the stem and 18 convolutions, then the head."""
+    sizes = []
+    with torch.device("meta"):
+        model = build("resnet20", 10, 32)
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.register_forward_hook(lambda layer, inputs, output: sizes.append(tuple(output.shape[1:])))
+        model(torch.empty(1, 3, 32, 32))
+    assert sizes == [(16, 32, 32)] * 7 + [(32, 16, 16)] * 6 + [(64, 8, 8)] * 6
 
 
 def test_mobilenet_v2_has_torchvisions_size_names_and_shapes():
