@@ -8,6 +8,8 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit.local.assignment import Layout
 from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.profiling import unit_stats
+from snugfit.strategies.blockwise.probes import module_costs
 from snugfit.strategies.blockwise.strategy import Blockwise
 from snugfit.strategies.memory_estimates import partial_gradient_bytes, stored_batches
 
@@ -66,3 +68,15 @@ def test_probes_train_on_copies():
     for probe in Blockwise().probes(workload(), made, HARDWARE):
         probe.build()(2)
     assert all(p.is_meta and p.grad is None for unit in made.all_units for p in unit.module.parameters())
+
+
+def test_losses_that_read_feature_maps_before_their_pool_are_priced_there():
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, padding=1), nn.MaxPool2d(4), nn.Flatten(),
+        nn.Linear(6, 10),
+    )  # fmt: skip
+    pooled = Chain.from_module(network.to("meta"), (3, 8, 8))
+    layout = Layout.of(pooled, "lls-mxm", 10)
+    assert layout.make_loss(1).before_pool and pooled.units[1].output_shape == (6, 1, 1)
+    costs = module_costs(layout, unit_stats(pooled), workload(), batch=2)
+    assert len(costs.losses) == 2 and min(cost.backward_peak for cost in costs.losses) > 0

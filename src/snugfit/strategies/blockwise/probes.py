@@ -117,7 +117,10 @@ def module_costs(layout: Layout, stats: Sequence[UnitStats], workload: Workload,
         batch: images at once.
     """
     losses = [layout.make_loss(index) for index in range(len(layout))]
-    shapes = [(batch, *unit.output_shape) for unit in layout.chain.units]
+    shapes = [
+        (batch, *(unit.map_shape if loss.before_pool else unit.output_shape))
+        for unit, loss in zip(layout.chain.units, losses, strict=True)
+    ]
     labels = torch.zeros(batch, dtype=torch.int64, device="meta")
     return ModuleCosts(
         unit_costs(layout.chain, stats, batch)[: len(layout)],
