@@ -141,7 +141,7 @@ def work(
         note(f"{time.strftime('%H:%M:%S')} {task.label}")
         folders.runs.mkdir(parents=True, exist_ok=True)
         folders.running.write_text(task.key)
-        row = run(task, digests[task.arm.settings["strategy"]])
+        row = run(task, digests[task.arm.sources])
         folders.running.unlink(missing_ok=True)
         if row is not None:
             yield task, row
@@ -151,8 +151,8 @@ def _ready(task: Task, weights: dict[str, Path]) -> bool:
     return not task.provisional and task.settings.get("weights") in (None, *weights)
 
 
-def _digests(arms: list[Arm]) -> dict[str, str]:
-    return {name: digest_of(name) for name in {arm.settings["strategy"] for arm in arms}}
+def _digests(arms: list[Arm]) -> dict[tuple[str, str], str]:
+    return {sources: digest_of(*sources) for sources in {arm.sources for arm in arms}}
 
 
 @app.command

@@ -34,6 +34,11 @@ class Arm:
     lrs: tuple[float, ...] = ()
     paper: float | None = None
 
+    @property
+    def sources(self) -> tuple[str, str]:
+        """Strategy and model, whose sources its rows depend on."""
+        return self.settings["strategy"], self.settings["model"]
+
 
 _TRAIN = {"cifar10": 45_000, "mnist": 54_000, "fashion-mnist": 54_000, "folder:flower_photos": 900,
           "folder:caltech101": 1_818}  # fmt: skip

@@ -89,18 +89,20 @@ def rungs_of(arm: Arm) -> list[int]:
     return [rung for rung in range(last) if passes[rung + 1] >= _WORTHWHILE * passes[rung]] + [last]
 
 
-def order(arms: Iterable[Arm], rows: Mapping[str, Row], digests: Mapping[str, str], retry: bool = False) -> list[Task]:
+def order(
+    arms: Iterable[Arm], rows: Mapping[str, Row], digests: Mapping[tuple[str, str], str], retry: bool = False
+) -> list[Task]:
     """What is left to do, first things first: by rung, then what was never run, then by seed, then by priority.
 
     Args:
         arms: every arm.
         rows: what was run, by :attr:`Task.key`.
-        digests: of the sources that each strategy depends on.
+        digests: of the sources of each arm, by :attr:`Arm.sources`.
         retry: run again also what failed.
     """
     found: list[tuple[tuple[Any, ...], Task]] = []
     for index, arm in enumerate(arms):
-        digest = digests[arm.settings["strategy"]]
+        digest = digests[arm.sources]
         for place, task in _tasks(arm, rows, digest):
             row = rows.get(task.key)
             stale = row is not None and row["digest"] != digest

@@ -1,4 +1,4 @@
-"""The queue's order, resumption and staleness, with made-up runs."""
+"""The queue's order, resumption and staleness, with fake runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.queue.rows import Rows, read_rows
 from benchmarks.queue.rungs import RUNGS, Row, Task, choose_lr, order, rungs_of
 from benchmarks.queue.runner import Place, Runner, best_epoch, row_of
 
-DIGESTS = {"backprop": "b1", "blockwise": "w1"}
+DIGESTS = {("backprop", "smallconv"): "b1"}
 
 
 def arm(name: str = "a", *, images: int = 45_000, epochs: int = 100, priority: int = 1, **more: object) -> Arm:
@@ -118,7 +118,7 @@ def test_failures_are_run_again_on_request_alone(code: int, again: bool) -> None
 
 def test_the_real_arms_differ_and_start_with_short_runs() -> None:
     arms = all_arms()
-    tasks = order(arms, {}, dict.fromkeys({each.settings["strategy"] for each in arms}, "x"))
+    tasks = order(arms, {}, dict.fromkeys((each.sources for each in arms), "x"))
     runnable = [task for task in tasks if not task.provisional]
     assert len({task.key for task in runnable}) == len(runnable)
     assert {task.arm for task in tasks[: len(arms) + 12]} == set(arms)
@@ -130,28 +130,38 @@ class TestDigest:
     def source(self, tmp_path: Path) -> Path:
         files = {
             "": "", "strategies": "", "_data": "", "_report": "x = 1", "local": "", "_models": "", "tiling": "y = 2",
-            "strategies/backprop": "from snugfit.local import loss\nfrom snugfit._report import x\n",
-            "local/loss": '"""Loss."""\ndef f():\n    """Do."""\n    return 1  # one\n',
+            "strategies/backprop": "",
+            "strategies/backprop/strategy": "from snugfit.local import loss\nfrom snugfit._report import x\n",
+            "local/loss": '"""Loss."""\ndef f():\n    """Do."""\n    return 1  # one\n', "local/other": "",
+            "_models/vgg": 'MODELS = {"vgg11": 1}', "_models/resnet": 'MODELS = {"resnet18": 1}',
             **{f"_data/{name}": "" for name in ("batches", "split", "transform")},
             "_engine": "", "_engine/builder": "", "_engine/history": "",
             "_training/initial_weights": "", "_storage/tensor_file": "",
         }  # fmt: skip
         for name, text in files.items():
             folder = tmp_path / "snugfit" / name
-            path = folder / "__init__.py" if "/" not in name else folder.with_suffix(".py")
+            path = (
+                folder.with_suffix(".py") if "/" in name and name != "strategies/backprop" else folder / "__init__.py"
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         return tmp_path
 
-    def test_reaches_what_is_imported_and_stops_at_what_learns_nothing(self, source: Path) -> None:
-        found = digest.reached(["snugfit.strategies.backprop"], source)
-        assert found == ["snugfit.local", "snugfit.local.loss", "snugfit.strategies", "snugfit.strategies.backprop"]
+    def test_reaches_what_is_imported_or_loaded_by_name_and_stops_at_what_learns_nothing(self, source: Path) -> None:
+        found = digest.reached(["snugfit.strategies.backprop.strategy"], source)
+        local = [f"snugfit.local{name}" for name in ("", ".loss", ".other")]
+        strategies = [f"snugfit.strategies{name}" for name in ("", ".backprop", ".backprop.strategy")]
+        assert found == [*local, *strategies]
 
     @pytest.mark.parametrize(
         ("name", "text", "same"),
         [
-            ("local/loss.py", '"""Another."""\n\n\ndef f():\n    """Do it."""\n    return 1\n', True),
+            ("local/loss.py", '"""Another."""\nimport os\n\n\ndef f():\n    """Do it."""\n    return 1\n', True),
             ("local/loss.py", "def f():\n    return 2\n", False),
+            ("local/other.py", "z = 1", False),
+            ("strategies/backprop/strategy.py", "from snugfit.local import loss\nz = 1\n", False),
+            ("_models/vgg.py", 'MODELS = {"vgg11": 2}', False),
+            ("_models/resnet.py", 'MODELS = {"resnet18": 2}', True),
             ("_data/split.py", "z = 1", False),
             ("_engine/builder.py", "seed = 1", False),
             ("_engine/history.py", "seed = 1", True),
@@ -160,14 +170,35 @@ class TestDigest:
         ],
     )
     def test_changes_with_the_code_that_matters(self, source: Path, name: str, text: str, same: bool) -> None:
-        before = digest.digest_of("backprop", source)
+        before = digest.digest_of("backprop", "vgg11", source)
         (source / "snugfit" / name).write_text(text)
-        assert (digest.digest_of("backprop", source) == before) == same
+        assert (digest.digest_of("backprop", "vgg11", source) == before) == same
 
-    def test_the_real_strategies_differ(self) -> None:
-        names = {each.settings["strategy"] for each in all_arms()}
-        assert len({digest.digest_of(name) for name in names}) == len(names) == 5
-        assert "snugfit._training.loop" in digest.reached(["snugfit.strategies.backprop"])
+    def test_stays_when_code_moves_to_another_file(self, source: Path) -> None:
+        before = digest.digest_of("backprop", "vgg11", source)
+        local = source / "snugfit" / "local"
+        (local / "base.py").write_text((local / "loss.py").read_text())
+        (local / "loss.py").write_text("from snugfit.local.base import f\n")
+        assert digest.digest_of("backprop", "vgg11", source) == before
+
+    def test_depends_on_all_models_where_none_declares_the_name(self, source: Path) -> None:
+        before = digest.digest_of("backprop", "torchvision:x", source)
+        (source / "snugfit" / "_models" / "resnet.py").write_text("z = 1")
+        assert digest.digest_of("backprop", "torchvision:x", source) != before
+
+    def test_the_real_arms_depend_on_what_they_train(self) -> None:
+        sources = {("blockwise", "vgg11"), ("blockwise", "resnet18"), ("backprop", "vgg11"), ("checkpoint", "vgg11")}
+        assert len({digest.digest_of(*each) for each in sources}) == len(sources)
+
+    def test_the_real_package_has_the_files_that_are_named(self) -> None:
+        named = {*digest.NEUTRAL, *digest.FIRST, *digest.SHARED, *digest.LOADED_BY_NAME}
+        assert [name for name in sorted(named) if not digest._file(name, digest.SOURCE).is_file()] == []
+
+    def test_the_real_strategy_reaches_what_training_is_made_of(self) -> None:
+        found = digest.reached(["snugfit.strategies.blockwise.strategy", *digest.SHARED])
+        for name in ("_training.loop", "_training.optimizers", "local.look_ahead", "_data.small_images", "lean"):
+            assert f"snugfit.{name}" in found
+        assert not {"snugfit._data.coco", "snugfit._storage.manifest", "snugfit._report"} & {*found}
 
 
 class FakeRun:
@@ -185,7 +216,7 @@ class FakeRun:
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> program.Folders:
     monkeypatch.setattr(program, "all_arms", lambda: [arm("a"), arm("t", lrs=(0.01, 0.1)), arm("w", images=900)])
-    monkeypatch.setattr(program, "digest_of", lambda name: "b1")
+    monkeypatch.setattr(program, "digest_of", lambda *sources: "b1")
     return program.Folders(runs=tmp_path / "runs", results=tmp_path / "results", page=tmp_path / "page.md")
 
 
@@ -197,7 +228,7 @@ def go(folders: program.Folders, run: FakeRun, **more: object) -> list[Task]:
 
 
 def test_a_queue_that_was_stopped_goes_on_with_the_run_that_it_left(folders: program.Folders) -> None:
-    whole = order(folders.arms(), {}, {"backprop": "b1"})
+    whole = order(folders.arms(), {}, DIGESTS)
     first = go(folders, FakeRun(stop_at=4))
     second = go(folders, FakeRun())
     assert len(first) == 4 and second[0] == first[3]
@@ -206,7 +237,7 @@ def test_a_queue_that_was_stopped_goes_on_with_the_run_that_it_left(folders: pro
 
 
 def test_arms_without_their_weights_wait(folders: program.Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    needy = Arm("table", "n", {"strategy": "backprop", "weights": "net"}, 900, 5, 1)
+    needy = Arm("table", "n", {"model": "smallconv", "strategy": "backprop", "weights": "net"}, 900, 5, 1)
     monkeypatch.setattr(program, "all_arms", lambda: [needy])
     assert go(folders, FakeRun()) == []
     assert len(list(program.work(folders, FakeRun(), {"net": Path("net")}))) == 3
