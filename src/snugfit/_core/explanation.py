@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any, get_args
 
@@ -24,13 +24,19 @@ _AIMS: dict[Aim, str] = {
 
 
 def explanation_of(plan: Plan) -> tuple[str, ...]:
-    """Sentences about a plan: the choice, its gradients, effects of weights and storage, choices of other aims."""
+    """Sentences about a plan: the choice, its gradients and settings, weights, storage, choices of other aims."""
     choice = plan.choice
     if choice is None or choice.predicted is None:
         return ()
-    storage, other_aims = _storage(plan, choice.predicted), _other_aims(plan, choice)
-    sentences = (_chosen(plan, choice, choice.predicted), _gradients(choice), *_weights(plan), *storage, *other_aims)
+    sentences = [_chosen(plan, choice, choice.predicted), _gradients(choice), *_own_sentences(choice, choice.predicted)]
+    sentences += [*_weights(plan), *_storage(plan, choice.predicted), *_other_aims(plan, choice)]
     return tuple(sentence for sentence in sentences if sentence)
+
+
+def _own_sentences(choice: Candidate, cost: Cost) -> Iterable[str]:
+    """What the chosen strategy says about its settings."""
+    parts = [name for phase in cost.phases for name in phase.units]
+    return find_config(choice.strategy).explanation(choice.settings, parts)
 
 
 def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:

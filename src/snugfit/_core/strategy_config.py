@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -113,6 +113,15 @@ class StrategyConfig:
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Terms about a candidate's settings in a plan's table, in addition to its batch sizes."""
+        return ()
+
+    def explanation(self, settings: Mapping[str, Any], parts: Sequence[str]) -> Iterable[str]:
+        """Sentences of a plan's explanation about the chosen candidate.
+
+        Args:
+            settings: those of the candidate.
+            parts: names of what it trains one after another, as the units of its phases.
+        """
         return ()
 
     def structure(self, record: Record) -> dict[str, Any]:

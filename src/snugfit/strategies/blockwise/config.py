@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,7 +10,8 @@ from snugfit._core import known
 from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import CacheDtype, Checked, Count, Share, Text
 from snugfit._core.record import Record
-from snugfit._core.strategy_config import StrategyConfig
+from snugfit._core.strategy_config import StrategyConfig, present
+from snugfit.strategies.blockwise.explanation import explain_modules
 
 
 def _module_units(text: str) -> bool:
@@ -87,6 +89,17 @@ class Config(StrategyConfig):
         local_loss = getattr(request.strategy, "local_loss", None)
         if local_loss is not None:
             known.check_local_loss(local_loss)
+
+    def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """The local loss, and the number of modules if they have several units."""
+        modules = settings.get("modules") or ((0, 0, ""),)
+        loss = settings.get("local_loss", "")
+        return present({loss: bool(loss), f"{len(modules)} modules": 1 < len(modules) <= modules[-1][1]})
+
+    def explanation(self, settings: Mapping[str, Any], parts: Sequence[str]) -> Iterator[str]:
+        """The modules."""
+        if modules := settings.get("modules"):
+            yield from explain_modules(modules, parts)
 
     def structure(self, record: Record) -> dict[str, Any]:
         """The exit that was chosen, and its local loss."""
