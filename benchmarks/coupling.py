@@ -339,7 +339,7 @@ def _count(module: nn.Module | None) -> int:
 def render(cells: list[Cell]) -> str:
     """A table for each length of training: a row per arm, with its differences to the arm without coupling."""
     groups: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in cells:
+    for cell in (each for each in cells if "cpu_seconds_per_epoch" in each):
         keys = ("model", "data", "max_train", "max_val", "epochs", "seed")
         groups.setdefault(tuple(cell["settings"][key] for key in keys), []).append(cell)
     return "\n\n".join(_group_part(key, group) for key, group in groups.items())
