@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategy_samples import HARDWARE, MB, profile, workload
 
+from snugfit._core.budget import Budget
 from snugfit._core.plan import Phase
 from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.strategies.blockwise.blocks import Residency, UnitNeeds, block_name, estimate_blocks, make_blocks
@@ -80,6 +81,14 @@ def test_lines_say_what_a_trained_unit_leaves_behind():
     filled = Blockwise(blocks=((0, 0, 2), (1, 1, 2), (2, 2, 2)))
     peaks = [phase.peak_bytes for phase in filled.estimate(workload(), made, HARDWARE).phases]
     assert peaks[:3] == [with_safety(0, step * MB) for step in (15, 14 + 3, 13 + 5)]
+
+
+def test_a_profile_of_larger_modules_alone_has_a_shortfall():
+    """The search for the smallest budget goes on below the one for which modules were measured."""
+    floors = {"unit:a..b": 30 * MB, "unit:c": 10 * MB}
+    made = profile({}, units=("a", "b", "c", "head"), kept=dict.fromkeys(floors, 0), floors=floors)
+    lack = Blockwise(module_units="auto").shortfall(workload(), made, HARDWARE, Budget(20 * MB))
+    assert lack.smallest_bytes > 30 * MB and "a..b" in lack.reasons[0]
 
 
 def test_classic_local_learning_keeps_every_unit():

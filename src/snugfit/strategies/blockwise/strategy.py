@@ -226,9 +226,14 @@ class Blockwise(BlockwiseSettings):
         return estimate_blocks(residency, blocks, seconds, workload, self.views, final)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
-        """Why nothing was proposed: the unit that needs most memory, and the smallest budget that suffices."""
+        """Why nothing was proposed: the unit that needs most memory, and the smallest budget that suffices.
+
+        A profile in which larger modules fit has no probes of single units; then the largest of its modules counts.
+        """
         size = 1 if self.module_units == "auto" else int(self.module_units)
         names = [_probe_name(profile, module) for module in even_modules(len(profile.units) - 1, size)]
+        if any(name not in profile.floors for name in names):
+            names = [name for name in profile.floors if _is_module(name)]
         kept = {name: profile.kept[name] if self.residency == "all" else 0 for name in names}
         floors = {name: profile.floors[name] + sum(kept.values()) - kept[name] for name in names}
         largest = max(floors, key=lambda name: floors[name])
