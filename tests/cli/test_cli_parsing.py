@@ -56,6 +56,7 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
         "data": "mnist",
         "retrain_data": "pets",
         "local_loss": "lls:basis=cosine",
+        "module_units": "3",
     }.get(field.name, value)
     flag = "--" + ("no-" if value is False else "") + field.name.replace("_", "-")
     request = request_of("train", flag, *([] if isinstance(value, bool) else [str(value)]))
