@@ -71,7 +71,7 @@ TAKEN = {
     "lasso": [0, 0.999],
     **{key: [0.25, 2] for key in ["side_width", "side_lr"]},
     "prune": ["auto", "on", "off", "0.5", "1e-2"],
-    "module_units": ["auto", "1", "12", 4],
+    "module_units": ["auto", "1", "12"],
     "tiles": ["auto", "2x3"],
     **{key: ["auto", "one", "every", "0-4 | 4-11"] for key in ["forward_groups", "backward_groups"]},
     "device": ["cpu", "cuda", "cuda:1"],
