@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.common import Settings
 
 SEEDS = (0, 1, 2)
+CAPPED = "Time to accuracy under a cap"
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Arm:
         settings: flags of ``snugfit train``, but for length, seed and tuned learning rate.
         images: training images that there are, validation images not counted.
         epochs: epochs of the paper.
-        priority: place among the arms; lower ones run first within a rung and seed.
+        priority: place among the arms; within a rung all seeds of lower ones run first.
         lrs: learning rates to choose from, on validation images of the shortest rung with the first seed.
         paper: test accuracy in the paper, in percent.
     """
@@ -46,11 +48,53 @@ _TRAIN = {"cifar10": 45_000, "mnist": 54_000, "fashion-mnist": 54_000, "folder:f
 
 def all_arms() -> list[Arm]:
     """Every arm; later experiments add theirs here."""
-    return [*_lls_bases(), *_sidenet(), *_elastic(), *_lls_rules(), *_neuroflux()]
+    return [*_capped(), *_lls_bases(), *_sidenet(), *_elastic(), *_lls_rules(), *_neuroflux()]
 
 
 def _arm(experiment: str, name: str, data: str, epochs: int, priority: int, more: Settings, **rest: Any) -> Arm:
     return Arm(experiment, name, {"data": data, "threads": 1, **more}, _TRAIN[data], epochs, priority, **rest)
+
+
+_RATES = (0.01, 0.03, 0.1)
+_CAPS = {
+    "resnet20": (55, 22, 11, 5.5),
+    "vgg11": (115, 80, 57.5, 28.75),
+}
+"""Memory in MB: the smallest in which backprop trains, image by image (22 and 115), half and a quarter of it; and a
+quarter of its peak with whole batches (221 and 319). The smallest is what ``snugfit plan --model MODEL --data cifar10
+--strategy backprop --threads 1 --memory 1MB`` names; without ``--memory`` it predicts the peak."""
+
+
+def _capped() -> list[Arm]:
+    """Accuracy within time under a cap: methods of training the same network at equal epochs, SGD and cosine.
+
+    Measurements are not cached, so that the seconds of every run include its own.
+    """
+    blockwise: Settings = {"strategy": "blockwise", "exit_tolerance": 0}
+    modules = blockwise | {"module_units": "auto"}
+    methods: dict[str, Settings] = {
+        "backprop": {"strategy": "backprop"},
+        "checkpoint": {"strategy": "checkpoint"},
+        "modules, aan": modules | {"local_loss": "aan"},
+        "modules, auglocal": modules | {"local_loss": "auglocal"},
+        "units, aan": blockwise | {"module_units": "1", "local_loss": "aan"},
+        "units, lls-mxm": blockwise | {"module_units": "1", "local_loss": "lls-mxm"},
+    }
+    shared: Settings = {"batch_size": 128, "optimizer": "sgd", "schedule": "cosine", "profile_cache": "off"}
+    arms = [
+        (model, cap, name)
+        for model, caps in _CAPS.items()
+        for cap, name in [(None, "backprop"), *itertools.product(caps, methods)]
+    ]
+    return [
+        _arm(f"{CAPPED}, {model}, cifar10", f"{_cap(cap)}: {name}", "cifar10", 50, 1,
+             shared | methods[name] | {"model": model} | ({} if cap is None else {"memory": f"{cap:g}MB"}), lrs=_RATES)
+        for model, cap, name in arms
+    ]  # fmt: skip
+
+
+def _cap(cap: float | None) -> str:
+    return "no cap" if cap is None else f"{cap:g} MB"
 
 
 def _lls_bases() -> list[Arm]:
@@ -100,8 +144,8 @@ def _neuroflux() -> list[Arm]:
         "classic": {"strategy": "blockwise", "local_loss": "classic", "adaptive_batch": False, "residency": "all"},
     }
     return [
-        _arm(f"NeuroFlux, {model}, cifar10, 500 MB", name, "cifar10", 50, 50,
-             {"model": model, "batch_size": 128, "memory": "500MB", **flags}, lrs=(0.01, 0.03, 0.1))
+        _arm(f"NeuroFlux, {model}, cifar10, 500 MB", name, "cifar10", 50, 2,
+             {"model": model, "batch_size": 128, "memory": "500MB", **flags}, lrs=_RATES)
         for model in ("vgg16", "resnet18")
         for name, flags in methods.items()
     ]  # fmt: skip

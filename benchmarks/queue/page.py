@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from statistics import median
+from statistics import fmean, median
 
-from benchmarks.queue.arms import Arm
+from benchmarks.queue.arms import CAPPED, Arm
+from benchmarks.queue.curves import reached, with_spread
 from benchmarks.queue.estimate import duration, seconds
 from benchmarks.queue.rungs import RUNGS, Row, Task, failed
 from benchmarks.store import markdown, mb, number, percent
@@ -34,6 +35,8 @@ def page(arms: Iterable[Arm], rows: Mapping[str, Row]) -> str:
 
 
 def _experiment(title: str, arms: list[Arm], rows: list[Row]) -> str:
+    if title.startswith(CAPPED):
+        return _capped(title, arms, rows)
     lines = [
         _line(arm, found)
         for rung in RUNGS
@@ -47,6 +50,58 @@ def _experiment(title: str, arms: list[Arm], rows: list[Row]) -> str:
     return f"## {title}\n\n{markdown(header, lines)}"
 
 
+_CAPPED_INTRO = """
+Accuracy in percent: mean and standard deviation over seeds. "Equal epochs" is the end of every run, "at T" the
+validation accuracy at equal seconds: T is when the last seed of backprop without a cap ends. Of `backprop` and
+`checkpoint` the last epoch by then counts, of the others the best exit of the blocks that are trained ("-" before the
+first). Seconds include profiling and validation. "Gap" is the test accuracy less that of backprop without a cap, in
+points.
+""".strip()
+
+
+def _capped(title: str, arms: list[Arm], rows: list[Row]) -> str:
+    """A table per rung, with accuracy at equal epochs and at equal seconds."""
+    parts = [_capped_rung(arms, {arm.name: _of(rows, arm, rung) for arm in arms}, rung) for rung in RUNGS]
+    tables = [part for part in parts if part]
+    return "\n\n".join([f"## {title}", _CAPPED_INTRO, *tables]) if tables else ""
+
+
+def _capped_rung(arms: list[Arm], found: dict[str, list[Row]], rung: str) -> str:
+    there = [arm for arm in arms if found[arm.name]]
+    if not there:
+        return ""
+    free = [row for arm in there if "memory" not in arm.settings for row in _done(found[arm.name])]
+    ends = [row["curve"][-1][0] for row in free if row["curve"]]
+    time = max(ends, default=None)
+    header = ("arm", "lr", "seeds", "test, equal epochs", "gap", "validation, equal epochs", "validation at T",
+              "at T/2", "seconds", "peak (MB)", "commit")  # fmt: skip
+    lines = [_capped_line(arm.name, found[arm.name], [row["test"] for row in free], time) for arm in there]
+    first = found[there[0].name][0]
+    what = f"{rung} rung: {first['images']:,} images, {first['epochs']} epochs"
+    return f"### {what}\n\nT = {number(time, 0)} seconds.\n\n{markdown(header, lines)}"
+
+
+def _capped_line(name: str, rows: list[Row], free: list[float], time: float | None) -> list[str]:
+    done, last = _done(rows), ", ".join(dict.fromkeys(row["commit"] for row in rows))
+    first = [name, _rate(rows[0]), _seeds(rows)]
+    if not done:
+        return [*first, _failure(rows[0]), *["-"] * 6, last]
+    tests, ends = [row["test"] for row in done], [row["curve"][-1][0] for row in done if row["curve"]]
+    gap = 100 * (fmean(tests) - fmean(free)) if free else None
+    return [
+        *first, with_spread(tests), number(gap, 1), with_spread([row["val"] for row in done]),
+        *(_by(done, None if time is None else part * time) for part in (1.0, 0.5)),
+        number(fmean(ends) if ends else None, 0), mb(max(row["peak_bytes"] for row in done)), last,
+    ]  # fmt: skip
+
+
+def _by(rows: list[Row], time: float | None) -> str:
+    """Accuracy by a time; of several seeds only if all have one by then."""
+    values = [None if time is None else reached(row["curve"], time) for row in rows]
+    known = [value for value in values if value is not None]
+    return with_spread(known) if len(known) == len(values) else "-"
+
+
 def _of(rows: list[Row], arm: Arm, rung: str) -> list[Row]:
     """Rows of an arm's rung; of several learning rates those of the one that has most seeds, or validates best."""
     same = [row for row in rows if (row["experiment"], row["arm"], row["rung"]) == (arm.experiment, arm.name, rung)]
@@ -58,19 +113,27 @@ def _of(rows: list[Row], arm: Arm, rung: str) -> list[Row]:
 
 def _line(arm: Arm, rows: list[Row]) -> list[str]:
     rows = sorted(rows, key=lambda row: int(row["seed"]))
-    tests = [row["test"] for row in rows if row["test"] is not None]
+    done = _done(rows)
+    tests = [row["test"] for row in done]
     first = [arm.name, f"{rows[0]['images']:,}", str(rows[0]["epochs"]), _rate(rows[0]), _seeds(rows)]
     last = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     if not tests:
-        return [*first, f"exit {rows[0]['exit_code']}: {rows[0]['error'] or ''}".splitlines()[0], *["-"] * 6, last]
+        return [*first, _failure(rows[0]), *["-"] * 6, last]
     spread = f" ({100 * min(tests):.1f} - {100 * max(tests):.1f})" if len(tests) > 1 else ""
     gap = None if arm.paper is None else 100 * median(tests) - arm.paper
-    done = [row for row in rows if row["test"] is not None]
     return [
         *first, percent(median(tests)) + spread, percent(median(row["val"] for row in done)), _best(done),
         "-" if arm.paper is None else f"{arm.paper} %", number(gap), mb(median(row["peak_bytes"] for row in done)),
         duration(median(row["seconds"] for row in done)), last,
     ]  # fmt: skip
+
+
+def _done(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["test"] is not None]
+
+
+def _failure(row: Row) -> str:
+    return f"exit {row['exit_code']}: {row['error'] or ''}".splitlines()[0]
 
 
 def _best(rows: list[Row]) -> str:

@@ -92,7 +92,9 @@ def rungs_of(arm: Arm) -> list[int]:
 def order(
     arms: Iterable[Arm], rows: Mapping[str, Row], digests: Mapping[tuple[str, str], str], retry: bool = False
 ) -> list[Task]:
-    """What is left to do, first things first: by rung, then what was never run, then by seed, then by priority.
+    """What is left to do, first things first: by rung, then what was never run, then by priority, then by seed.
+
+    An arm that is infeasible in one run is left out: seeds, rates and epochs do not change its memory.
 
     Args:
         arms: every arm.
@@ -103,13 +105,20 @@ def order(
     found: list[tuple[tuple[Any, ...], Task]] = []
     for index, arm in enumerate(arms):
         digest = digests[arm.sources]
-        for place, task in _tasks(arm, rows, digest):
+        tasks = _tasks(arm, rows, digest)
+        if any(_infeasible(rows.get(task.key), digest) for _, task in tasks):
+            continue
+        for place, task in tasks:
             row = rows.get(task.key)
             stale = row is not None and row["digest"] != digest
             if row is None or stale or (retry and failed(row)):
-                rank = (place, stale, task.seed, arm.priority, index, task.lr or 0.0)
+                rank = (place, stale, arm.priority, task.seed, index, task.lr or 0.0)
                 found.append((rank, replace(task, stale=stale)))
     return [task for _, task in sorted(found, key=lambda each: each[0])]
+
+
+def _infeasible(row: Row | None, digest: str) -> bool:
+    return row is not None and (row["exit_code"], row["digest"]) == (INFEASIBLE, digest)
 
 
 def _tasks(arm: Arm, rows: Mapping[str, Row], digest: str) -> list[tuple[int, Task]]:

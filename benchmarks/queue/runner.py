@@ -1,4 +1,4 @@
-"""One run: ``snugfit train`` in a child process, continued where an earlier queue left it, and told as a row."""
+"""One run: ``snugfit train`` in a child process, continued where an earlier queue left it, and kept as a row."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.common import ROOT, last_json, to_flags
 from benchmarks.machine import commit
+from benchmarks.queue.curves import curve_of
 from benchmarks.queue.rungs import RUNGS, Row, Task
 from snugfit._storage.files import write_json_atomic
 
@@ -173,7 +174,7 @@ def row_of(
         "commit": commit, "digest": digest, "exit_code": code,
         "error": _FOLDERS.sub("", output.get("error", {}).get("message", "")) or None,
         "val": accuracy.get("val"), "test": accuracy.get("test"), "seconds": measured.get("seconds"),
-        "best_epoch": best_epoch(metrics),
+        "best_epoch": best_epoch(metrics), "curve": curve_of(found, metrics),
         "training_seconds": _seconds(metrics) if code == 0 else None, "peak_bytes": measured.get("peak_bytes"),
         "parameters": found.get("parameters"), "exit": found.get("exit"), "chosen": found.get("settings"),
     }  # fmt: skip

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from benchmarks.queue import __main__ as program
 from benchmarks.queue import digest, estimate, page
-from benchmarks.queue.arms import Arm, all_arms
+from benchmarks.queue.arms import CAPPED, Arm, all_arms
 from benchmarks.queue.rows import Rows, read_rows
 from benchmarks.queue.rungs import RUNGS, Row, Task, choose_lr, order, rungs_of
 from benchmarks.queue.runner import Place, Runner, best_epoch, row_of
@@ -49,14 +49,36 @@ def test_every_arm_runs_short_before_any_runs_longer() -> None:
     assert [(task.images, task.epochs) for task in (tasks[6], tasks[-1])] == [(10_000, 25), (45_000, 100)]
 
 
-def test_seeds_come_before_priorities_and_priorities_before_the_order_of_the_list() -> None:
+def test_priorities_come_before_seeds_and_seeds_before_the_order_of_the_list() -> None:
     tasks = order([arm("last", priority=2), arm("first"), arm("second")], {}, DIGESTS)
-    assert [(task.seed, task.arm.name) for task in tasks[:4]] == [
-        (0, "first"),
-        (0, "second"),
-        (0, "last"),
-        (1, "first"),
+    assert [(task.seed, task.arm.name) for task in tasks[:9]] == [
+        *itertools.product((0, 1, 2), ("first", "second")),
+        *((seed, "last") for seed in (0, 1, 2)),
     ]
+
+
+def test_an_infeasible_arm_is_recorded_once_and_left_out() -> None:
+    tuned = arm("t", lrs=(0.01, 0.1))
+    first = order([tuned, arm("other")], {}, DIGESTS)[0]
+    left = order([tuned, arm("other")], rows_of([first], code=3), DIGESTS)
+    assert first.arm == tuned and {task.arm.name for task in left} == {"other"} and len(left) == 9
+    assert {task.arm.name for task in order([tuned], rows_of([first], code=3, digest="b0"), DIGESTS)} == {"t"}
+
+
+def test_the_capped_arms_run_first_and_only_their_methods_and_caps_differ() -> None:
+    arms = all_arms()
+    tasks = order(arms, {}, dict.fromkeys((each.sources for each in arms), "x"))
+    experiments = list(dict.fromkeys(task.arm.experiment.partition(",")[0] for task in tasks if task.rung == 0))
+    assert experiments[:2] == [CAPPED, "NeuroFlux"]
+    capped = [each for each in arms if each.experiment.startswith(CAPPED)]
+    assert len({each.lrs for each in capped}) == 1
+    for model in ("resnet20", "vgg11"):
+        settings = [each.settings for each in capped if each.settings["model"] == model]
+        assert ["memory" in each for each in settings].count(False) == 1
+        assert len({each["memory"] for each in settings if "memory" in each}) == 4
+        assert {(each["optimizer"], each["schedule"], each["profile_cache"]) for each in settings} == {
+            ("sgd", "cosine", "off")
+        }
 
 
 @pytest.mark.parametrize(
@@ -121,8 +143,9 @@ def test_the_real_arms_differ_and_start_with_short_runs() -> None:
     tasks = order(arms, {}, dict.fromkeys((each.sources for each in arms), "x"))
     runnable = [task for task in tasks if not task.provisional]
     assert len({task.key for task in runnable}) == len(runnable)
-    assert {task.arm for task in tasks[: len(arms) + 12]} == set(arms)
-    assert all(task.images * task.epochs <= 22_000 for task in tasks[: len(arms) + 12])
+    short = [task for task in tasks if task.rung == rungs_of(task.arm)[0]]
+    assert tasks[: len(short)] == short and {task.arm for task in short} == set(arms)
+    assert all(task.images * task.epochs <= 22_000 for task in short)
 
 
 class TestDigest:
