@@ -136,8 +136,8 @@ class Source:
             yield images, smaller(images), labels
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """All batches, in one augmented view if the split is augmented."""
-        for images, labels in self.batches.in_order(PASS, view=0):
+        """All batches, without augmentation, as blockwise caches them by default."""
+        for images, labels in self.batches.in_order(PASS):
             yield images, smaller(images), labels
 
 

@@ -101,6 +101,8 @@ class TrainingOptions(Checked):
         augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.
         crop: whether augmentation crops.
         erase: probability that a rectangle of an augmented training image is erased.
+        label_smoothing: share of each target that is spread evenly over all classes, in the cross entropies of the
+            network and of local losses; not to detect.
         seed: seed of everything random.
     """
 
@@ -115,6 +117,7 @@ class TrainingOptions(Checked):
     augment: bool = True
     crop: bool = True
     erase: Share = 0.0
+    label_smoothing: Annotated[float, Range(least=0, below=1)] = 0.0
     seed: Seed = 0
 
 

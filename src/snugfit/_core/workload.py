@@ -65,6 +65,7 @@ class Workload:
         task: prediction for an image: its class, or boxes of objects.
         anchors: widths and heights of anchor boxes, as fractions of the image's sides.
         most_boxes: most boxes of an image; targets of a batch are padded to it.
+        label_smoothing: share of each target that cross entropies spread evenly over all classes.
     """
 
     model: str
@@ -84,6 +85,7 @@ class Workload:
     task: TaskName = "classify"
     anchors: tuple[tuple[float, float], ...] = ()
     most_boxes: int = 0
+    label_smoothing: float = 0.0
 
     @property
     def effective_batch(self) -> int:

@@ -187,6 +187,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         precision=training.precision,
         augment=training.augment,
         seed=training.seed,
+        label_smoothing=training.label_smoothing,
         **facts,
     )
 

@@ -53,6 +53,8 @@ def _boxes(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
         raise UsageError("the data has no boxes; --task detect takes a folder with images and labels, or one of COCO.")
     if request.training.erase:
         raise UsageError("--erase would hide objects but keep their boxes; leave it out for --task detect.")
+    if request.training.label_smoothing:
+        raise UsageError("--label-smoothing applies to cross entropy; leave it out for --task detect.")
     if len(shape) != 3 or shape[0] % (5 + classes):
         raise ModelError(
             f"{request.model.model} gives outputs of shape {shape} per image, but to detect {classes} classes it must "

@@ -177,6 +177,7 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
             "precision": workload.precision,
             "optimizer": (optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0),
             "task": (workload.task, workload.anchors, workload.most_boxes),
+            "smoothed": workload.label_smoothing > 0,
         },
         "limit": probe.batch_limit,
         "sizes": probe.sizes if isinstance(probe, Probe) else (),

@@ -86,14 +86,15 @@ def count_correct(logits: Tensor, labels: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Classification:
-    """One class per image, by cross entropy."""
+    """One class per image, by cross entropy with label smoothing (Szegedy et al., CVPR 2016, section 7)."""
 
     metric: ClassVar[str] = "accuracy"
     classes: int
+    label_smoothing: float = 0.0
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy of logits (B, classes)."""
-        return F.cross_entropy(outputs, targets)
+        return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
 
     def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
         """Number of samples whose largest logit, (B, classes), is their class."""
@@ -145,7 +146,7 @@ def task_of(workload: Workload) -> Task:
     """The task of a workload."""
     if workload.task == "detect":
         return Detection(workload.classes, workload.anchors, workload.most_boxes)
-    return Classification(workload.classes)
+    return Classification(workload.classes, workload.label_smoothing)
 
 
 def needs_classes(workload: Workload) -> list[str]:
@@ -194,7 +195,7 @@ def loss_of(
     forward: Callable[[Tensor], Tensor],
     inputs: Tensor,
     targets: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    loss: Callable[[Tensor, Tensor], Tensor],
     *,
     bfloat16: bool,
 ) -> tuple[Tensor, Tensor]:

@@ -124,6 +124,7 @@ class Layout:
     Attributes:
         modules: what trains by one local loss each; by default the units themselves.
         sizes: number of units in each module.
+        label_smoothing: of every local loss, and of the head's.
     """
 
     chain: Chain
@@ -131,14 +132,17 @@ class Layout:
     network: NetworkStats
     modules: tuple[Unit, ...]
     sizes: tuple[int, ...]
+    label_smoothing: float = 0.0
 
     @classmethod
-    def of(cls, chain: Chain, local_loss: str, classes: int, sizes: Sequence[int] = ()) -> Layout:
+    def of(
+        cls, chain: Chain, local_loss: str, classes: int, sizes: Sequence[int] = (), label_smoothing: float = 0.0
+    ) -> Layout:
         """Assign local losses to a chain, in modules of so many units; by default one unit each."""
         widths = [conv.out_channels for unit in chain.units for conv in unit.convs]
         network = NetworkStats.from_widths(widths, classes, max(1, len(chain.units) - 1))
         modules = chain.merged(sizes).units if sizes else chain.units
-        return cls(chain, local_loss, network, modules, tuple(sizes) or (1,) * len(modules))
+        return cls(chain, local_loss, network, modules, tuple(sizes) or (1,) * len(modules), label_smoothing)
 
     def __len__(self) -> int:
         return len(self.modules)
@@ -156,12 +160,18 @@ class Layout:
         """The local loss of a module, on the meta device; the last one's holds the chain's head itself."""
         with torch.device("meta"):
             loss = build_local_loss(self.local_loss, self.unit_shape(index), self.network)
-        if not self.is_last(index):
-            return loss
+        loss.label_smoothing = self.label_smoothing
+        return self._with_head(index, loss) if self.is_last(index) else loss
+
+    def _with_head(self, index: int, loss: LocalLoss) -> HeadLoss:
+        """The last module's loss: that of the head, in addition to a local loss that trains apart from the head."""
         head = self.chain.head.module
-        if not loss.detached_head:
-            return HeadLoss(head)
-        return DetachedHeadLoss(head, loss, parts(self.modules[index].module, loss)[1])
+        if loss.detached_head:
+            made: HeadLoss = DetachedHeadLoss(head, loss, parts(self.modules[index].module, loss)[1])
+        else:
+            made = HeadLoss(head)
+        made.label_smoothing = self.label_smoothing
+        return made
 
     def unit_shape(self, index: int) -> UnitShape:
         """The statistics of a module's last unit that its local loss needs."""

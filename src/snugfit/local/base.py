@@ -123,12 +123,15 @@ class LocalLoss(nn.Module):
             single layer reads the features, and that is not a sum or a view of them.
         pooled_side: if it reads only the average pooling of a feature map (B, C, H, W) to a square, the side of that;
             it then accepts the pooled feature map instead.
+        label_smoothing: share of each target that the cross entropy spreads evenly over all classes (Szegedy et al.,
+            CVPR 2016, section 7). An override of :meth:`forward` reads it where it applies.
     """
 
     before_pool: ClassVar[bool] = False
     detached_head: ClassVar[bool] = False
     gives_up_gradient: bool = False
     pooled_side: int | None = None
+    label_smoothing: float = 0.0
 
     @property
     def additional_parameters(self) -> int:
@@ -154,4 +157,4 @@ class LocalLoss(nn.Module):
     def forward(self, features: Tensor, labels: Tensor) -> LocalOutput:
         """Mean cross entropy over the batch, and logits, of features (B, C, H, W) or (B, D) and int64 labels (B,)."""
         logits = self.predict(features)
-        return LocalOutput(F.cross_entropy(logits, labels), logits)
+        return LocalOutput(F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing), logits)

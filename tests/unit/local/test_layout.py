@@ -1,12 +1,15 @@
 """Local losses assigned to the units of a chain, and what each exit counts."""
 
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from snugfit._chain import Chain
-from snugfit.local import NetworkStats
-from snugfit.local.assignment import HeadLoss, Layout
+from snugfit.local import LOCAL_LOSSES, NetworkStats
+from snugfit.local.assignment import DetachedHeadLoss, HeadLoss, Layout
 from snugfit.local.auxiliary import AuxiliaryNetwork
+from snugfit.strategies.blockwise.worker import initialise_loss
 
 
 def network():
@@ -66,3 +69,24 @@ def test_exit_parameters_are_those_of_the_exit_model():
         made = layout(name)
         for index in range(3):
             assert made.exit_parameters(index) == sum(p.numel() for p in made.exit_model(index).parameters())
+
+
+@pytest.mark.parametrize("name", sorted(LOCAL_LOSSES))
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_every_loss_has_the_layouts_label_smoothing(name, smoothing):
+    """The last unit's is the head's, for losses that detach the head in addition to the unit's own."""
+    chain = Chain.from_module(network(), (3, 8, 8), "net")
+    made = Layout.of(chain, name, 5, label_smoothing=smoothing)
+    labels = torch.tensor([0, 4, 2])
+    for index in range(3):
+        loss = made.make_loss(index)
+        if not made.is_last(index):
+            initialise_loss(loss, 1)
+        elif isinstance(loss, DetachedHeadLoss):
+            initialise_loss(loss.local, 1)
+        features = torch.randn(3, *made.chain.units[index].map_shape)
+        found = loss.eval()(features, labels)
+        expected = F.cross_entropy(found.logits, labels, label_smoothing=smoothing)
+        if isinstance(loss, DetachedHeadLoss):
+            expected = expected + F.cross_entropy(loss.local.predict(features), labels, label_smoothing=smoothing)
+        torch.testing.assert_close(found.loss, expected)

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -24,6 +25,7 @@ from snugfit.strategies.blockwise.modules import (
     module_counts,
     partitions_of,
 )
+from snugfit.strategies.blockwise.strategy import Blockwise
 from snugfit.strategies.blockwise.worker import BlockTrainer, LocalUnit, Recomputation, initialise_loss
 from snugfit.strategies.recomputation.dynamic_program import UnitCost, schedule_cost
 from snugfit.strategies.recomputation.schedule import Schedule
@@ -139,14 +141,14 @@ def test_modules_are_measured_from_the_fewest_on_until_a_division_fits():
     assert wanted({"a": None}, 150e6) == ["b 0"]  # the last partition is measured in any case
 
 
-def trained(schedule, chain, dtype=torch.float64):
+def trained(schedule, chain, work, dtype=torch.float64):
     """Weights after two steps of one module of all units, from the same start and on the same images."""
     clone = copy.deepcopy(chain)
-    layout = Layout.of(clone, "aan", 10, [len(clone.units)])
+    layout = Blockwise()._layout(clone, work, even_modules(len(clone.units), len(clone.units)))
     recomputation = None
     if schedule:
         recomputation = Recomputation([unit.module for unit in clone.units], Schedule.parse(schedule))
-    local = LocalUnit(layout.modules[0].module, layout.make_loss(0), WORKLOAD, recomputation)
+    local = LocalUnit(layout.modules[0].module, layout.make_loss(0), work, recomputation)
     for images, labels in batches(dtype):
         local.step(images, labels)
     return clone.to_module().state_dict()
@@ -167,21 +169,21 @@ def initial_chain(name, dtype=torch.float64):
     return Chain.from_module(build(name, 10, 16).to(dtype), (3, 16, 16))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "smallconv"])
-def test_one_module_is_backpropagation(name):
-    chain = initial_chain(name)
+@pytest.mark.parametrize(("name", "smoothing"), [("resnet18", 0.0), ("smallconv", 0.0), ("smallconv", 0.2)])
+def test_one_module_is_backpropagation(name, smoothing):
+    chain, work = initial_chain(name), replace(WORKLOAD, label_smoothing=smoothing)
     module = copy.deepcopy(chain).to_module()
-    trainer = NetworkTrainer(module, module, WORKLOAD)
+    trainer = NetworkTrainer(module, module, work)
     for images, labels in batches(torch.float64):
         trainer.step(images, labels)
-    found = trained("", chain)
+    found = trained("", chain, work)
     for key, value in module.state_dict().items():
         torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-12)
 
 
 def test_a_module_that_runs_units_again_computes_the_same():
     chain = initial_chain("resnet18")
-    plain, recomputed = trained("", chain), trained("((0-2) 3) (4-6) 7-8", chain)
+    plain, recomputed = (trained(each, chain, WORKLOAD) for each in ("", "((0-2) 3) (4-6) 7-8"))
     for key, value in plain.items():
         torch.testing.assert_close(recomputed[key], value, rtol=1e-10, atol=1e-12)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from strategy_samples import workload
 from torch import nn
+from torch.nn import functional as F
 
 from snugfit._core.workload import OptimizerSettings
 from snugfit.errors import CheckpointError
@@ -113,6 +114,14 @@ def test_training_goes_on_after_a_selection_as_if_there_had_been_none():
         for made in (one, other):
             made.step(*batch(seed=2))
         assert not moved(copied(one.module), other.module)
+
+
+def test_the_loss_has_the_workloads_label_smoothing():
+    images, labels = batch()
+    made = trainer(label_smoothing=0.3)
+    set_modes(made.module)
+    expected = F.cross_entropy(made.module(images), labels, label_smoothing=0.3).item()
+    assert made.step(images, labels).loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_new_selection_takes_the_present_learning_rate():

@@ -62,6 +62,12 @@ def test_pepita_is_not_for_half_precision():
     assert refusals(deep(), "dfa", precision="bfloat16") == refusals(deep(), "drtp", precision="bfloat16") == []
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_label_smoothing_is_refused(rule):
+    (reason,) = refusals(deep(), rule, label_smoothing=0.1)
+    assert "leave out --label-smoothing" in reason
+
+
 def test_a_plan_says_why_there_is_none(tmp_path):
     """From the option to the error."""
 

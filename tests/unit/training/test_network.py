@@ -54,6 +54,19 @@ def test_a_step_is_a_plain_step_and_leaves_no_gradients():
     assert all(parameter.grad is None for parameter in mine.parameters())
 
 
+def test_the_loss_has_the_workloads_label_smoothing():
+    """The same step as torch's own loss, and another one than without."""
+    mine, theirs, unsmoothed = network(), network(), network()
+    trainer(mine, label_smoothing=0.2).step(*images())
+    trainer(unsmoothed).step(*images())
+    inputs, labels = images()
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    nn.functional.cross_entropy(theirs(inputs), labels, label_smoothing=0.2).backward()
+    optimizer.step()
+    assert_equal_weights(mine, theirs)
+    assert any((a != b).any() for a, b in zip(mine.parameters(), unsmoothed.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("parts", [2, 4])
 def test_accumulated_micro_batches_are_the_whole_batch(parts):
     mine, theirs = network(), network()

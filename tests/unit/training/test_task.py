@@ -1,11 +1,13 @@
 """Tasks: their losses, tallies and made-up targets; and the trainer that follows them."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from training_samples import PHASE, OneWeight, Source, make_run, make_workload
 
 from snugfit._core.serial import from_data, to_data
@@ -109,6 +111,18 @@ def test_confusion_of_few_classes_and_of_nothing():
     pair = (torch.ones(3, 1), torch.tensor([0, 1, 1]))
     score = measure(Classification(2), lambda x: x.repeat(1, 2), [pair], CPU)
     assert score.confusion == [[1, 0], [2, 0]] and score.top5 == 1.0
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+def test_label_smoothing_is_a_mixture_of_all_classes(smoothing):
+    """By hand in float64: the target is 1 - X of the class and X / K of each class; and as torch computes it."""
+    logits, labels = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 3, 1, 1, 2])
+    task = task_of(replace(make_workload(), classes=4, label_smoothing=smoothing))
+    targets = torch.full((5, 4), smoothing / 4, dtype=torch.float64)
+    targets[torch.arange(5), labels] += 1 - smoothing
+    by_hand = -(targets * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(task.loss(logits, labels), by_hand, rtol=1e-12, atol=0)
+    assert task.loss(logits, labels) == F.cross_entropy(logits, labels, label_smoothing=smoothing)
 
 
 def test_precision_of_perfect_and_of_no_boxes():

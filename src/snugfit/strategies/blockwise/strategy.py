@@ -105,7 +105,7 @@ class Blockwise(BlockwiseSettings):
             layout = self._layout(chain, workload, even_modules(len(chain.units), int(self.module_units)))
             return unit_probes(layout, workload, hardware, self.cache_dtype)
         batch = _wanted_batch(workload)
-        by_unit = Layout.of(chain, self.local_loss, workload.classes)
+        by_unit = self._layout(chain, workload, even_modules(len(chain.units), 1))
         partitions = all_partitions(module_costs(by_unit, unit_stats(chain), workload, batch))
         probes = [self._probes_of(partition, chain, workload, hardware) for partition in partitions]
         judge = PartitionFilter(partitions, [[probe.name for probe in each] for each in probes], batch)
@@ -121,7 +121,7 @@ class Blockwise(BlockwiseSettings):
 
     def _layout(self, chain: Chain, workload: Workload, modules: Sequence[Module]) -> Layout:
         sizes = [last - first + 1 for first, last, _ in modules]
-        return Layout.of(chain, self.local_loss, workload.classes, sizes)
+        return Layout.of(chain, self.local_loss, workload.classes, sizes, workload.label_smoothing)
 
     def _needs(self, workload: Workload, profile: Profile) -> tuple[UnitNeeds, ...]:
         """Memory needs of each module; infinite for one that does not fit at one sample."""

@@ -14,7 +14,7 @@ from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.network import Forward, mismatch_errors
 from snugfit._training.optimizers import ParameterOptimizers
-from snugfit._training.task import StepResult, loss_of
+from snugfit._training.task import StepResult, loss_of, task_of
 from snugfit.lean import use_lean
 from snugfit.surgery import adopt_widths
 
@@ -38,7 +38,7 @@ class TensorTrainer:
         self, module: nn.Module, forward: Forward, workload: Workload, micro_batches: int = 1, *, lean: bool = True
     ) -> None:
         self.module, self.forward, self.micro_batches, self.lean = module, forward, micro_batches, lean
-        self.modules, self.settings = [module], workload.optimizer
+        self.modules, self.settings, self.task = [module], workload.optimizer, task_of(workload)
         if lean:
             use_lean(module)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -97,7 +97,7 @@ class TensorTrainer:
         """One forward and backward pass on inputs (B, C, H, W) and labels (B,); see ``_training.loop.Trainable``."""
         started = time.perf_counter()
         set_modes(self.module)
-        loss, logits = loss_of(self.forward, inputs, labels, bfloat16=self._bfloat16)
+        loss, logits = loss_of(self.forward, inputs, labels, self.task.loss, bfloat16=self._bfloat16)
         del inputs
         (loss * share).backward()
         if update and self.micro_batches > 1:
@@ -133,7 +133,7 @@ class TensorTrainer:
                 parameter.requires_grad_(False)
             set_modes(self.module)
             for _ in range(min(self.micro_batches, 2)):
-                loss = loss_of(self.forward, inputs, labels, bfloat16=self._bfloat16)[0]
+                loss = loss_of(self.forward, inputs, labels, self.task.loss, bfloat16=self._bfloat16)[0]
                 loss.backward()
                 del loss
         finally:

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
@@ -76,7 +75,7 @@ class FeedbackTrainer(NetworkTrainer):
 
     def _train_head(self, features: Tensor, labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
         """Train the head by the loss on features (B, ...); the loss (scalar) and the logits (B, K), detached."""
-        loss, logits = loss_of(self.head, features, labels, bfloat16=self._bfloat16)
+        loss, logits = loss_of(self.head, features, labels, self.task.loss, bfloat16=self._bfloat16)
         _backward(loss * share)
         return loss.detach(), logits.detach()
 
@@ -148,7 +147,7 @@ class InputModulation(FeedbackTrainer):
             del sums
             features = part.after(answer)
         _backward(_differentiable(self.last.layer, self.last.before(features)), error * (share / len(error)))
-        return F.cross_entropy(logits, labels), logits
+        return self.task.loss(logits, labels), logits
 
 
 def _differentiable(layer: nn.Module, inputs: Tensor) -> Tensor:
@@ -181,6 +180,8 @@ class Feedback(FeedbackOptions, FullNetwork):
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why the model is unsupported: PEPITA requires single layers and exact differences."""
         reasons = needs_classes(workload) + chain.bypassed_hooks()
+        if workload.label_smoothing:
+            reasons.append("its rules project the error of unsmoothed targets; leave out --label-smoothing")
         if reasons or self.feedback_rule != "pepita":
             return reasons
         if workload.precision == "bfloat16":
