@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,8 +49,6 @@ STATISTICS = 16
 """Batches from which the statistics of BatchNorm are computed after training."""
 PASS = 250
 """Images at once where nothing trains."""
-SHORT = replace(DEFAULTS, batch_size=64)
-"""Smaller batches than elsewhere, since there are few images."""
 
 app = program("coupling")
 
@@ -68,11 +66,11 @@ def main(
     epochs: int = 12,
     lr: float = 0.05,
     seed: int = 0,
-    options: Options = SHORT,
+    options: Options = DEFAULTS,
 ) -> None:
     """Train modules one after another with and without couplings.
 
-    For example: python -m benchmarks.coupling --images 2000 --epochs 6 --threads 1
+    For example: python -m benchmarks.coupling --images 2000 --epochs 6 --batch-size 64 --threads 1
 
     Args:
         model: model to train.
