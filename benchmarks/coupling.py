@@ -7,7 +7,8 @@ read the image, but not the neighbour. Two such couplings are compared with none
   the module's loss (InfoPro, Wang et al., ICLR 2021; here the image has half its size). Its weight falls linearly to 0
   at the last module.
 - context: every module but the first also reads a smaller copy of the image, through two convolutions whose output is
-  added to its input (the encoder of ContSup). They stay in the trained model.
+  added to its input (as ContSup's encoder, which reads the whole image and pools afterwards). They stay in the trained
+  model.
 
 The gradient distance of SGR needs two neighbours in memory at the same time, so it is no candidate.
 """

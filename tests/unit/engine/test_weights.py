@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from snugfit._chain import Chain, UnitStore
 from snugfit._core.request import Request
+from snugfit._core.serial import to_data
 from snugfit._data import from_dataset
 from snugfit._engine.builder import assemble
 from snugfit._engine.loading import on_meta
@@ -190,6 +191,12 @@ def test_the_default_learning_rate_is_the_optimizers():
     assert made.workload.optimizer.lr == 0.001
     made = assemble(Request.of(model="python", lr=0.3, batch_size=4), splits(), network())
     assert (made.workload.optimizer.lr, made.workload.batch_limit) == (0.3, 4)
+
+
+def test_label_smoothing_is_off_by_default_and_part_of_the_workload():
+    assert assemble(Request.of(model="python"), splits(), network()).workload.label_smoothing == 0.0
+    made = assemble(Request.of(model="python", label_smoothing=0.1), splits(), network())
+    assert to_data(made.workload)["label_smoothing"] == 0.1
 
 
 def test_a_chain_on_meta_shares_nothing_and_takes_weights_back():
