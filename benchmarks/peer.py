@@ -46,6 +46,7 @@ class Job:
     lr: float
     seed: int
     device: torch.device
+    started: float
 
 
 @app.default
@@ -82,7 +83,7 @@ def main(
     started, meter = time.perf_counter(), make_meter(baseline, chosen)
     with MemoryLimit(parse_bytes(memory) if memory else None, baseline, chosen) as limit:
         splits = datasets.load(data, max_train=max_train, max_val=max_val, seed=seed)
-        job = Job(model, splits, epochs, batch_size, lr, seed, chosen)
+        job = Job(model, splits, epochs, batch_size, lr, seed, chosen, started)
         outcome = largest_that_fits(lambda micro: train(job, micro, meter, limit), batch_size)
     if outcome is None:
         budget = format_bytes(limit.budget_bytes or 0)
@@ -132,7 +133,7 @@ def train(job: Job, micro: int, meter: PeakMeter, limit: MemoryLimit) -> dict[st
     steps = max(1, source.steps(micro) // group)
     optimizer = torch.optim.SGD(network.parameters(), lr=job.lr, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps * job.epochs)
-    validation = None
+    validation, curve = None, list[tuple[float, float]]()
     training_seconds = 0.0
     for epoch in range(job.epochs):
         network.train()
@@ -148,6 +149,7 @@ def train(job: Job, micro: int, meter: PeakMeter, limit: MemoryLimit) -> dict[st
             schedule.step()
         training_seconds += time.perf_counter() - began
         validation = accuracy(network, Batches(job.splits.val, transform).in_order(micro), job.device)
+        curve.append((round(time.perf_counter() - job.started, 2), validation))
     test = None
     if job.splits.test is not None:
         test = accuracy(network, Batches(job.splits.test, transform).in_order(micro), job.device)
@@ -159,6 +161,7 @@ def train(job: Job, micro: int, meter: PeakMeter, limit: MemoryLimit) -> dict[st
         "accuracy": {"val": validation, "test": test},
         "settings": {"micro_batch": micro, "micro_batches": group},
         "training_seconds": training_seconds,
+        "curve": curve,
     }
 
 

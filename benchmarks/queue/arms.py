@@ -19,7 +19,8 @@ class Arm:
     Attributes:
         experiment: the table that it belongs to.
         name: its line there.
-        settings: flags of ``snugfit train``, but for length, seed and tuned learning rate.
+        settings: flags of ``snugfit train``, but for length, seed and tuned learning rate. A peer's ``strategy`` is its
+            script, like ``benchmarks.peer``, which takes the other flags.
         images: training images that there are, validation images not counted.
         epochs: epochs of the paper.
         priority: place among the arms; within a rung all seeds of lower ones run first.
@@ -40,6 +41,11 @@ class Arm:
     def sources(self) -> tuple[str, str]:
         """Strategy and model, whose sources its rows depend on."""
         return self.settings["strategy"], self.settings["model"]
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it trains by a script instead of ``snugfit train``."""
+        return str(self.settings["strategy"]).startswith("benchmarks.")
 
 
 _TRAIN = {"cifar10": 45_000, "mnist": 54_000, "fashion-mnist": 54_000, "folder:flower_photos": 900,
@@ -68,33 +74,32 @@ quarter of its peak with whole batches (221 and 319). The smallest is what ``snu
 def _capped() -> list[Arm]:
     """Accuracy within time under a cap: methods of training the same network at equal epochs, SGD and cosine.
 
-    Measurements are not cached, so that the seconds of every run include its own.
+    Measurements are not cached, so that the seconds of every run include its own. ``peer`` is a loop in plain PyTorch.
     """
-    blockwise: Settings = {"strategy": "blockwise", "exit_tolerance": 0}
+    ours: Settings = {"optimizer": "sgd", "schedule": "cosine", "profile_cache": "off"}
+    blockwise: Settings = ours | {"strategy": "blockwise", "exit_tolerance": 0}
     modules = blockwise | {"module_units": "auto"}
     methods: dict[str, Settings] = {
-        "backprop": {"strategy": "backprop"},
-        "checkpoint": {"strategy": "checkpoint"},
+        "backprop": ours | {"strategy": "backprop"},
+        "checkpoint": ours | {"strategy": "checkpoint"},
         "modules, aan": modules | {"local_loss": "aan"},
         "modules, auglocal": modules | {"local_loss": "auglocal"},
         "units, aan": blockwise | {"module_units": "1", "local_loss": "aan"},
         "units, lls-mxm": blockwise | {"module_units": "1", "local_loss": "lls-mxm"},
+        "peer": {"strategy": "benchmarks.peer"},
     }
-    shared: Settings = {"batch_size": 128, "optimizer": "sgd", "schedule": "cosine", "profile_cache": "off"}
     arms = [
         (model, cap, name)
         for model, caps in _CAPS.items()
         for cap, name in [(None, "backprop"), *itertools.product(caps, methods)]
     ]
-    return [
-        _arm(f"{CAPPED}, {model}, cifar10", f"{_cap(cap)}: {name}", "cifar10", 50, 1,
-             shared | methods[name] | {"model": model} | ({} if cap is None else {"memory": f"{cap:g}MB"}), lrs=_RATES)
-        for model, cap, name in arms
-    ]  # fmt: skip
-
-
-def _cap(cap: float | None) -> str:
-    return "no cap" if cap is None else f"{cap:g} MB"
+    found = []
+    for model, cap, name in arms:
+        limit = {} if cap is None else {"memory": f"{cap:g}MB"}
+        title = "no cap" if cap is None else f"{cap:g} MB"
+        settings = methods[name] | {"model": model, "batch_size": 128} | limit
+        found.append(_arm(f"{CAPPED}, {model}, cifar10", f"{title}: {name}", "cifar10", 50, 1, settings, lrs=_RATES))
+    return found
 
 
 def _lls_bases() -> list[Arm]:

@@ -39,9 +39,13 @@ FIRST = ("snugfit._engine.builder", "snugfit._training.initial_weights", "snugfi
 
 
 def digest_of(strategy: str, model: str, source: Path = SOURCE) -> str:
-    """Digest of the sources behind a run of a strategy on a model."""
-    modules = {*reached([*_contents(f"{STRATEGIES}.{strategy}", source), *_model(model, source), *SHARED], source)}
-    files = [_file(module, source) for module in modules | {*FIRST}]
+    """Digest of the sources behind a run of a strategy, or of a peer's script, on a model."""
+    roots, scripts = [*_model(model, source), *SHARED], list[Path]()
+    if strategy.startswith("benchmarks."):
+        scripts = [source.parent.joinpath(*strategy.split(".")).with_suffix(".py")]
+    else:
+        roots += _contents(f"{STRATEGIES}.{strategy}", source)
+    files = [*scripts, *(_file(module, source) for module in {*reached(roots, source), *FIRST})]
     digests = sorted(each for path in files for each in _statements(path, path.stat().st_mtime_ns))
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
 

@@ -55,7 +55,8 @@ Accuracy in percent: mean and standard deviation over seeds. "Equal epochs" is t
 validation accuracy at equal seconds: T is when the last seed of backprop without a cap ends. Of `backprop` and
 `checkpoint` the last epoch by then counts, of the others the best exit of the blocks that are trained ("-" before the
 first). Seconds include profiling and validation. "Gap" is the test accuracy less that of backprop without a cap, in
-points.
+points. `peer` is a plain PyTorch loop with the largest micro-batch that halving finds; its BatchNorm keeps tracked
+statistics. What is infeasible is tried once.
 """.strip()
 
 

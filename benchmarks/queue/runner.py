@@ -109,6 +109,9 @@ class Runner:
             return code, last_json(said.read().decode())
 
     def _command(self, task: Task, folder: Path) -> list[str]:
+        if task.arm.is_peer:  # it saves no checkpoint, and starts again
+            flags = {name: value for name, value in task.settings.items() if name != "strategy"}
+            return [sys.executable, "-m", task.arm.settings["strategy"], *to_flags(flags)]
         train = [*self.place.program, "train", "--json", "--quiet"]
         if (folder / "request.json").is_file():
             return [*train, "--resume", str(folder)]
@@ -168,13 +171,14 @@ def row_of(
     """What is kept of a run."""
     found = output if code == 0 else {}
     measured, accuracy = found.get("measured", {}), found.get("accuracy", {})
+    trained = (_seconds(metrics) or found.get("training_seconds")) if code == 0 else None
     return {
         "key": task.key, "experiment": task.arm.experiment, "arm": task.arm.name, "rung": RUNGS[task.rung],
         "images": task.images, "epochs": task.epochs, "seed": task.seed, "lr": task.lr, "settings": task.settings,
         "commit": commit, "digest": digest, "exit_code": code,
         "error": _FOLDERS.sub("", output.get("error", {}).get("message", "")) or None,
         "val": accuracy.get("val"), "test": accuracy.get("test"), "seconds": measured.get("seconds"),
-        "best_epoch": best_epoch(metrics), "curve": curve_of(found, metrics),
-        "training_seconds": _seconds(metrics) if code == 0 else None, "peak_bytes": measured.get("peak_bytes"),
+        "best_epoch": best_epoch(metrics), "curve": found.get("curve") or curve_of(found, metrics),
+        "training_seconds": trained, "peak_bytes": measured.get("peak_bytes"),
         "parameters": found.get("parameters"), "exit": found.get("exit"), "chosen": found.get("settings"),
     }  # fmt: skip

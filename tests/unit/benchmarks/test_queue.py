@@ -76,7 +76,8 @@ def test_the_capped_arms_run_first_and_only_their_methods_and_caps_differ() -> N
         settings = [each.settings for each in capped if each.settings["model"] == model]
         assert ["memory" in each for each in settings].count(False) == 1
         assert len({each["memory"] for each in settings if "memory" in each}) == 4
-        assert {(each["optimizer"], each["schedule"], each["profile_cache"]) for each in settings} == {
+        ours = [each for each in settings if each["strategy"] != "benchmarks.peer"]
+        assert {(each["optimizer"], each["schedule"], each["profile_cache"]) for each in ours} == {
             ("sgd", "cosine", "off")
         }
 
@@ -162,13 +163,13 @@ class TestDigest:
             "_training/initial_weights": "", "_storage/tensor_file": "",
         }  # fmt: skip
         for name, text in files.items():
-            folder = tmp_path / "snugfit" / name
+            folder = tmp_path / "src" / "snugfit" / name
             path = (
                 folder.with_suffix(".py") if "/" in name and name != "strategies/backprop" else folder / "__init__.py"
             )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return tmp_path
+        return tmp_path / "src"
 
     def test_reaches_what_is_imported_or_loaded_by_name_and_stops_at_what_learns_nothing(self, source: Path) -> None:
         found = digest.reached(["snugfit.strategies.backprop.strategy"], source)
@@ -209,8 +210,17 @@ class TestDigest:
         (source / "snugfit" / "_models" / "resnet.py").write_text("z = 1")
         assert digest.digest_of("backprop", "torchvision:x", source) != before
 
+    def test_a_peer_depends_on_its_script(self, source: Path) -> None:
+        script = source.parent / "benchmarks" / "plain.py"
+        script.parent.mkdir()
+        script.write_text("x = 1")
+        before = digest.digest_of("benchmarks.plain", "vgg11", source)
+        script.write_text("x = 2")
+        assert digest.digest_of("benchmarks.plain", "vgg11", source) != before
+
     def test_the_real_arms_depend_on_what_they_train(self) -> None:
-        sources = {("blockwise", "vgg11"), ("blockwise", "resnet18"), ("backprop", "vgg11"), ("checkpoint", "vgg11")}
+        strategies = ("blockwise", "backprop", "checkpoint", "benchmarks.peer")
+        sources = {("blockwise", "resnet18"), *((name, "vgg11") for name in strategies)}
         assert len({digest.digest_of(*each) for each in sources}) == len(sources)
 
     def test_the_real_package_has_the_files_that_are_named(self) -> None:
@@ -386,6 +396,11 @@ class TestRunner:
         words = json.loads((folder / "request.json").read_text())
         assert words[words.index("--weights") + 1] == str(place.weights["net"])
         assert Task(needy, 2, 9).settings["weights"] == "net"
+
+    def test_a_peer_is_a_script_of_its_own(self, place: Place) -> None:
+        peer = Arm("table", "p", {"model": "vgg11", "strategy": "benchmarks.peer"}, 900, 5, 1)
+        words = Runner(place)._command(Task(peer, 2, 9), place.runs)
+        assert words[1:] == ["-m", "benchmarks.peer", "--model", "vgg11", "--epochs", "5", "--seed", "9"]
 
     def test_a_killed_queue_takes_its_run_with_it(self, place: Place, tmp_path: Path) -> None:
         script = tmp_path / "parent.py"

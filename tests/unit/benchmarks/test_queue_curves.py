@@ -42,6 +42,12 @@ def test_the_last_point_by_a_time_counts(seconds: float, value: float | None) ->
     assert reached([(10.0, 0.3), (20.0, 0.2)], seconds) == value
 
 
+def test_a_peer_reports_its_own_curve() -> None:
+    record = {"curve": [[3.0, 0.5]], "training_seconds": 2.5, "measured": {"seconds": 4.0}}
+    row = row_of(Task(TestPage.free, 0, 0), "d", "abc", 0, record, [])
+    assert (row["curve"], row["training_seconds"], row["seconds"]) == ([[3.0, 0.5]], 2.5, 4.0)
+
+
 def test_spread_is_the_standard_deviation_of_a_sample() -> None:
     assert [with_spread(each) for each in ([], [0.5], [0.5, 0.6, 0.7])] == ["-", "50.0", "60.0 ± 10.0"]
 
