@@ -80,7 +80,7 @@ class Runner:
             code, output = self._attempt(task, folder)
         if code == INTERRUPTED or self.stopped:
             return None
-        row = row_of(task, digest, begun["commit"], code, output, metrics_of(folder))
+        row = row_of(task, digest, begun["commit"], code, output, metrics_of(folder)) | {"load": begun["load"]}
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".json").unlink()
         return row
@@ -136,7 +136,7 @@ def _begin(folder: Path, digest: str) -> dict[str, Any]:
     begun = json.loads(note.read_text()) if note.is_file() else {}
     if begun.get("digest") != digest or not folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
-        begun = {"digest": digest, "commit": commit(), "started": time.time()}
+        begun = {"digest": digest, "commit": commit(), "started": time.time(), "load": round(os.getloadavg()[0], 2)}
         write_json_atomic(note, begun)
     return begun
 

@@ -360,6 +360,7 @@ class TestRunner:
     def test_a_finished_run_leaves_a_row_and_no_files(self, place: Place) -> None:
         row = Runner(place)(Task(arm(), 0, 0), "b1")
         assert row is not None and (row["val"], row["training_seconds"], row["seconds"]) == (0.5, 3.5, 4.0)
+        assert row["load"] >= 0
         assert list(place.runs.iterdir()) == []
 
     def test_a_stopped_run_is_resumed(self, place: Place) -> None:
