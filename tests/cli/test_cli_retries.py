@@ -66,7 +66,7 @@ class Machine:
 
     def _answer(self, request):
         name, budget = request.strategy.strategy, int(request.budget.memory.removesuffix("MB"))
-        need = self.needs[f"{name}_{request.strategy.local_loss}".removesuffix("_None").replace("-", "_")]
+        need = self.needs[f"{name}_{request.strategy.local_loss}".removesuffix("_auto").replace("-", "_")]
         return fitting(name, need * MB) if budget >= need else refusal(**{name: int(need * 1.2) * MB})
 
 
@@ -82,7 +82,7 @@ def test_a_way_that_fits_alone_is_found_after_the_others_left_it_no_room():
     machine = Machine(backprop=90, blockwise=48)
     first = refusal([alone("backprop"), alone("blockwise")], backprop=100 * MB, blockwise=80 * MB)
     found = plan_again(REQUEST, first, machine)
-    assert machine.asked == [("backprop", None), ("blockwise", None)] and machine.planned == []
+    assert machine.asked == [("backprop", "auto"), ("blockwise", "auto")] and machine.planned == []
     assert found["infeasible"] is None and found["plan"]["chosen"] == 0
     assert Request.from_json(found["request"]) == alone("blockwise")
     assert [each["strategy"] for each in found["plan"]["candidates"]] == ["blockwise", "backprop"]

@@ -166,3 +166,8 @@ class BaseRequest:
     training: TrainingOptions = field(default_factory=TrainingOptions)
     strategy: BaseStrategyOptions = field(default_factory=BaseStrategyOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
+
+    @property
+    def aim(self) -> Aim:
+        """The aim of the plan: time by default, accuracy if weights are given."""
+        return self.strategy.aim or ("time" if self.model.weights is None else "accuracy")

@@ -24,6 +24,7 @@ from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
 from snugfit.errors import UsageError
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
+from snugfit.strategies.blockwise.loss_choice import AUTO
 from snugfit.strategies.blockwise.probes import signal_table
 from snugfit.strategies.elastic.probes import tensor_table
 from snugfit.strategies.sidenet.activation_table import activation_table
@@ -58,7 +59,6 @@ def make_plan(
     check_options(request)
     considered = make_strategies(request) if measures else StrategySelection([])
     budget = Budget(**asdict(request.budget))
-    aim = request.strategy.aim or ("time" if request.model.weights is None else "accuracy")
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads)
     hardware = describe_hardware(device)
@@ -73,7 +73,7 @@ def make_plan(
             assembly = assemble(request, splits, module)
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
-            question = PlanningInput(assembly.workload, assembly.chain, hardware, budget, aim)
+            question = PlanningInput(assembly.workload, assembly.chain, hardware, budget, request.aim)
             measuring = MeasurementContext(make_meter(resting, device), limit, on_measured, known)
             found, profile = search(question, considered, measuring, runs)
         found = replace(found, command=command_of(request, found))
@@ -107,9 +107,10 @@ def profile_units(
         raise UsageError(
             "profile measures units with classification losses; use snugfit plan --task detect for the whole network."
         )
+    named: dict[str, Any] = {"local_loss": "aan"} if request.strategy.local_loss == AUTO else {}
     request = replace(
         request,
-        strategy=replace(request.strategy, strategy="blockwise"),
+        strategy=replace(request.strategy, strategy="blockwise", **named),
         budget=replace(request.budget, time_ratio=None),  # units are measured without a strategy's options
     )
     measures = learning_signal or tensors or not activation_memory

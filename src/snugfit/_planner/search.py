@@ -129,7 +129,7 @@ class _Search:
         alone = len(strategies) == 1 and before is None
         with self.measuring.limit.allow_address_space(META_PASS_BYTES):
             reasons = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
-            able = [strategy for strategy in strategies if not reasons[strategy.name]]
+            able = [_prepared(each, workload, chain) for each in strategies if not reasons[each.name]]
             network = "\n".join(describe(unit.module) for unit in chain.all_units)
             probes = [
                 _identified(probe, strategy, workload, network)
@@ -196,6 +196,13 @@ def _merged(known: Profile, more: Profile) -> Profile:
         seconds=known.seconds + more.seconds,
         tensors=more.tensors or known.tensors,
     )
+
+
+def _prepared(strategy: Strategy, workload: Workload, chain: Chain) -> Strategy:
+    """The strategy with what it must know of the model before it is measured, if it defines ``prepared``."""
+    prepared = getattr(strategy, "prepared", None)
+    made: Strategy = strategy if prepared is None else prepared(workload, chain)
+    return made
 
 
 def _reasons(strategy: Strategy, workload: Workload, chain: Chain, hardware: Hardware, *, alone: bool) -> list[str]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from snugfit._core import known
+from snugfit._core.budget import Aim
 from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import CacheDtype, Checked, Count, Share, Text
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig, present
 from snugfit.strategies.blockwise.explanation import explain_modules
+from snugfit.strategies.blockwise.loss_choice import AUTO, MODULE_BATCH, LossChoice, LossCost
 
 
 def _module_units(text: str) -> bool:
@@ -24,7 +26,8 @@ class BlockwiseOptions(Checked):
 
     Attributes:
         local_loss: local loss of ``blockwise``: aan, auglocal, classic, linear, lls, lls-m or lls-mxm, with options if
-            needed, like ``auglocal:depth=3``; aan by default, or lls-mxm if nothing fits with aan.
+            needed, like ``auglocal:depth=3``; auto takes the one of the most expected accuracy that memory and the aim
+            allow.
         module_units: units that train together by backpropagation, as a gradient-isolated module with one local loss;
             ``auto`` makes the modules as few and as large as the budget allows.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
@@ -39,7 +42,7 @@ class BlockwiseOptions(Checked):
         views: augmented passes that are cached.
     """
 
-    local_loss: str | None = None
+    local_loss: str = AUTO
     module_units: Annotated[str, Text("auto or a whole number of at least 1", _module_units)] = "1"
     rho: Share = 0.4
     block_units: Count | None = None
@@ -54,9 +57,11 @@ class BlockwiseOptions(Checked):
 
 @dataclass(frozen=True)
 class BlockwiseSettings(BlockwiseOptions):
-    """Settings of ``blockwise``: the options, and what ``propose`` sets.
+    """Settings of ``blockwise``: the options, and what planning sets.
 
     Attributes:
+        aim: criterion of the choice of a local loss.
+        loss_costs: the local losses to choose from, with bytes and multiply-accumulates; empty if one was named.
         modules: first unit, last unit and recomputation schedule (empty without recomputation) of each module.
         blocks: (first module, last module, batch size) of each block.
         test_batch: batch size of the test of the exit model.
@@ -66,9 +71,16 @@ class BlockwiseSettings(BlockwiseOptions):
     exact: ClassVar[bool] = False
 
     local_loss: str = "aan"
+    aim: Aim = "time"
+    loss_costs: tuple[LossCost, ...] = ()
     modules: tuple[tuple[int, int, str], ...] = ()
     blocks: tuple[tuple[int, int, int], ...] = ()
     test_batch: int = 1
+
+
+def asks_for_exit(settings: Mapping[str, Any]) -> bool:
+    """Whether settings ask for a small exit."""
+    return bool(settings.get("saturation_stop")) or settings.get("exit_tolerance") is not None
 
 
 class Config(StrategyConfig):
@@ -86,20 +98,30 @@ class Config(StrategyConfig):
         Raises:
             UnknownNameError: it is unknown.
         """
-        local_loss = getattr(request.strategy, "local_loss", None)
-        if local_loss is not None:
+        local_loss = getattr(request.strategy, "local_loss", AUTO)
+        if local_loss != AUTO:
             known.check_local_loss(local_loss)
+
+    def settings(self, request: BaseRequest) -> dict[str, Any]:
+        """The aim."""
+        return {"aim": request.aim}
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """The local loss, and the number of modules if they have several units."""
         modules = settings.get("modules") or ((0, 0, ""),)
         loss = settings.get("local_loss", "")
-        return present({loss: bool(loss), f"{len(modules)} modules": 1 < len(modules) <= modules[-1][1]})
+        return present({loss: loss not in ("", AUTO), f"{len(modules)} modules": 1 < len(modules) <= modules[-1][1]})
 
     def explanation(self, settings: Mapping[str, Any], parts: Sequence[str]) -> Iterator[str]:
-        """The modules."""
-        if modules := settings.get("modules"):
-            yield from explain_modules(modules, parts)
+        """The modules and the local loss."""
+        if not (modules := settings.get("modules")):
+            return
+        yield from explain_modules(modules, parts)
+        if len(modules) > 1 and settings.get("loss_costs"):
+            choice = LossChoice(settings["loss_costs"], settings["aim"], asks_for_exit(settings))
+            few = settings.get("module_units") == "auto"
+            unfit = "does not fit in as few modules" if few else f"does not fit at a batch of {MODULE_BATCH}"
+            yield choice.reason(settings["local_loss"], unfit)
 
     def structure(self, record: Record) -> dict[str, Any]:
         """The exit that was chosen, and its local loss."""

@@ -15,7 +15,7 @@ from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Cost, Phase, Shortfall
-from snugfit._core.profile import Profile
+from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
@@ -33,8 +33,17 @@ from snugfit.strategies.blockwise.blocks import (
     estimate_blocks,
     make_blocks,
 )
-from snugfit.strategies.blockwise.config import BlockwiseSettings
+from snugfit.strategies.blockwise.config import BlockwiseSettings, asks_for_exit
 from snugfit.strategies.blockwise.controller import Controller
+from snugfit.strategies.blockwise.loss_choice import (
+    AUTO,
+    EXPECTED_ACCURACY,
+    MODULE_BATCH,
+    LossChoice,
+    LossCost,
+    probe_suffix,
+    profile_of,
+)
 from snugfit.strategies.blockwise.modules import (
     Module,
     Partition,
@@ -54,9 +63,6 @@ LEAN_LOSS = "lls-mxm"
 """The local loss without an auxiliary network: MobileNetV2 on CIFAR-10 trains at batches of 98 and more. The
 convolutions of ``aan`` also keep feature maps."""
 
-MODULE_BATCH = 16
-"""Batch size that makes larger modules worth their memory; smaller ones estimate BatchNorm's statistics badly."""
-
 UNITS_BEFORE_STOP = 2
 """Units in a block if training may stop early between blocks; with fewer units it stops earlier."""
 
@@ -72,13 +78,13 @@ class Blockwise(BlockwiseSettings):
         Raises:
             UsageError: the local loss is unknown, or lacks an option.
         """
-        if options.local_loss is not None:
+        if options.local_loss != AUTO:
             check_local_loss(options.local_loss)
 
     @staticmethod
     def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
         """Settings that need less memory, among those that the user left open; tried if nothing fits."""
-        if options.local_loss is None:
+        if options.local_loss == AUTO:
             yield {"local_loss": LEAN_LOSS}
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
@@ -95,29 +101,83 @@ class Blockwise(BlockwiseSettings):
         shape = "x".join(map(str, strange.output_shape))
         return [f"unit {strange.name} gives {shape} values per image, but local losses require feature maps or vectors"]
 
+    def prepared(self, workload: Workload, chain: Chain) -> Blockwise:
+        """The strategy with the costs of the local losses that ``auto`` considers."""
+        if self.local_loss != AUTO:
+            return self
+        stats = unit_stats(chain)
+        costs = tuple(self._loss_cost(loss, stats, workload, chain) for loss in EXPECTED_ACCURACY)
+        return replace(self, loss_costs=costs)
+
+    def _loss_cost(self, loss: str, stats: Sequence[UnitStats], workload: Workload, chain: Chain) -> LossCost:
+        layout = replace(self, local_loss=loss)._layout(chain, workload, even_modules(len(chain.units), 1))
+        costs = module_costs(layout, stats, workload, _priced_batch(workload))
+        modules = even_modules(len(layout), self._fixed_units or 1)
+        macs = 3 * sum(unit.macs for unit in stats)  # a forward pass and both gradients
+        macs += sum(layout.make_loss(last).signal_macs(layout.unit_shape(last)) for _, last, _ in modules)
+        return loss, tuple(costs.step_bytes(first, last) for first, last, _ in modules), macs
+
+    @property
+    def _fixed_units(self) -> int | None:
+        """Units in a module; None if the budget decides."""
+        return None if self.module_units == "auto" else int(self.module_units)
+
+    def _losses(self) -> list[str]:
+        """The local losses to consider, best first."""
+        if self.local_loss != AUTO:
+            return [self.local_loss]
+        if not self.loss_costs:
+            return list(EXPECTED_ACCURACY)
+        return LossChoice(self.loss_costs, self.aim, asks_for_exit(vars(self))).order()
+
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """Probes of modules with their local losses.
 
-        With ``module_units="auto"`` they are lazy: first one module with all units, then two, and so on until one
-        division fits; see :class:`PartitionFilter`.
+        With ``module_units="auto"`` or ``local_loss="auto"`` they are lazy: first one module with all units, then two,
+        and so on until one division fits with one of the local losses; see :class:`PartitionFilter`.
         """
-        if self.module_units != "auto":
-            layout = self._layout(chain, workload, even_modules(len(chain.units), int(self.module_units)))
+        if self._fixed_units is not None and self.local_loss != AUTO:
+            layout = self._layout(chain, workload, even_modules(len(chain.units), self._fixed_units))
             return unit_probes(layout, workload, hardware, self.cache_dtype)
-        batch = _wanted_batch(workload)
-        by_unit = self._layout(chain, workload, even_modules(len(chain.units), 1))
-        partitions = all_partitions(module_costs(by_unit, unit_stats(chain), workload, batch))
-        probes = [self._probes_of(partition, chain, workload, hardware) for partition in partitions]
-        judge = PartitionFilter(partitions, [[probe.name for probe in each] for each in probes], batch)
-        different = {probe.name: probe for each in probes for probe in each}
-        return [replace(each, needed=partial(judge.is_worth_measuring, name)) for name, each in different.items()]
-
-    def _probes_of(self, partition: Partition, chain: Chain, workload: Workload, hardware: Hardware) -> list[Probe]:
-        layout = self._layout(chain, workload, partition.modules)
-        return [
-            module_probe(layout, index, schedule, workload, hardware, self.cache_dtype)
-            for index, schedule in enumerate(partition.schedules)
+        found = [
+            (len(partition.sizes), rank, loss, partition)
+            for rank, loss in enumerate(self._losses())
+            for partition in self._partitions(loss, workload, chain)
         ]
+        found = [each for each in found if each[0] > 1 or each[1] == 0]  # a single module has the network's own loss
+        found.sort(key=lambda each: each[:2])
+        return self._lazy_probes([each[2:] for each in found], workload, chain, hardware)
+
+    def _partitions(self, loss: str, workload: Workload, chain: Chain) -> list[Partition]:
+        """The partitions to consider with a local loss."""
+        if self._fixed_units is not None:
+            modules = even_modules(len(chain.units), self._fixed_units)
+            step_bytes = {name: each for name, each, _ in self.loss_costs}[loss]
+            sizes = tuple(last - first + 1 for first, last, _ in modules)
+            return [Partition(sizes, ("",) * len(sizes), step_bytes)]
+        layout = replace(self, local_loss=loss)._layout(chain, workload, even_modules(len(chain.units), 1))
+        return all_partitions(module_costs(layout, unit_stats(chain), workload, _priced_batch(workload)))
+
+    def _lazy_probes(
+        self, options: Sequence[tuple[str, Partition]], workload: Workload, chain: Chain, hardware: Hardware
+    ) -> list[Probe]:
+        """Probes that are measured until an option, of a local loss and a partition, fits; large modules first."""
+        different: dict[str, Probe] = {}
+        names = []
+        for loss, partition in options:
+            suffix = probe_suffix(loss) if self.local_loss == AUTO else ""
+            layout = replace(self, local_loss=loss)._layout(chain, workload, partition.modules)
+            own = []
+            for index in sorted(range(len(layout)), key=partition.step_bytes.__getitem__, reverse=True):
+                first, last, schedule = partition.modules[index]
+                units = [unit.name for unit in chain.units[first : last + 1]]
+                own.append(name := module_probe_name(units, schedule) + suffix)
+                if name not in different:
+                    probe = module_probe(layout, index, schedule, workload, hardware, self.cache_dtype)
+                    different[name] = replace(probe, name=name)
+            names.append(own)
+        judge = PartitionFilter([partition for _, partition in options], names, _wanted_batch(workload))
+        return [replace(each, needed=partial(judge.is_worth_measuring, name)) for name, each in different.items()]
 
     def _layout(self, chain: Chain, workload: Workload, modules: Sequence[Module]) -> Layout:
         sizes = [last - first + 1 for first, last, _ in modules]
@@ -155,20 +215,23 @@ class Blockwise(BlockwiseSettings):
             partial_bytes=line.partial_bytes if line else 0,
         )
 
-    def _divisions(self, workload: Workload, profile: Profile, budget: Budget) -> list[tuple[Module, ...]]:
-        """Divisions into measured modules that fit at the batch size wanted, fewest modules first; the last is any."""
-        count = len(profile.units) - 1
-        if self.module_units != "auto":
-            return [even_modules(count, int(self.module_units))]
-        numbers = {stats.name: number for number, stats in enumerate(profile.units)}
-        measured = {_module_of_probe(name, numbers): line for name, line in profile.lines.items() if _is_module(name)}
-        headroom, batch = step_headroom(budget, profile.base_bytes), _wanted_batch(workload)
-        fitting = {
-            module: line.seconds_at(batch) / batch
-            for module, line in measured.items()
-            if line.bytes_at(batch) <= headroom
-        }
-        return [*fastest_divisions(count, fitting), even_modules(count, 1)]
+    def _divisions(self, workload: Workload, profile: Profile, budget: Budget) -> list[Blockwise]:
+        """Local losses and divisions into measured modules that fit at the batch size wanted, best first.
+
+        Fewer modules come first, then the local loss that is expected to be more accurate. The last ones may fit at
+        smaller batches.
+        """
+        count, losses = len(profile.units) - 1, self._losses()
+        even = [replace(self, local_loss=loss, modules=even_modules(count, self._fixed_units or 1)) for loss in losses]
+        if self._fixed_units is not None and self.local_loss != AUTO:
+            return even
+        found = []
+        for rank, loss in enumerate(losses):
+            fitting = _fitting_modules(profile_of(profile, loss), workload, budget)
+            for modules in fastest_divisions(count, fitting):
+                found.append((len(modules), rank, replace(self, local_loss=loss, modules=modules)))
+        found.sort(key=lambda each: each[:2])
+        return [each for _, _, each in found] + even[::-1]
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Blockwise]:
         """The blocks of Algorithm 1 after residency repair, with a cache; also without one if it does not fit."""
@@ -185,14 +248,16 @@ class Blockwise(BlockwiseSettings):
         self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
     ) -> Iterator[Blockwise]:
         """The division with the fewest modules that has blocks within the budget."""
-        for modules in self._divisions(workload, profile, budget):
-            if all(_probe_name(profile, module) in profile.kept for module in modules):
-                found = replace(self, modules=modules)._in_blocks(workload, profile, hardware, budget)
+        for option in self._divisions(workload, profile, budget):
+            kept = profile_of(profile, option.local_loss).kept
+            if all(_probe_name(profile, module) in kept for module in option.modules):
+                found = option._in_blocks(workload, profile, hardware, budget)
                 if found is not None:
                     yield found
                     return
 
     def _in_blocks(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Blockwise | None:
+        profile = profile_of(profile, self.local_loss)
         limit = min(workload.batch_limit, workload.train_count)
         residency = self._residency(workload, profile, budget)
         most = UNITS_BEFORE_STOP if self.block_units is None and self.saturation_stop else self.block_units
@@ -212,6 +277,7 @@ class Blockwise(BlockwiseSettings):
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured lines: one phase per block and one for the final test."""
+        profile = profile_of(profile, self.local_loss)
         blocks = [Block(*block) for block in self.blocks]
         probes = [_probe_name(profile, module) for module in self._divided(profile)]
         seconds = [
@@ -230,8 +296,10 @@ class Blockwise(BlockwiseSettings):
 
         A profile in which larger modules fit has no probes of single units; then the largest of its modules counts.
         """
-        size = 1 if self.module_units == "auto" else int(self.module_units)
-        names = [_probe_name(profile, module) for module in even_modules(len(profile.units) - 1, size)]
+        names = [_probe_name(profile, each) for each in even_modules(len(profile.units) - 1, self._fixed_units or 1)]
+        by_loss = [(loss, profile_of(profile, loss)) for loss in reversed(self._losses())]  # the leanest first
+        by_loss = [pair for pair in by_loss if any(map(_is_module, pair[1].floors))]
+        loss, profile = next((pair for pair in by_loss if all(name in pair[1].floors for name in names)), by_loss[0])
         if any(name not in profile.floors for name in names):
             names = [name for name in profile.floors if _is_module(name)]
         kept = {name: profile.kept[name] if self.residency == "all" else 0 for name in names}
@@ -239,22 +307,50 @@ class Blockwise(BlockwiseSettings):
         largest = max(floors, key=lambda name: floors[name])
         smallest = max(smallest_budget(profile, floors[largest]), (budget.memory_bytes or 0) + 1_000_000)
         reason = f"unit {largest.removeprefix(PROBE_PREFIX)} needs {smallest / 1e6:.0f} MB for one sample"
+        if self.local_loss == AUTO:
+            reason += f" with {loss}, the leanest of {', '.join(EXPECTED_ACCURACY)}"
         tested = smallest_budget(profile, TRAINED_BLOCKS_BYTES + _tested_weights(profile, hardware))
         return Shortfall((reason,), max(smallest, tested))
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train one block after another."""
+        run.profile = _in_order(profile_of(run.profile, self.local_loss))
         return Controller(self, self._layout(chain, run.workload, self.modules), data, run).fit()
 
 
 def _wanted_batch(workload: Workload) -> int:
-    """Batch size that every module must reach before the network is divided into fewer and larger ones."""
+    """Batch size that every module must reach to be preferred over leaner ones."""
     return min(MODULE_BATCH, workload.batch_limit, workload.train_count)
+
+
+def _priced_batch(workload: Workload) -> int:
+    """Batch size of passes on the meta device; one image is too few for some batch norms."""
+    return max(2, _wanted_batch(workload))
+
+
+def _fitting_modules(profile: Profile, workload: Workload, budget: Budget) -> dict[Module, float]:
+    """Seconds per image of the measured modules that fit at the batch size wanted."""
+    numbers = {stats.name: number for number, stats in enumerate(profile.units)}
+    measured = {_module_of_probe(name, numbers): line for name, line in profile.lines.items() if _is_module(name)}
+    headroom, batch = step_headroom(budget, profile.base_bytes), _wanted_batch(workload)
+    return {
+        module: line.seconds_at(batch) / batch for module, line in measured.items() if line.bytes_at(batch) <= headroom
+    }
 
 
 def _probe_name(profile: Profile, module: Module) -> str:
     first, last, schedule = module
     return module_probe_name([stats.name for stats in profile.units[first : last + 1]], schedule)
+
+
+def _in_order(profile: Profile) -> Profile:
+    """The profile with the lines of modules in the order of units, and other lines before them."""
+    numbers = {stats.name: number for number, stats in enumerate(profile.units)}
+    lines = sorted(
+        profile.lines.items(),
+        key=lambda item: _module_of_probe(item[0], numbers) if _is_module(item[0]) else (-1, 0, ""),
+    )
+    return replace(profile, lines=dict(lines))
 
 
 def _is_module(probe: str) -> bool:
