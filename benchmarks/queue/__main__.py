@@ -21,7 +21,7 @@ from benchmarks.queue.arms import Arm, all_arms
 from benchmarks.queue.digest import digest_of
 from benchmarks.queue.estimate import duration, seconds
 from benchmarks.queue.page import page as page_of
-from benchmarks.queue.page import progress
+from benchmarks.queue.page import progress, write_figures
 from benchmarks.queue.rows import Rows, read_rows
 from benchmarks.queue.rungs import Row, Task, order
 from benchmarks.queue.runner import Place, Runner, training_seconds
@@ -115,10 +115,10 @@ def start(
         rows = Rows(folders.results)
         for task, row in work(folders, runner, given, retry=retry, limit=limit):
             rows.keep(row)
-            write_page(folders)
+            figures = write_page(folders)
             note(f"         {_summary(row)}")
             if commit:
-                _commit([rows.path, folders.page], task.label)
+                _commit([rows.path, folders.page, *figures], task.label)
         return 130 if runner.stopped else 0
 
 
@@ -214,9 +214,11 @@ def page(*, check: bool = False, folders: Folders = DEFAULTS) -> int:
     return 0
 
 
-def write_page(folders: Folders) -> None:
-    """Write the page of all experiments."""
-    folders.page.write_text(page_of(all_arms(), read_rows(folders.results)))
+def write_page(folders: Folders) -> list[Path]:
+    """Write the page of all experiments, and its figures next to it; returns the paths of the figures."""
+    rows = read_rows(folders.results)
+    folders.page.write_text(page_of(all_arms(), rows))
+    return write_figures(all_arms(), rows.values(), folders.page.parent / "figures")
 
 
 def _summary(row: Row) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.queue.arms import CAPPED, Arm
-from benchmarks.queue.curves import reached, with_spread
+from benchmarks.queue.curves import Point, reached, with_spread
 from benchmarks.queue.estimate import duration, seconds
 from benchmarks.queue.rungs import RUNGS, Row, Task, failed
 from benchmarks.store import markdown, mb, number, percent
@@ -27,11 +28,15 @@ A row is run again when the sources that it depends on have changed. `python -m 
 
 def page(arms: Iterable[Arm], rows: Mapping[str, Row]) -> str:
     """The whole page."""
-    by_experiment: dict[str, list[Arm]] = {}
-    for arm in arms:
-        by_experiment.setdefault(arm.experiment, []).append(arm)
-    parts = [_experiment(title, found, list(rows.values())) for title, found in by_experiment.items()]
+    parts = [_experiment(title, found, list(rows.values())) for title, found in _by_experiment(arms).items()]
     return "\n\n".join([INTRO.strip(), *(part for part in parts if part)]) + "\n"
+
+
+def _by_experiment(arms: Iterable[Arm]) -> dict[str, list[Arm]]:
+    found: dict[str, list[Arm]] = {}
+    for arm in arms:
+        found.setdefault(arm.experiment, []).append(arm)
+    return found
 
 
 def _experiment(title: str, arms: list[Arm], rows: list[Row]) -> str:
@@ -61,10 +66,43 @@ statistics. What is infeasible is tried once.
 
 
 def _capped(title: str, arms: list[Arm], rows: list[Row]) -> str:
-    """A table per rung, with accuracy at equal epochs and at equal seconds."""
+    """A table per rung, with accuracy at equal epochs and at equal seconds, and a figure of the longest rung."""
     parts = [_capped_rung(arms, {arm.name: _of(rows, arm, rung) for arm in arms}, rung) for rung in RUNGS]
     tables = [part for part in parts if part]
-    return "\n\n".join([f"## {title}", _CAPPED_INTRO, *tables]) if tables else ""
+    name = figure_name(title)
+    figures = [f"![{title}: validation accuracy over seconds](figures/{name})"] if curves_of(arms, rows) else []
+    return "\n\n".join([f"## {title}", _CAPPED_INTRO, *tables, *figures]) if tables else ""
+
+
+def figure_name(title: str) -> str:
+    """File name of an experiment's figure."""
+    return "_".join(title.lower().replace(",", "").split()) + ".svg"
+
+
+def curves_of(arms: list[Arm], rows: list[Row]) -> dict[str, dict[str, list[list[Point]]]]:
+    """Curves of the longest rung that has any, by cap and method, one per seed."""
+    for rung in reversed(RUNGS):
+        caps: dict[str, dict[str, list[list[Point]]]] = {}
+        for arm in arms:
+            curves = [row["curve"] for row in _of(rows, arm, rung) if row["curve"]]
+            if curves:
+                cap, _, method = arm.name.partition(": ")
+                caps.setdefault(cap, {})[method] = curves
+        if caps:
+            return caps
+    return {}
+
+
+def write_figures(arms: Iterable[Arm], rows: Iterable[Row], folder: Path) -> list[Path]:
+    """Draw the figures that the page shows into a folder; returns their paths."""
+    from benchmarks.queue.figure import draw  # matplotlib takes a second
+
+    found, written = list(rows), []
+    for title, same in _by_experiment(arms).items():
+        if title.startswith(CAPPED) and (caps := curves_of(same, found)):
+            written.append(folder / figure_name(title))
+            draw(caps, title, written[-1])
+    return written
 
 
 def _capped_rung(arms: list[Arm], found: dict[str, list[Row]], rung: str) -> str:

@@ -80,7 +80,7 @@ class Runner:
             code, output = self._attempt(task, folder)
         if code == INTERRUPTED or self.stopped:
             return None
-        row = row_of(task, digest, begun["commit"], code, output, metrics_of(folder)) | {"load": begun["load"]}
+        row = row_of(task, digest, begun["commit"], code, output, metrics_of(folder)) | {"load": begun.get("load")}
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".json").unlink()
         return row

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from benchmarks.queue import page
 from benchmarks.queue.arms import CAPPED, Arm
@@ -92,3 +94,19 @@ class TestPage:
     def test_without_the_uncapped_arm_there_is_nothing_to_compare_with(self) -> None:
         shown = self.shown(self.row(self.capped, 0, 0.5, 40.0, 150.0))
         assert shown["9 MB: units"][2:9] == ["1", "50.0", "-", "40.0", "-", "-", "150"]
+
+    def test_the_longest_rung_is_drawn_for_the_page(self, tmp_path: Path) -> None:
+        rows = [self.row(self.free, 0, 0.5, 40.0, 90.0), self.row(self.capped, 1, 0.5, 40.0, 150.0)]
+        arms = [self.free, self.capped, self.tight]
+        assert page.curves_of(arms, rows) == {
+            "no cap": {"backprop": [[(40.0, 0.2), (90.0, 0.4)]]}, "9 MB": {"units": [[(40.0, 0.2), (150.0, 0.4)]]},
+        }  # fmt: skip
+        (path,) = page.write_figures(arms, rows, tmp_path)
+        assert f"](figures/{path.name})" in page.page(arms, {row["key"]: row for row in rows})
+        drawn = path.read_text()
+        assert ">9 MB<" in drawn and ">backprop, no cap<" in drawn
+        page.write_figures(arms, rows, tmp_path)
+        assert path.read_text() == drawn
+
+    def test_without_rows_nothing_is_drawn(self, tmp_path: Path) -> None:
+        assert page.write_figures([self.free], [], tmp_path) == []
