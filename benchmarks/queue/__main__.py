@@ -17,7 +17,7 @@ from typing import Protocol
 from cyclopts import Parameter
 
 from benchmarks.common import ROOT, program
-from benchmarks.queue.arms import Arm, all_arms
+from benchmarks.queue.arms import Arm, Sources, all_arms
 from benchmarks.queue.digest import digest_of
 from benchmarks.queue.estimate import duration, seconds
 from benchmarks.queue.page import page as page_of
@@ -48,7 +48,7 @@ class Folders:
         runs: folder of run folders and of the queue's lock.
         results: folder of result files.
         page: page of results, rewritten after every run.
-        only: experiments whose names begin so; all by default.
+        only: arms whose experiment and name ("NeuroFlux, vgg16, cifar10, 500 MB: classic") begin so; all by default.
     """
 
     runs: Path = ROOT / "runs" / "queue"
@@ -73,7 +73,7 @@ class Folders:
 
     def arms(self) -> list[Arm]:
         """Arms that were asked for."""
-        return [arm for arm in all_arms() if arm.experiment.startswith(self.only)]
+        return [arm for arm in all_arms() if f"{arm.experiment}: {arm.name}".startswith(self.only)]
 
 
 DEFAULTS = Folders()
@@ -151,7 +151,7 @@ def _ready(task: Task, weights: dict[str, Path]) -> bool:
     return not task.provisional and task.settings.get("weights") in (None, *weights)
 
 
-def _digests(arms: list[Arm]) -> dict[tuple[str, str], str]:
+def _digests(arms: list[Arm]) -> dict[Sources, str]:
     return {sources: digest_of(*sources) for sources in {arm.sources for arm in arms}}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.common import Settings
 
 SEEDS = (0, 1, 2)
+Sources = tuple[str, str, bool]
 CAPPED = "Time to accuracy under a cap"
 
 
@@ -38,9 +39,9 @@ class Arm:
     paper: float | None = None
 
     @property
-    def sources(self) -> tuple[str, str]:
-        """Strategy and model, whose sources its rows depend on."""
-        return self.settings["strategy"], self.settings["model"]
+    def sources(self) -> Sources:
+        """Strategy and model, whose sources its rows depend on; and whether a memory budget makes the plan matter."""
+        return self.settings["strategy"], self.settings["model"], "memory" in self.settings
 
     @property
     def is_peer(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.common import INFEASIBLE, Settings, to_flags
-from benchmarks.queue.arms import SEEDS, Arm
+from benchmarks.queue.arms import SEEDS, Arm, Sources
 
 Row = dict[str, Any]
 DIVERGED = 7
@@ -90,7 +90,7 @@ def rungs_of(arm: Arm) -> list[int]:
 
 
 def order(
-    arms: Iterable[Arm], rows: Mapping[str, Row], digests: Mapping[tuple[str, str], str], retry: bool = False
+    arms: Iterable[Arm], rows: Mapping[str, Row], digests: Mapping[Sources, str], retry: bool = False
 ) -> list[Task]:
     """What is left to do, first things first: by rung, then what was never run, then by priority, then by seed.
 

@@ -181,4 +181,5 @@ def row_of(
         "best_epoch": best_epoch(metrics), "curve": found.get("curve") or curve_of(found, metrics),
         "training_seconds": trained, "peak_bytes": measured.get("peak_bytes"),
         "parameters": found.get("parameters"), "exit": found.get("exit"), "chosen": found.get("settings"),
+        "workload": found.get("workload"),
     }  # fmt: skip

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from benchmarks.queue.rows import Rows, read_rows
 from benchmarks.queue.rungs import RUNGS, Row, Task, choose_lr, order, rungs_of
 from benchmarks.queue.runner import Place, Runner, best_epoch, row_of
 
-DIGESTS = {("backprop", "smallconv"): "b1"}
+DIGESTS = {("backprop", "smallconv", False): "b1"}
 
 
 def arm(name: str = "a", *, images: int = 45_000, epochs: int = 100, priority: int = 1, **more: object) -> Arm:
@@ -194,37 +195,47 @@ class TestDigest:
         ],
     )
     def test_changes_with_the_code_that_matters(self, source: Path, name: str, text: str, same: bool) -> None:
-        before = digest.digest_of("backprop", "vgg11", source)
+        before = digest.digest_of("backprop", "vgg11", False, source)
         (source / "snugfit" / name).write_text(text)
-        assert (digest.digest_of("backprop", "vgg11", source) == before) == same
+        assert (digest.digest_of("backprop", "vgg11", False, source) == before) == same
 
     def test_stays_when_code_moves_to_another_file(self, source: Path) -> None:
-        before = digest.digest_of("backprop", "vgg11", source)
+        before = digest.digest_of("backprop", "vgg11", False, source)
         local = source / "snugfit" / "local"
         (local / "base.py").write_text((local / "loss.py").read_text())
         (local / "loss.py").write_text("from snugfit.local.base import f\n")
-        assert digest.digest_of("backprop", "vgg11", source) == before
+        assert digest.digest_of("backprop", "vgg11", False, source) == before
 
     def test_depends_on_all_models_where_none_declares_the_name(self, source: Path) -> None:
-        before = digest.digest_of("backprop", "torchvision:x", source)
+        before = digest.digest_of("backprop", "torchvision:x", False, source)
         (source / "snugfit" / "_models" / "resnet.py").write_text("z = 1")
-        assert digest.digest_of("backprop", "torchvision:x", source) != before
+        assert digest.digest_of("backprop", "torchvision:x", False, source) != before
 
     def test_a_peer_depends_on_its_script(self, source: Path) -> None:
         script = source.parent / "benchmarks" / "plain.py"
         script.parent.mkdir()
         script.write_text("x = 1")
-        before = digest.digest_of("benchmarks.plain", "vgg11", source)
+        before = digest.digest_of("benchmarks.plain", "vgg11", False, source)
         script.write_text("x = 2")
-        assert digest.digest_of("benchmarks.plain", "vgg11", source) != before
+        assert digest.digest_of("benchmarks.plain", "vgg11", False, source) != before
 
     def test_the_real_arms_depend_on_what_they_train(self) -> None:
         strategies = ("blockwise", "backprop", "checkpoint", "benchmarks.peer")
-        sources = {("blockwise", "resnet18"), *((name, "vgg11") for name in strategies)}
+        sources = {("blockwise", "resnet18", True), *((name, "vgg11", True) for name in strategies)}
         assert len({digest.digest_of(*each) for each in sources}) == len(sources)
 
+    def test_plans_matter_within_a_budget_alone(self, source: Path) -> None:
+        planning = source / "snugfit" / "strategies" / "blockwise" / "modules.py"
+        planning.parent.mkdir()
+        (planning.parent / "__init__.py").write_text("")
+        digests = []
+        for text in ("x = 1", "x = 2"):
+            planning.write_text(text)
+            digests.append([digest.digest_of("blockwise", "vgg11", budget, source) for budget in (False, True)])
+        assert digests[0][0] == digests[1][0] and digests[0][1] != digests[1][1]
+
     def test_the_real_package_has_the_files_that_are_named(self) -> None:
-        named = {*digest.NEUTRAL, *digest.FIRST, *digest.SHARED, *digest.LOADED_BY_NAME}
+        named = {*digest.NEUTRAL, *digest.PLANNING, *digest.FIRST, *digest.SHARED, *digest.LOADED_BY_NAME}
         assert [name for name in sorted(named) if not digest._file(name, digest.SOURCE).is_file()] == []
 
     def test_the_real_strategy_reaches_what_training_is_made_of(self) -> None:
@@ -267,6 +278,11 @@ def test_a_queue_that_was_stopped_goes_on_with_the_run_that_it_left(folders: pro
     assert len(first) == 4 and second[0] == first[3]
     assert len(first) - 1 + len(second) == len(whole)
     assert go(folders, FakeRun()) == []
+
+
+@pytest.mark.parametrize(("only", "names"), [("", "atw"), ("table", "atw"), ("table: t", "t"), ("t: a", "")])
+def test_arms_are_chosen_by_how_their_lines_begin(folders: program.Folders, only: str, names: str) -> None:
+    assert "".join(each.name for each in replace(folders, only=only).arms()) == names
 
 
 def test_arms_without_their_weights_wait(folders: program.Folders, monkeypatch: pytest.MonkeyPatch) -> None:
