@@ -10,7 +10,7 @@ from benchmarks.queue.arms import CAPPED, Arm
 from benchmarks.queue.curves import Point, reached, with_spread
 from benchmarks.queue.estimate import duration, seconds
 from benchmarks.queue.rungs import RUNGS, Row, Task, failed
-from benchmarks.store import markdown, mb, number, percent
+from benchmarks.store import markdown, mb, middle, number, percent
 
 INTRO = """# Long experiments
 
@@ -22,6 +22,7 @@ validates best: the median over seeds, with the lowest and highest. "Best epoch"
 seed, with that accuracy, where a strategy validates every epoch: where it is far above "validation", a run was too long
 or its rate too high. Where a learning rate is tuned, every arm tries the same values in its shortest run with seed 0,
 and keeps the one that validates best.
+"Images/s" are those of an epoch of the whole network, all of its blocks included, without validation and caching.
 A row is run again when the sources that it depends on have changed. `python -m benchmarks.queue page` writes this page.
 """
 
@@ -51,7 +52,7 @@ def _experiment(title: str, arms: list[Arm], rows: list[Row]) -> str:
     if not lines:
         return ""
     header = ("arm", "images", "epochs", "lr", "seeds", "test accuracy", "validation", "best epoch", "paper",
-              "difference (points)", "peak (MB)", "time", "commit")  # fmt: skip
+              "difference (points)", "parameters (M)", "images/s", "peak (MB)", "time", "commit")  # fmt: skip
     return f"## {title}\n\n{markdown(header, lines)}"
 
 
@@ -157,13 +158,13 @@ def _line(arm: Arm, rows: list[Row]) -> list[str]:
     first = [arm.name, f"{rows[0]['images']:,}", str(rows[0]["epochs"]), _rate(rows[0]), _seeds(rows)]
     last = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     if not tests:
-        return [*first, _failure(rows[0]), *["-"] * 6, last]
+        return [*first, _failure(rows[0]), *["-"] * 8, last]
     spread = f" ({100 * min(tests):.1f} - {100 * max(tests):.1f})" if len(tests) > 1 else ""
     gap = None if arm.paper is None else 100 * median(tests) - arm.paper
     return [
         *first, percent(median(tests)) + spread, percent(median(row["val"] for row in done)), _best(done),
-        "-" if arm.paper is None else f"{arm.paper} %", number(gap), mb(median(row["peak_bytes"] for row in done)),
-        duration(median(row["seconds"] for row in done)), last,
+        "-" if arm.paper is None else f"{arm.paper} %", number(gap), *_size_and_speed(done),
+        mb(median(row["peak_bytes"] for row in done)), duration(median(row["seconds"] for row in done)), last,
     ]  # fmt: skip
 
 
@@ -173,6 +174,13 @@ def _done(rows: list[Row]) -> list[Row]:
 
 def _failure(row: Row) -> str:
     return f"exit {row['exit_code']}: {row['error'] or ''}".splitlines()[0]
+
+
+def _size_and_speed(rows: list[Row]) -> list[str]:
+    """Parameters of the trained model, which may be an exit, and training images per second; medians over seeds."""
+    sizes = [row["parameters"]["trained_model"] / 1e6 for row in rows if row["parameters"]]
+    speeds = [row["images"] * row["epochs"] / row["training_seconds"] for row in rows if row["training_seconds"]]
+    return [number(middle(sizes)), number(middle(speeds), 0)]
 
 
 def _best(rows: list[Row]) -> str:

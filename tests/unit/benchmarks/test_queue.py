@@ -32,7 +32,8 @@ def arm(name: str = "a", *, images: int = 45_000, epochs: int = 100, priority: i
 
 
 def done(task: Task, digest: str = "b1", *, code: int = 0, val: float = 0.5, seconds: float = 10.0) -> Row:
-    record = {"accuracy": {"val": val, "test": val}, "measured": {"seconds": seconds + 2, "peak_bytes": 5_000_000}}
+    record: Row = {"accuracy": {"val": val, "test": val}, "measured": {"seconds": seconds + 2, "peak_bytes": 5_000_000}}
+    record["parameters"] = {"full": 500_000, "trained_model": 250_000}
     output = record if code == 0 else {"error": {"type": "X", "message": "no such file: /home/me/runs/x. Look there."}}
     metrics = [{"phase": "network", "epoch": "2", "val_accuracy": str(val + 0.1), "seconds": str(seconds)}]
     return row_of(task, digest, "abc", code, output, metrics)
@@ -484,7 +485,7 @@ def test_the_page_gives_medians_with_their_spread_beside_the_paper() -> None:
     text = page.page([arm("a", paper=60.0), arm("unrun")], rows)
     line = next(line for line in text.splitlines() if line.startswith("| a "))
     assert "| 2,000 | 10 | default | 3 | 52.0 % (50.0 - 60.0) | 52.0 % | 3 (60.0 %), 3 (70.0 %), 3 (62.0 %) |" in line
-    assert line.endswith("| 60.0 % | -8.00 | 5.0 | 12 s | abc |")
+    assert line.endswith("| 60.0 % | -8.00 | 0.25 | 2000 | 5.0 | 12 s | abc |")
     assert "unrun" not in text and "## table" in text
 
 
