@@ -336,7 +336,7 @@ def _count(module: nn.Module | None) -> int:
 
 
 def render(cells: list[Cell]) -> str:
-    """A table for each length of training: a row per arm, with its differences to the arm without coupling."""
+    """A table for each length of training, with a row per arm."""
     groups: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in (each for each in cells if "cpu_seconds_per_epoch" in each):
         keys = ("model", "data", "max_train", "max_val", "epochs", "seed")
@@ -350,7 +350,8 @@ def _group_part(key: tuple[Any, ...], cells: list[Cell]) -> str:
         f"**{model}** on {data}, {images} training images, {epochs} epochs per module, {held_out} test images, "
         f"one seed ({seed}); a standard error is about {number(100 * (0.24 / held_out) ** 0.5, 1)} points"
     )
-    return f"{title}\n\n{markdown(HEADER, [_row(cell) for cell in cells])}"
+    ordered = sorted(cells, key=lambda cell: int(cell["settings"]["modules"]))
+    return f"{title}\n\n{markdown(HEADER, [_row(cell) for cell in ordered])}"
 
 
 HEADER = (
