@@ -49,7 +49,7 @@ def test_reasons_name_each_better_loss():
 
 
 def test_the_explanation_has_the_reason_where_no_loss_was_named():
-    settings = {"modules": ((0, 0, ""), (1, 1, "")), "local_loss": "aan", "aim": "accuracy", "module_units": "1"}
+    settings = {"modules": ((0, 0, ""), (1, 1, "")), "local_loss": "aan", "loss_aim": "accuracy", "module_units": "1"}
     assert len(list(Config().explanation(settings, NAMES))) == 1
     *_, sentence = Config().explanation({**settings, "loss_costs": COSTS}, NAMES)
     assert sentence.endswith("but auglocal does not fit at a batch of 16.")
@@ -59,7 +59,7 @@ def test_the_explanation_has_the_reason_where_no_loss_was_named():
 
 def strategy(**changes):
     made = tuple((name, tuple(size * MB for size in sizes), macs) for name, sizes, macs in COSTS)
-    return Blockwise(local_loss="auto", loss_costs=made, **{"aim": "accuracy", **changes})
+    return Blockwise(local_loss="auto", loss_costs=made, **{"loss_aim": "accuracy", **changes})
 
 
 def measured(**sample_bytes):
@@ -79,7 +79,7 @@ def chosen(made, budget=100, **changes):
 def test_the_best_loss_that_fits_at_the_batch_wanted_is_proposed():
     every = {"auglocal": MB, "aan": MB, "lls_mxm": MB}
     assert chosen(measured(**every)) == "auglocal"
-    assert chosen(measured(**every), aim="time") == "aan"
+    assert chosen(measured(**every), loss_aim="time") == "aan"
     assert chosen(measured(**every | {"auglocal": 10 * MB})) == "aan"
     assert chosen(measured(**every | {"auglocal": 10 * MB, "aan": 10 * MB})) == "lls-mxm"
 
@@ -119,7 +119,7 @@ def wanted(probes, tried, available=inf):
 
 @pytest.mark.parametrize("module_units", ["1", "auto"])
 def test_only_the_best_loss_is_measured_until_it_does_not_fit(module_units):
-    made = Blockwise(local_loss="auto", aim="accuracy", module_units=module_units).prepared(workload(), chain())
+    made = Blockwise(local_loss="auto", loss_aim="accuracy", module_units=module_units).prepared(workload(), chain())
     assert [name for name, *_ in made.loss_costs] == list(EXPECTED_ACCURACY)
     assert made.prepared(workload(), chain()).loss_costs == made.loss_costs
     probes = made.probes(workload(), chain(), HARDWARE)

@@ -60,7 +60,7 @@ class BlockwiseSettings(BlockwiseOptions):
     """Settings of ``blockwise``: the options, and what planning sets.
 
     Attributes:
-        aim: criterion of the choice of a local loss.
+        loss_aim: the plan's aim, by which a local loss is chosen.
         loss_costs: the local losses to choose from, with bytes and multiply-accumulates; empty if one was named.
         modules: first unit, last unit and recomputation schedule (empty without recomputation) of each module.
         blocks: (first module, last module, batch size) of each block.
@@ -71,7 +71,7 @@ class BlockwiseSettings(BlockwiseOptions):
     exact: ClassVar[bool] = False
 
     local_loss: str = "aan"
-    aim: Aim = "time"
+    loss_aim: Aim = "time"
     loss_costs: tuple[LossCost, ...] = ()
     modules: tuple[tuple[int, int, str], ...] = ()
     blocks: tuple[tuple[int, int, int], ...] = ()
@@ -104,7 +104,7 @@ class Config(StrategyConfig):
 
     def settings(self, request: BaseRequest) -> dict[str, Any]:
         """The aim."""
-        return {"aim": request.aim}
+        return {"loss_aim": request.aim}
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """The local loss, and the number of modules if they have several units."""
@@ -118,7 +118,7 @@ class Config(StrategyConfig):
             return
         yield from explain_modules(modules, parts)
         if len(modules) > 1 and settings.get("loss_costs"):
-            choice = LossChoice(settings["loss_costs"], settings["aim"], asks_for_exit(settings))
+            choice = LossChoice(settings["loss_costs"], settings["loss_aim"], asks_for_exit(settings))
             few = settings.get("module_units") == "auto"
             unfit = "does not fit in as few modules" if few else f"does not fit at a batch of {MODULE_BATCH}"
             yield choice.reason(settings["local_loss"], unfit)

@@ -128,7 +128,7 @@ class Blockwise(BlockwiseSettings):
             return [self.local_loss]
         if not self.loss_costs:
             return list(EXPECTED_ACCURACY)
-        return LossChoice(self.loss_costs, self.aim, asks_for_exit(vars(self))).order()
+        return LossChoice(self.loss_costs, self.loss_aim, asks_for_exit(vars(self))).order()
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """Probes of modules with their local losses.
