@@ -41,6 +41,7 @@ from snugfit.profiling import unit_stats
 from snugfit.strategies.blockwise.modules import balanced_sizes
 from snugfit.strategies.blockwise.probes import module_costs
 from snugfit.strategies.blockwise.worker import initialise_loss, loss_without_head
+from snugfit.strategies.recomputation.unit_costs import unit_costs
 
 NONE, RECONSTRUCTION, CONTEXT = "none", "reconstruction", "context"
 BACKPROP = "backprop"
@@ -256,7 +257,8 @@ class Divided:
         workload = Workload(settings["model"], settings["data"], shape, classes, settings["max_train"], 1, 1)
         with torch.device("meta"):
             chain = Chain.from_module(models.build(settings["model"], classes, shape[-1], shape[0]), shape)
-        costs = module_costs(Layout.of(chain, loss, classes), unit_stats(chain), workload, settings["batch_size"])
+        units = unit_costs(chain, unit_stats(chain), settings["batch_size"])
+        costs = module_costs(Layout.of(chain, loss, classes), units, workload, settings["batch_size"])
         return cls(Layout.of(chain, loss, classes, balanced_sizes(costs, settings["modules"])), workload)
 
     def on_cpu(self, settings: Settings) -> Layout:

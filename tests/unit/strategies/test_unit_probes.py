@@ -12,6 +12,7 @@ from snugfit.profiling import unit_stats
 from snugfit.strategies.blockwise.probes import module_costs
 from snugfit.strategies.blockwise.strategy import Blockwise
 from snugfit.strategies.memory_estimates import partial_gradient_bytes, stored_batches
+from snugfit.strategies.recomputation.unit_costs import unit_costs
 
 
 def chain():
@@ -78,5 +79,5 @@ def test_losses_that_read_feature_maps_before_their_pool_are_priced_there():
     pooled = Chain.from_module(network.to("meta"), (3, 8, 8))
     layout = Layout.of(pooled, "lls-mxm", 10)
     assert layout.make_loss(1).before_pool and pooled.units[1].output_shape == (6, 1, 1)
-    costs = module_costs(layout, unit_stats(pooled), workload(), batch=2)
+    costs = module_costs(layout, unit_costs(pooled, unit_stats(pooled), 2), workload(), batch=2)
     assert len(costs.losses) == 2 and min(cost.backward_peak for cost in costs.losses) > 0

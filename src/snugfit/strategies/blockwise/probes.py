@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.options import CacheDtype
-from snugfit._core.profile import UnitStats
 from snugfit._core.registry import strategy_class
 from snugfit._core.workload import Workload
 from snugfit.local import LocalLoss, LocalOutput
@@ -29,8 +28,9 @@ from snugfit.strategies.memory_estimates import (
     step_floor,
     stored_batches,
 )
+from snugfit.strategies.recomputation.dynamic_program import UnitCost
 from snugfit.strategies.recomputation.schedule import Schedule
-from snugfit.strategies.recomputation.unit_costs import module_cost, unit_costs
+from snugfit.strategies.recomputation.unit_costs import module_cost
 
 PROBE_PREFIX = "unit:"
 
@@ -107,12 +107,12 @@ def _kept_bytes(module: nn.Module, workload: Workload) -> int:
     return weights * (1 + workload.optimizer.state_per_parameter) + sum(buffer.nbytes for buffer in module.buffers())
 
 
-def module_costs(layout: Layout, stats: Sequence[UnitStats], workload: Workload, batch: int) -> ModuleCosts:
+def module_costs(layout: Layout, units: Sequence[UnitCost], workload: Workload, batch: int) -> ModuleCosts:
     """What units and local losses need in a step at a batch size, from passes on the meta device.
 
     Args:
         layout: one module per unit.
-        stats: of the chain's units.
+        units: costs of the chain's units, which do not depend on the local loss.
         workload: classes and optimizer.
         batch: images at once.
     """
@@ -123,7 +123,7 @@ def module_costs(layout: Layout, stats: Sequence[UnitStats], workload: Workload,
     ]
     labels = torch.zeros(batch, dtype=torch.int64, device="meta")
     return ModuleCosts(
-        unit_costs(layout.chain, stats, batch)[: len(layout)],
+        units[: len(layout)],
         [
             module_cost(_LossOnly(copy.deepcopy(each), labels), shape, 0.0)
             for each, shape in zip(losses, shapes, strict=True)

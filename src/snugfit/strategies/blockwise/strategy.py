@@ -15,7 +15,7 @@ from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Cost, Phase, Shortfall
-from snugfit._core.profile import Profile, UnitStats
+from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
@@ -55,6 +55,8 @@ from snugfit.strategies.blockwise.modules import (
 from snugfit.strategies.blockwise.partition import Block
 from snugfit.strategies.blockwise.probes import PROBE_PREFIX, module_costs, module_probe, module_probe_name, unit_probes
 from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
+from snugfit.strategies.recomputation.dynamic_program import UnitCost
+from snugfit.strategies.recomputation.unit_costs import unit_costs
 
 TRAINED_BLOCKS_BYTES = 2_000_000
 """Lower bound of the bytes that trained blocks leave in memory: kernels of their shapes, file buffers."""
@@ -106,14 +108,17 @@ class Blockwise(BlockwiseSettings):
         if self.local_loss != AUTO:
             return self
         stats = unit_stats(chain)
-        costs = tuple(self._loss_cost(loss, stats, workload, chain) for loss in EXPECTED_ACCURACY)
+        macs, units = sum(unit.macs for unit in stats), unit_costs(chain, stats, _priced_batch(workload))
+        costs = tuple(self._loss_cost(loss, macs, units, workload, chain) for loss in EXPECTED_ACCURACY)
         return replace(self, loss_costs=costs)
 
-    def _loss_cost(self, loss: str, stats: Sequence[UnitStats], workload: Workload, chain: Chain) -> LossCost:
+    def _loss_cost(
+        self, loss: str, forward_macs: int, units: Sequence[UnitCost], workload: Workload, chain: Chain
+    ) -> LossCost:
         layout = replace(self, local_loss=loss)._layout(chain, workload, even_modules(len(chain.units), 1))
-        costs = module_costs(layout, stats, workload, _priced_batch(workload))
+        costs = module_costs(layout, units, workload, _priced_batch(workload))
         modules = even_modules(len(layout), self._fixed_units or 1)
-        macs = 3 * sum(unit.macs for unit in stats)  # a forward pass and both gradients
+        macs = 3 * forward_macs  # a forward pass and both gradients
         macs += sum(layout.make_loss(last).signal_macs(layout.unit_shape(last)) for _, last, _ in modules)
         return loss, tuple(costs.step_bytes(first, last) for first, last, _ in modules), macs
 
@@ -139,16 +144,17 @@ class Blockwise(BlockwiseSettings):
         if self._fixed_units is not None and self.local_loss != AUTO:
             layout = self._layout(chain, workload, even_modules(len(chain.units), self._fixed_units))
             return unit_probes(layout, workload, hardware, self.cache_dtype)
+        units = unit_costs(chain, unit_stats(chain), _priced_batch(workload)) if self._fixed_units is None else []
         found = [
             (len(partition.sizes), rank, loss, partition)
             for rank, loss in enumerate(self._losses())
-            for partition in self._partitions(loss, workload, chain)
+            for partition in self._partitions(loss, units, workload, chain)
         ]
         found = [each for each in found if each[0] > 1 or each[1] == 0]  # a single module has the network's own loss
         found.sort(key=lambda each: each[:2])
         return self._lazy_probes([each[2:] for each in found], workload, chain, hardware)
 
-    def _partitions(self, loss: str, workload: Workload, chain: Chain) -> list[Partition]:
+    def _partitions(self, loss: str, units: Sequence[UnitCost], workload: Workload, chain: Chain) -> list[Partition]:
         """The partitions to consider with a local loss."""
         if self._fixed_units is not None:
             modules = even_modules(len(chain.units), self._fixed_units)
@@ -156,7 +162,7 @@ class Blockwise(BlockwiseSettings):
             sizes = tuple(last - first + 1 for first, last, _ in modules)
             return [Partition(sizes, ("",) * len(sizes), step_bytes)]
         layout = replace(self, local_loss=loss)._layout(chain, workload, even_modules(len(chain.units), 1))
-        return all_partitions(module_costs(layout, unit_stats(chain), workload, _priced_batch(workload)))
+        return all_partitions(module_costs(layout, units, workload, _priced_batch(workload)))
 
     def _lazy_probes(
         self, options: Sequence[tuple[str, Partition]], workload: Workload, chain: Chain, hardware: Hardware
