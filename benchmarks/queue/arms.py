@@ -64,11 +64,11 @@ def _arm(experiment: str, name: str, data: str, epochs: int, priority: int, more
 
 _RATES = (0.01, 0.03, 0.1)
 _CAPS = {
-    "resnet20": (55, 22, 11, 5.5),
-    "vgg11": (115, 80, 57.5, 28.75),
+    "resnet20": (110, 55, 22, 11),
+    "vgg11": (160, 115, 80, 57.5),
 }
-"""Memory in MB: the smallest in which backprop trains, image by image (22 and 115), half and a quarter of it; and a
-quarter of its peak with whole batches (221 and 319). The smallest is what ``snugfit plan --model MODEL --data cifar10
+"""Memory in MB: half of backprop's peak with whole batches (221 and 319) and a quarter of it; the smallest in which it
+trains, image by image (22 and 115), and half of that. The smallest is what ``snugfit plan --model MODEL --data cifar10
 --strategy backprop --threads 1 --memory 1MB`` names; without ``--memory`` it predicts the peak."""
 
 

@@ -105,7 +105,7 @@ def order(
     found: list[tuple[tuple[Any, ...], Task]] = []
     for index, arm in enumerate(arms):
         digest = digests[arm.sources]
-        tasks = _tasks(arm, rows, digest)
+        tasks = _tasks(arm, rows)
         if any(_infeasible(rows.get(task.key), digest) for _, task in tasks):
             continue
         for place, task in tasks:
@@ -121,14 +121,18 @@ def _infeasible(row: Row | None, digest: str) -> bool:
     return row is not None and (row["exit_code"], row["digest"]) == (INFEASIBLE, digest)
 
 
-def _tasks(arm: Arm, rows: Mapping[str, Row], digest: str) -> list[tuple[int, Task]]:
-    """Every run of an arm, with the place of its rung: the first rung of every arm has place 0."""
+def _tasks(arm: Arm, rows: Mapping[str, Row]) -> list[tuple[int, Task]]:
+    """Every run of an arm, with the place of its rung: the first rung of every arm has place 0.
+
+    An arm that tunes its learning rate does so in its first rung, with one seed; its longer rungs have all seeds.
+    """
     rungs = rungs_of(arm)
     trials = [Task(arm, rungs[0], SEEDS[0], lr) for lr in arm.lrs]
-    chosen = choose_lr(trials, rows, digest)
+    chosen = choose_lr(trials, rows)
+    searched = int(bool(trials) and len(rungs) > 1)
     runs = [
         (0 if place == 0 else rung, Task(arm, rung, seed, chosen, provisional=bool(trials) and chosen is None))
-        for place, rung in enumerate(rungs)
+        for place, rung in list(enumerate(rungs))[searched:]
         for seed in SEEDS
     ]
     if not trials:
@@ -141,10 +145,13 @@ def _counts(task: Task) -> bool:
     return not (task.provisional and task.seed == SEEDS[0] and task.rung == rungs_of(task.arm)[0])
 
 
-def choose_lr(trials: list[Task], rows: Mapping[str, Row], digest: str) -> float | None:
-    """The learning rate of the best validation accuracy, the smallest of equals; None until all were tried."""
+def choose_lr(trials: list[Task], rows: Mapping[str, Row]) -> float | None:
+    """The learning rate of the best validation accuracy, the smallest of equals; None until all were tried.
+
+    Trials of other sources count until they are run again: a rate is a setting, and every row names its own.
+    """
     tried = [rows.get(trial.key) for trial in trials]
-    if not trials or any(row is None or row["digest"] != digest for row in tried):
+    if not trials or any(row is None for row in tried):
         return None
     scores = [-1.0 if row is None or row["val"] is None else row["val"] for row in tried]
     return trials[scores.index(max(scores))].lr

@@ -108,23 +108,29 @@ class TestTuning:
     def test_rates_are_tried_first_and_everything_else_waits(self) -> None:
         assert [(task.rung, task.seed, task.lr) for task in self.trials()] == [(0, 0, 0.01), (0, 0, 0.1)]
         waiting = [task for task in order([self.tuned], {}, DIGESTS) if task.provisional]
-        assert [(task.rung, task.seed) for task in waiting] == [(0, 1), (0, 2), *itertools.product((1, 2), (0, 1, 2))]
+        assert [(task.rung, task.seed) for task in waiting] == list(itertools.product((1, 2), (0, 1, 2)))
 
-    def test_what_validates_best_is_taken_and_its_trial_counts(self) -> None:
+    def test_what_validates_best_is_taken_in_longer_rungs_alone(self) -> None:
         first, second = self.trials()
         left = order([self.tuned], {**rows_of([first]), **rows_of([second], val=0.6)}, DIGESTS)
         assert {task.lr for task in left} == {0.1}
-        assert [(task.rung, task.seed) for task in left[:3]] == [(0, 1), (0, 2), (1, 0)]
+        assert [(task.rung, task.seed) for task in left[:3]] == [(1, 0), (1, 1), (1, 2)]
+
+    def test_an_arm_of_one_rung_keeps_its_trial_as_a_seed(self) -> None:
+        short = arm("t", images=900, epochs=5, lrs=(0.01, 0.1))
+        trials = [task for task in order([short], {}, DIGESTS) if not task.provisional]
+        left = order([short], rows_of(trials), DIGESTS)
+        assert [(task.rung, task.seed, task.lr) for task in left] == [(2, 1, 0.01), (2, 2, 0.01)]
 
     def test_a_rate_that_diverges_is_never_taken(self) -> None:
         first, second = self.trials()
-        assert choose_lr([first, second], {**rows_of([first], code=7), **rows_of([second], val=0.0)}, "b1") == 0.1
+        assert choose_lr([first, second], {**rows_of([first], code=7), **rows_of([second], val=0.0)}) == 0.1
 
     def test_other_sources_try_the_rates_again(self) -> None:
         rows = rows_of(self.trials(), digest="b0")
         left = order([self.tuned], rows, DIGESTS)
         assert [task.lr for task in left if task.stale] == [0.01, 0.1]
-        assert choose_lr(self.trials(), rows, "b1") is None
+        assert choose_lr(self.trials(), rows) == 0.01 and choose_lr(self.trials()[:1], {}) is None
 
 
 def test_a_row_counts_until_its_sources_change_and_is_then_run_after_what_is_missing() -> None:
