@@ -71,6 +71,9 @@ _CAPS = {
 trains, image by image (22 and 115), and half of that. The smallest is what ``snugfit plan --model MODEL --data cifar10
 --strategy backprop --threads 1 --memory 1MB`` names; without ``--memory`` it predicts the peak."""
 
+_NOTHING_TO_RECOMPUTE = (110, 55)
+"""Caps under which micro-batches without recomputation are faster: ``checkpoint`` has the plan of ``backprop``."""
+
 
 def _capped() -> list[Arm]:
     """Accuracy within time under a cap: methods of training the same network at equal epochs, SGD and cosine.
@@ -93,6 +96,7 @@ def _capped() -> list[Arm]:
         (model, cap, name)
         for model, caps in _CAPS.items()
         for cap, name in [(None, "backprop"), *itertools.product(caps, methods)]
+        if name != "checkpoint" or cap not in _NOTHING_TO_RECOMPUTE
     ]
     found = []
     for model, cap, name in arms:
