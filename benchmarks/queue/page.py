@@ -21,7 +21,7 @@ on 1,000 and 2,000 images. Accuracy is the test accuracy of the last weights, fo
 validates best: the median over seeds, with the lowest and highest. "Best epoch" is the one that validated best, of each
 seed, with that accuracy, where a strategy validates every epoch: where it is far above "validation", a run was too long
 or its rate too high. Where a learning rate is tuned, every arm tries the same values in its shortest run with seed 0,
-and the one that validates best is kept for the longer ones.
+and the one that validates best is kept for the longer ones; where it is the smallest or largest, the next one is tried.
 "Images/s" are those of an epoch of the whole network, all of its blocks included, without validation and caching.
 A row is run again when the sources that it depends on have changed. `python -m benchmarks.queue page` writes this page.
 """

@@ -18,6 +18,9 @@ _LIMITS: tuple[tuple[int | None, int | None, int | None], ...] = ((2_000, 10, 1_
 _WORTHWHILE = 2.0
 """A rung is skipped where the next one sees less than this many times its images: it would tell the same."""
 
+_MORE_RATES = 2
+"""Most learning rates that are tried beyond an arm's own."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -126,8 +129,7 @@ def _tasks(arm: Arm, rows: Mapping[str, Row]) -> list[tuple[int, Task]]:
 
     An arm that tunes its learning rate does so in its first rung, with one seed; its longer rungs have all seeds.
     """
-    rungs = rungs_of(arm)
-    trials = [Task(arm, rungs[0], SEEDS[0], lr) for lr in arm.lrs]
+    rungs, trials = rungs_of(arm), trials_of(arm, rows)
     chosen = choose_lr(trials, rows)
     searched = int(bool(trials) and len(rungs) > 1)
     runs = [
@@ -143,6 +145,22 @@ def _tasks(arm: Arm, rows: Mapping[str, Row]) -> list[tuple[int, Task]]:
 def _counts(task: Task) -> bool:
     """Whether a run is none of the trials that choose its learning rate, which it repeats."""
     return not (task.provisional and task.seed == SEEDS[0] and task.rung == rungs_of(task.arm)[0])
+
+
+def trials_of(arm: Arm, rows: Mapping[str, Row]) -> list[Task]:
+    """Runs that choose an arm's learning rate: its own rates, and one beyond while the best is the last on its side."""
+    rates = sorted(arm.lrs)
+    while True:
+        trials = [Task(arm, rungs_of(arm)[0], SEEDS[0], rate) for rate in rates]
+        best = choose_lr(trials, rows)
+        if best is None or len(rates) == len(arm.lrs) + _MORE_RATES:
+            return trials
+        if best == rates[-1]:
+            rates = [*rates, float(f"{3 * best:.1g}")]
+        elif best == rates[0]:
+            rates = [float(f"{best / 3:.1g}"), *rates]
+        else:
+            return trials
 
 
 def choose_lr(trials: list[Task], rows: Mapping[str, Row]) -> float | None:

@@ -100,37 +100,59 @@ def test_short_rungs_limit_images_and_validation_and_the_last_limits_nothing() -
 
 
 class TestTuning:
-    tuned = arm("t", lrs=(0.01, 0.1))
+    rates = (0.01, 0.03, 0.1)
+    tuned = arm("t", lrs=rates)
 
-    def trials(self) -> list[Task]:
-        return [task for task in order([self.tuned], {}, DIGESTS) if not task.provisional]
+    def tried(self, values: dict[float, float], of: Arm = tuned, **more: object) -> dict[str, Row]:
+        rows = dict[str, Row]()
+        for lr, val in values.items():
+            rows |= rows_of([Task(of, rungs_of(of)[0], 0, lr)], val=val, **more)
+        return rows
+
+    @pytest.mark.parametrize(
+        ("values", "rates"),
+        [
+            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.5}, []),
+            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.7}, [0.3]),
+            ({0.01: 0.7, 0.03: 0.6, 0.1: 0.5}, [0.003]),
+            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.7, 0.3: 0.6}, []),
+            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.7, 0.3: 0.8}, [0.9]),
+            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.7, 0.3: 0.8, 0.9: 0.9}, []),
+        ],
+    )
+    def test_the_search_goes_on_while_the_best_rate_is_the_last_on_its_side(
+        self, values: dict[float, float], rates: list[float]
+    ) -> None:
+        left = order([self.tuned], self.tried(values), DIGESTS)
+        assert [task.lr for task in left if task.rung == 0] == rates
+        assert all(task.provisional for task in left if task.rung) == bool(rates)
 
     def test_rates_are_tried_first_and_everything_else_waits(self) -> None:
-        assert [(task.rung, task.seed, task.lr) for task in self.trials()] == [(0, 0, 0.01), (0, 0, 0.1)]
-        waiting = [task for task in order([self.tuned], {}, DIGESTS) if task.provisional]
+        tasks = order([self.tuned], {}, DIGESTS)
+        ready, waiting = tasks[:3], tasks[3:]
+        assert [(task.rung, task.seed, task.lr) for task in ready] == [(0, 0, rate) for rate in self.rates]
         assert [(task.rung, task.seed) for task in waiting] == list(itertools.product((1, 2), (0, 1, 2)))
+        assert [task.provisional for task in tasks] == [False] * 3 + [True] * 6
 
     def test_what_validates_best_is_taken_in_longer_rungs_alone(self) -> None:
-        first, second = self.trials()
-        left = order([self.tuned], {**rows_of([first]), **rows_of([second], val=0.6)}, DIGESTS)
-        assert {task.lr for task in left} == {0.1}
+        left = order([self.tuned], self.tried({0.01: 0.5, 0.03: 0.6, 0.1: 0.5}), DIGESTS)
+        assert {task.lr for task in left} == {0.03}
         assert [(task.rung, task.seed) for task in left[:3]] == [(1, 0), (1, 1), (1, 2)]
 
     def test_an_arm_of_one_rung_keeps_its_trial_as_a_seed(self) -> None:
-        short = arm("t", images=900, epochs=5, lrs=(0.01, 0.1))
-        trials = [task for task in order([short], {}, DIGESTS) if not task.provisional]
-        left = order([short], rows_of(trials), DIGESTS)
-        assert [(task.rung, task.seed, task.lr) for task in left] == [(2, 1, 0.01), (2, 2, 0.01)]
+        short = arm("t", images=900, epochs=5, lrs=self.rates)
+        left = order([short], self.tried({0.01: 0.5, 0.03: 0.6, 0.1: 0.5}, short), DIGESTS)
+        assert [(task.rung, task.seed, task.lr) for task in left] == [(2, 1, 0.03), (2, 2, 0.03)]
 
     def test_a_rate_that_diverges_is_never_taken(self) -> None:
-        first, second = self.trials()
-        assert choose_lr([first, second], {**rows_of([first], code=7), **rows_of([second], val=0.0)}) == 0.1
+        rows = self.tried({0.01: 0.5}, code=7) | self.tried({0.03: 0.0, 0.1: 0.0})
+        assert choose_lr([Task(self.tuned, 0, 0, rate) for rate in self.rates], rows) == 0.03
 
-    def test_other_sources_try_the_rates_again(self) -> None:
-        rows = rows_of(self.trials(), digest="b0")
+    def test_trials_of_other_sources_count_and_are_run_again(self) -> None:
+        rows = self.tried({0.01: 0.5, 0.03: 0.6, 0.1: 0.5}, digest="b0")
         left = order([self.tuned], rows, DIGESTS)
-        assert [task.lr for task in left if task.stale] == [0.01, 0.1]
-        assert choose_lr(self.trials(), rows) == 0.01 and choose_lr(self.trials()[:1], {}) is None
+        assert [task.lr for task in left if task.stale] == list(self.rates)
+        assert [task.lr for task in left if not task.stale] == [0.03] * 6
 
 
 def test_a_row_counts_until_its_sources_change_and_is_then_run_after_what_is_missing() -> None:
@@ -166,12 +188,12 @@ class FakeRun:
     def __call__(self, task: Task, digest: str) -> Row | None:
         self.tasks.append(task)
         self.stopped = len(self.tasks) == self.stop_at
-        return None if self.stopped else done(task, digest)
+        return None if self.stopped else done(task, digest, val=0.6 if task.lr == 0.03 else 0.5)
 
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> program.Folders:
-    monkeypatch.setattr(program, "all_arms", lambda: [arm("a"), arm("t", lrs=(0.01, 0.1)), arm("w", images=900)])
+    monkeypatch.setattr(program, "all_arms", lambda: [arm("a"), arm("t", lrs=(0.01, 0.03, 0.1)), arm("w", images=900)])
     monkeypatch.setattr(program, "digest_of", lambda *sources: "b1")
     return program.Folders(runs=tmp_path / "runs", results=tmp_path / "results", page=tmp_path / "page.md")
 
