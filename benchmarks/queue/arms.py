@@ -87,7 +87,7 @@ def _capped() -> list[Arm]:
         "backprop": ours | {"strategy": "backprop"},
         "checkpoint": ours | {"strategy": "checkpoint"},
         "modules, aan": modules | {"local_loss": "aan"},
-        "modules, auglocal": modules | {"local_loss": "auglocal"},
+        "units, auglocal": blockwise | {"module_units": "1", "local_loss": "auglocal"},
         "units, aan": blockwise | {"module_units": "1", "local_loss": "aan"},
         "units, lls-mxm": blockwise | {"module_units": "1", "local_loss": "lls-mxm"},
         "peer": {"strategy": "benchmarks.peer"},
