@@ -54,7 +54,9 @@ def main(
         options: what every benchmark takes.
     """
     results = ResultFile("ablations", options)
-    shared = options.settings(model=model, strategy="blockwise", max_train=max_train, max_val=max_val, epochs=epochs)
+    shared = options.settings(
+        model=model, strategy="blockwise", module_units="1", max_train=max_train, max_val=max_val, epochs=epochs
+    )
     cells = [(budget, variant) for budget in budgets for variant in variants]
     for index, (budget, variant) in alternate(cells, len(seeds)):
         settings = {**shared, "seed": seeds[index], "memory": f"{budget}MB", **VARIANTS[variant]}

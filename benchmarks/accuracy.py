@@ -58,7 +58,7 @@ def main(
             model=model, memory=memory, max_train=max_train, max_val=max_val, epochs=epochs, seed=seed
         )
         pair = {
-            "blockwise": {**shared, "strategy": "blockwise", "exit_tolerance": exit_tolerance},
+            "blockwise": {**shared, "strategy": "blockwise", "module_units": "1", "exit_tolerance": exit_tolerance},
             "backprop": {**shared, "strategy": "backprop"},
         }
         for strategy, settings in pair.items():

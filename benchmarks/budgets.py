@@ -54,8 +54,8 @@ def main(
         for budget in budgets:
             for strategy in strategies:
                 settings = options.settings(
-                    model=model, strategy=strategy, memory=f"{budget}MB", max_train=max_train, max_val=max_val,
-                    epochs=epochs,
+                    model=model, strategy=strategy, module_units="1", memory=f"{budget}MB", max_train=max_train,
+                    max_val=max_val, epochs=epochs,
                 )  # fmt: skip
                 measure(settings, results)
     finish(results, render)

@@ -38,7 +38,7 @@ class Row:
 
 
 def _local(loss: str) -> tuple[tuple[str, str], ...]:
-    return (("strategy", "blockwise"), ("local_loss", loss))
+    return (("strategy", "blockwise"), ("module_units", "1"), ("local_loss", loss))
 
 
 BACKPROP = (("strategy", "backprop"),)

@@ -41,8 +41,8 @@ def main(
     for model in models:
         for budget in budgets:
             settings = options.settings(
-                model=model, strategy="blockwise", memory=f"{budget}MB", max_train=max_train, max_val=max_val,
-                epochs=epochs,
+                model=model, strategy="blockwise", module_units="1", memory=f"{budget}MB", max_train=max_train,
+                max_val=max_val, epochs=epochs,
             )  # fmt: skip
             measure(settings, results)
     finish(results, render)

@@ -24,11 +24,12 @@ _SHARED: Settings = {
     "model": "tiny_nets:cnn", "image_size": 16, "max_train": 300, "max_val": 60, "batch_size": 32, "epochs": 3,
     "memory": "80MB", "threads": 1,
 }  # fmt: skip
+_UNITS: Settings = {"strategy": "blockwise", "module_units": "1"}
 RECIPES: dict[str, Settings] = {
     "backprop": {"strategy": "backprop"},
     "checkpoint": {"strategy": "checkpoint", "optimizer": "schedulefree"},
     "blockwise": {"strategy": "blockwise", "block_units": 1},
-    "blockwise, views": {"strategy": "blockwise", "rho": 0.2, "optimizer": "adamw", "cache_dtype": "uint8", "views": 2},
+    "blockwise, views": _UNITS | {"rho": 0.2, "optimizer": "adamw", "cache_dtype": "uint8", "views": 2},
     "lls-mxm": {"strategy": "blockwise", "local_loss": "lls-mxm", "optimizer": "schedulefree", "block_units": 2},
     "elastic": {"strategy": "elastic", "time_ratio": 0.9, "interval": 1},
     "prunetrain": {"strategy": "elastic", "scheme": "prunetrain", "interval": 1, "lasso": 0.9},

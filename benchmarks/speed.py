@@ -26,14 +26,15 @@ from benchmarks.store import ResultFile, finish, note
 
 MB = 10**6
 STOCK = "stock"
+_UNITS: Settings = {"strategy": "blockwise", "module_units": "1"}
 ARMS: dict[str, Settings] = {
-    "blockwise": {"strategy": "blockwise"},
-    "blockwise-stop": {"strategy": "blockwise", "saturation_stop": True},
-    "lls-mxm": {"strategy": "blockwise", "local_loss": "lls-mxm", "optimizer": "schedulefree"},
+    "blockwise": _UNITS,
+    "blockwise-stop": _UNITS | {"saturation_stop": True},
+    "lls-mxm": _UNITS | {"local_loss": "lls-mxm", "optimizer": "schedulefree"},
     "backprop-single": {"strategy": "backprop", "accumulate": False},
     "backprop": {"strategy": "backprop"},
     "checkpoint": {"strategy": "checkpoint"},
-    "classic": {"strategy": "blockwise", "local_loss": "classic", "residency": "all", "adaptive_batch": False},
+    "classic": _UNITS | {"local_loss": "classic", "residency": "all", "adaptive_batch": False},
     STOCK: {},
 }
 TIGHTEST_OF = ("backprop-single", "backprop", "checkpoint", "classic")

@@ -20,7 +20,7 @@ from snugfit._storage.tensor_file import write_tensors
 
 _TRAIN = (
     "train --model benchmarks.fuzz.tiny:net --data digits --image-size 8 --max-train 32 --max-val 16 --epochs 1 "
-    "--batch-size 16 --strategy blockwise --local-loss classic --memory 200MB --out runs/tiny"
+    "--batch-size 16 --strategy blockwise --module-units 1 --local-loss classic --memory 200MB --out runs/tiny"
 )
 _LEFT_OUT = ("report.html", "*.tmp", "lock", "manifest.json", "events*")
 

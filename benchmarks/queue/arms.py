@@ -27,6 +27,7 @@ class Arm:
         priority: place among the arms; within a rung all seeds of lower ones run first.
         lrs: learning rates to choose from, on validation images of the shortest rung with the first seed.
         paper: test accuracy in the paper, in percent.
+        implied: flags that were defaults when the first of its rows ran; the rows' names do not depend on them.
     """
 
     experiment: str
@@ -37,6 +38,7 @@ class Arm:
     priority: int
     lrs: tuple[float, ...] = ()
     paper: float | None = None
+    implied: Settings = field(default_factory=dict, hash=False)
 
     @property
     def sources(self) -> Sources:
@@ -62,6 +64,8 @@ def _arm(experiment: str, name: str, data: str, epochs: int, priority: int, more
     return Arm(experiment, name, {"data": data, "threads": 1, **more}, _TRAIN[data], epochs, priority, **rest)
 
 
+_UNITS: Settings = {"module_units": "1"}
+"""Local learning of the papers, in which every unit has a loss."""
 _RATES = (0.01, 0.03, 0.1)
 _CAPS = {
     "resnet20": (110, 55, 22, 11),
@@ -87,9 +91,9 @@ def _capped() -> list[Arm]:
         "backprop": ours | {"strategy": "backprop"},
         "checkpoint": ours | {"strategy": "checkpoint"},
         "modules, aan": modules | {"local_loss": "aan"},
-        "units, auglocal": blockwise | {"module_units": "1", "local_loss": "auglocal"},
-        "units, aan": blockwise | {"module_units": "1", "local_loss": "aan"},
-        "units, lls-mxm": blockwise | {"module_units": "1", "local_loss": "lls-mxm"},
+        "units, auglocal": blockwise | _UNITS | {"local_loss": "auglocal"},
+        "units, aan": blockwise | _UNITS | {"local_loss": "aan"},
+        "units, lls-mxm": blockwise | _UNITS | {"local_loss": "lls-mxm"},
         "peer": {"strategy": "benchmarks.peer"},
     }
     arms = [
@@ -113,7 +117,7 @@ def _lls_bases() -> list[Arm]:
     return [
         _arm(f"LLS Table 1, SmallConv, {data}", basis, data, 100, 10,
              _lls_settings("smallconv", data) | {"strategy": "blockwise", "local_loss": f"lls:basis={basis}"},
-             paper=value)
+             paper=value, implied=_UNITS)
         for basis, values in paper.items()
         for data, value in zip(("mnist", "fashion-mnist", "cifar10"), values, strict=True)
     ]  # fmt: skip
@@ -131,7 +135,7 @@ def _lls_rules() -> list[Arm]:
              "LLS": (99.57, 84.10)}  # fmt: skip
     return [
         _arm(f"LLS Table 2, SmallConvL, {data}", name, data, 100, 40, _lls_settings("smallconvl", data) | flags,
-             paper=paper[name][index] if name in paper else None)
+             paper=paper[name][index] if name in paper else None, implied=_UNITS if name in local else {})
         for index, data in enumerate(("mnist", "cifar10"))
         for name, flags in rules.items()
     ]  # fmt: skip
@@ -150,7 +154,7 @@ def _neuroflux() -> list[Arm]:
     """
     methods: dict[str, Settings] = {
         "backprop": {"strategy": "backprop"},
-        "blockwise": {"strategy": "blockwise", "local_loss": "aan"},
+        "blockwise": {"strategy": "blockwise", "local_loss": "aan", **_UNITS},
         "classic": {"strategy": "blockwise", "local_loss": "classic", "adaptive_batch": False, "residency": "all"},
     }
     return [

@@ -55,6 +55,11 @@ class Task:
     @property
     def settings(self) -> Settings:
         """Flags of the run, ``weights`` by name."""
+        return {**self.arm.implied, **self._named}
+
+    @property
+    def _named(self) -> Settings:
+        """The flags that the name of the run depends on."""
         most, _, most_val = _LIMITS[self.rung]
         limits = {"max_train": most, "max_val": most_val} if most is not None and most < self.arm.images else {}
         tuned = {} if self.lr is None else {"lr": self.lr}
@@ -63,7 +68,7 @@ class Task:
     @property
     def key(self) -> str:
         """Name of the run: a digest of its settings."""
-        return hashlib.sha256(" ".join(to_flags(self.settings)).encode()).hexdigest()[:16]
+        return hashlib.sha256(" ".join(to_flags(self._named)).encode()).hexdigest()[:16]
 
     @property
     def label(self) -> str:

@@ -26,7 +26,19 @@ def snug(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_run_with_lls_mxm_has_all_three_pictures(tmp_path):
     (tmp_path / "nets.py").write_text(NETS)
     options = ["--model", "nets:make", "--image-size", "16", "--max-train", "64", "--max-val", "20", "--epochs", "1"]
-    snug("train", "--strategy", "blockwise", "--local-loss", "lls-mxm", *options, "--out", "run", cwd=tmp_path)
+    snug(
+        "train",
+        "--strategy",
+        "blockwise",
+        "--module-units",
+        "1",
+        "--local-loss",
+        "lls-mxm",
+        *options,
+        "--out",
+        "run",
+        cwd=tmp_path,
+    )
     page = tmp_path / "run" / "report.html"
     assert "<h2>Pictures" not in page.read_text()
     said = json.loads(snug("report", "run", "--pictures", "--json", cwd=tmp_path).stdout)

@@ -10,17 +10,18 @@ from two_processes import run_in_two
 
 BUDGET = 60_000_000
 BOXES = {"task": "detect", "model": "tiny_nets:detector", "data": "boxes", "image_size": 32}
+UNITS = {"strategy": "blockwise", "module_units": "1"}
 ROWS: dict[str, dict[str, Any]] = {
     "backprop": {"strategy": "backprop"},
     "checkpoint": {"strategy": "checkpoint"},
-    "aan": {"strategy": "blockwise"},
+    "aan": UNITS,
     "classic": {"strategy": "blockwise", "local_loss": "classic", "residency": "all", "adaptive_batch": False},
     "linear": {"strategy": "blockwise", "local_loss": "linear", "cache_dtype": "uint8", "saturation_stop": True},
-    "lls": {"strategy": "blockwise", "local_loss": "lls:basis=random,stored=false"},
-    "lls-m": {"strategy": "blockwise", "local_loss": "lls-m:mode=paper,frequencies=spread,basis=cosine"},
-    "lls-mxm": {"strategy": "blockwise", "local_loss": "lls-mxm", "optimizer": "schedulefree"},
+    "lls": {**UNITS, "local_loss": "lls:basis=random,stored=false"},
+    "lls-m": {**UNITS, "local_loss": "lls-m:mode=paper,frequencies=spread,basis=cosine"},
+    "lls-mxm": {**UNITS, "local_loss": "lls-mxm", "optimizer": "schedulefree"},
     "schedulefree": {"strategy": "backprop", "optimizer": "schedulefree"},
-    "adamw": {"strategy": "blockwise", "optimizer": "adamw", "cache_dtype": "bfloat16", "views": 2},
+    "adamw": {**UNITS, "optimizer": "adamw", "cache_dtype": "bfloat16", "views": 2},
     "modules": {"strategy": "blockwise", "module_units": "2", "local_loss": "auglocal"},
     "modules, few": {"strategy": "blockwise", "module_units": "auto", "cache": "never"},
     "elastic": {"strategy": "elastic", "time_ratio": 0.9},

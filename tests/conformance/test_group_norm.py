@@ -10,8 +10,8 @@ from two_processes import run_in_two
 ROWS: dict[str, dict[str, Any]] = {
     "backprop": {"strategy": "backprop"},
     "checkpoint": {"strategy": "checkpoint"},
-    "aan": {"strategy": "blockwise"},
-    "lls-mxm": {"strategy": "blockwise", "local_loss": "lls-mxm"},
+    "aan": {"strategy": "blockwise", "module_units": "1"},
+    "lls-mxm": {"strategy": "blockwise", "module_units": "1", "local_loss": "lls-mxm"},
     "elastic": {"strategy": "elastic"},
     "elastic, stock": {"strategy": "elastic", "lean": False},
     "head": {"strategy": "elastic", "scheme": "head"},

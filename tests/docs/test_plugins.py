@@ -47,7 +47,7 @@ MODELS = {"tiny": tiny}
 WORK = {"model": "tiny", "data": "digits", "image_size": 8, "max_train": 64, "max_val": 32, "batch_size": 16,
         "epochs": 2, "memory": "100MB", "threads": 1, "profile_cache": "off"}  # fmt: skip
 OPTIONS = {"strategy": "head-only", "trained_units": 1, "feature_scale": 0.5}
-LOCAL = {"strategy": "blockwise", "local_loss": "mean-only"}
+LOCAL = {"strategy": "blockwise", "module_units": "1", "local_loss": "mean-only"}
 STOP = """
 import snugfit, sys
 flag = snugfit.StopFlag()

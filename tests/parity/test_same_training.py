@@ -68,7 +68,7 @@ THREE_BLOCKS = ((0, 0, 16), (1, 1, 32), (2, 2, 24))
 
 def train_in_blocks(folder: Path, **options: object) -> tuple[dict[str, Tensor], snugfit.Record]:
     """Weights of every unit and every exit, not only those of the exit that was chosen, and the record."""
-    settings = {**OPTIONS, "strategy": "blockwise", **options}
+    settings = {**OPTIONS, "strategy": "blockwise", "module_units": "1", **options}
     record = in_blocks(snugfit.plan(tiny_network(), "digits", **settings), *THREE_BLOCKS).run((), out=folder)
     return all_weights(folder), record
 
@@ -179,7 +179,13 @@ def dropping_network() -> nn.Module:
 @pytest.mark.parametrize("stop", [2, 3, 4, 6])
 def test_resumed_averaging_is_uninterrupted(tmp_path: Path, once: Once, strategy: str, stop: int) -> None:
     """Within an epoch, where a checkpoint holds averaged weights beside the trained ones, and at the end of both."""
-    options = {**OPTIONS, "optimizer": "schedulefree", "strategy": strategy, "local_loss": "lls-mxm"}
+    options = {
+        **OPTIONS,
+        "optimizer": "schedulefree",
+        "strategy": strategy,
+        "local_loss": "lls-mxm",
+        "module_units": "1",
+    }
     whole = once(strategy, lambda folder: snugfit.plan(dropping_network(), "digits", **options).run((), out=folder))
     plan = snugfit.plan(dropping_network(), "digits", **options)
     with pytest.raises(InterruptedRunError):
@@ -197,7 +203,7 @@ def test_resumed_averaging_is_uninterrupted(tmp_path: Path, once: Once, strategy
 def test_resumed_blocks_are_uninterrupted(tmp_path: Path, once: Once, kind: type[Event], count: int) -> None:
     """Stopped within a block, while its outputs are written, and between two blocks."""
     whole, _ = once("views", lambda folder: train_in_blocks(folder, views=2))
-    plan = snugfit.plan(tiny_network(), "digits", strategy="blockwise", views=2, **OPTIONS)
+    plan = snugfit.plan(tiny_network(), "digits", strategy="blockwise", module_units="1", views=2, **OPTIONS)
     with pytest.raises(InterruptedRunError):
         in_blocks(plan, *THREE_BLOCKS).run((stopped_after(kind, count),), out=tmp_path / "stopped")
     snugfit.resume(tmp_path / "stopped", (), model=tiny_network())
@@ -235,7 +241,7 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     options = [
         "--model", "vgg8", "--data", "digits", "--image-size", "16", "--max-train", "256", "--max-val", "40",
         "--epochs", "3", "--batch-size", "16", "--strategy", "blockwise", "--threads", "2", "--memory", "80MB",
-        "--batch-limit", "96", "--rho", "0",
+        "--module-units", "1", "--batch-limit", "96", "--rho", "0",
     ]  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert snug("train", *options, "--out", str(whole)).wait() == 0

@@ -51,6 +51,8 @@ def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:
     assert second.predicted is not None
     if plan.aim == "memory":
         return f"{start}: {_against(cost.peak_bytes, second.predicted.peak_bytes, second.strategy, format_bytes)}."
+    if choice.exact and second.exact and second.predicted.seconds < cost.seconds:
+        return f"{start}, since {second.strategy} computes the same by its settings here."
     return f"{start}: {_against(cost.seconds, second.predicted.seconds, second.strategy, format_seconds)}."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from snugfit._core.budget import Aim, Budget
@@ -178,21 +179,39 @@ class Plan:
         return from_data(cls, data)
 
 
+SAME_RATIO = 1.25
+"""Predicted seconds of one computation in two measurements differ by less than this factor."""
+
+
 def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidate, ...]:
-    """Candidates: feasible ones first, best first; those not considered last."""
+    """Candidates: feasible ones first, best first; those not considered last.
+
+    A strategy that is exact only by its settings computes what one that is always exact does, which comes first.
+    """
+    found = list(candidates)
+    plain = min(
+        (_amounts(each)[0] for each in found if each.feasible and find_config(each.strategy).exact), default=inf
+    )
 
     def key(candidate: Candidate) -> tuple[float, ...]:
-        seconds, peak = float("inf"), float("inf")
-        if candidate.predicted is not None:
-            seconds, peak = candidate.predicted.seconds, candidate.predicted.peak_bytes
+        seconds, peak = _amounts(candidate)
+        by_settings = candidate.exact and not find_config(candidate.strategy).exact
+        if by_settings and plain <= SAME_RATIO * seconds:
+            seconds = max(seconds, plain)
         by_aim = {
-            "time": (seconds, peak),
-            "memory": (peak, seconds),
-            "accuracy": (expected_loss(candidate), seconds, peak),
+            "time": (seconds, by_settings, peak),
+            "memory": (peak, by_settings, seconds),
+            "accuracy": (expected_loss(candidate), seconds, by_settings, peak),
         }
         return (not candidate.feasible, not candidate.considered, *by_aim[aim])
 
-    return tuple(sorted(candidates, key=key))
+    return tuple(sorted(found, key=key))
+
+
+def _amounts(candidate: Candidate) -> tuple[float, float]:
+    """Predicted seconds and peak; infinite without a prediction."""
+    cost = candidate.predicted
+    return (inf, inf) if cost is None else (cost.seconds, cost.peak_bytes)
 
 
 def expected_loss(candidate: Candidate) -> int:

@@ -107,7 +107,9 @@ def profile_units(
         raise UsageError(
             "profile measures units with classification losses; use snugfit plan --task detect for the whole network."
         )
-    named: dict[str, Any] = {"local_loss": "aan"} if request.strategy.local_loss == AUTO else {}
+    named: dict[str, Any] = {"module_units": "1"}
+    if request.strategy.local_loss == AUTO:
+        named["local_loss"] = "aan"
     request = replace(
         request,
         strategy=replace(request.strategy, strategy="blockwise", **named),

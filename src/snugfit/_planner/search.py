@@ -227,7 +227,7 @@ def candidates_of(
         reasons = [f"needs {format_bytes(cost.peak_bytes)} of memory"] if too_big else []
         if _too_much(budget.storage_bytes, cost.storage_bytes):
             reasons.append(f"needs {format_bytes(cost.storage_bytes)} of storage")
-        candidate = Candidate(strategy.name, not reasons, to_data(proposal), cost, tuple(reasons), exact=strategy.exact)
+        candidate = Candidate(strategy.name, not reasons, to_data(proposal), cost, tuple(reasons), exact=proposal.exact)
         smallest = cost.peak_bytes if too_big else None
         candidates.append(replace(candidate, smallest_bytes=smallest, correction=factors))
     if not candidates:

@@ -87,11 +87,13 @@ class Strategy(Protocol):
 
     Attributes:
         name: name in the registry.
-        exact: whether its gradients are those of plain backpropagation.
     """
 
     name: ClassVar[str]
-    exact: ClassVar[bool]
+
+    @property
+    def exact(self) -> bool:
+        """Whether its gradients are those of plain backpropagation; a strategy may have a class variable instead."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Every reason why it cannot serve this model, at once; empty when it can.

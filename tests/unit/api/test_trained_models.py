@@ -130,8 +130,8 @@ def test_a_plan_can_be_run_again(tmp_path, monkeypatch):
         "    parts = [nn.Conv2d(1, 4, 3, stride=4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()]\n"
         "    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(4 * 4, classes))\n"
     )
-    options = {"image_size": 16, "max_train": 40, "max_val": 20, "batch_size": 8, "epochs": 1, "strategy": "blockwise"}
-    plan = snugfit.plan("nets:make", "digits", **options)
+    options = {"image_size": 16, "max_train": 40, "max_val": 20, "batch_size": 8, "epochs": 1}
+    plan = snugfit.plan("nets:make", "digits", strategy="blockwise", module_units="1", **options)
     weights = [plan.run((), out=tmp_path / name).model.state_dict() for name in ("first", "second")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 

@@ -52,6 +52,15 @@ def test_what_is_nearly_alike_is_not_told_apart():
     assert said(PLAIN, close)[0].endswith("30.0s against 30.5s with checkpoint, which is about the same.")
 
 
+def test_one_module_that_computes_the_same():
+    module = replace(BLOCKS, predicted=Cost(90 * MB, 1, 28.0), exact=True)
+    first, gradients = said(module, PLAIN)
+    assert first == (
+        "backprop is chosen for the least time to finish, since blockwise computes the same by its settings here."
+    )
+    assert said(module)[1] == gradients == "Its gradients are exact: those of plain backpropagation."
+
+
 def test_micro_batches_are_told():
     accumulated = replace(PLAIN, settings={"micro_batches": 4})
     assert "accumulated over 4 micro-batches" in said(accumulated)[1]

@@ -34,3 +34,12 @@ def test_what_is_alike_is_ranked_by_the_rest():
     assert ranked([fast, lean]) == (lean, fast)
     assert ranked([fits("c", 40, 20), lean], "memory")[0] is lean
     assert ranked([], "memory") == ()
+
+
+def test_one_module_comes_after_the_strategy_that_it_computes_the_same_as():
+    """Two measurements of one computation differ; a clearly slower exact strategy is another computation."""
+    module = fits("blockwise", 80, 25, exact=True)
+    assert ranked([module, PLAIN, SIDE]) == (SIDE, PLAIN, module)
+    assert ranked([module, PLAIN], "accuracy") == (PLAIN, module)
+    assert ranked([fits("blockwise", 80, 30, exact=True), PLAIN])[0] is PLAIN
+    assert ranked([module, AGAIN]) == (module, AGAIN)

@@ -38,7 +38,9 @@ def make_pictures(run, model=None, **options):
 def runs(tmp_path_factory):
     """A run with LLS-MxM, which has all pictures, and one by backpropagation."""
     folder = tmp_path_factory.mktemp("pictured")
-    snugfit.plan(make, "digits", strategy="blockwise", local_loss="lls-mxm", **DIGITS).run((), out=folder / "mxm")
+    snugfit.plan(make, "digits", strategy="blockwise", local_loss="lls-mxm", module_units="1", **DIGITS).run(
+        (), out=folder / "mxm"
+    )
     snugfit.plan(make, "digits", strategy="backprop", **DIGITS).run((), out=folder / "backprop")
     return folder
 

@@ -6,6 +6,14 @@ from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Phase, Plan
 from snugfit._core.workload import Workload
 
+UNIT_OPTIONS = [
+    ({"saturation_stop": True}, "--saturation-stop"),
+    ({"exit_tolerance": 0.01}, "--exit-tolerance"),
+    ({"block_units": 3}, "--block-units"),
+    ({"residency": "all"}, "--residency all"),
+    ({"loss_aim": "memory"}, "--aim memory"),
+]
+
 
 def sentences(modules, *phases, **settings):
     """What a plan says about blockwise after the choice and its gradients."""
@@ -18,7 +26,7 @@ def sentences(modules, *phases, **settings):
 
 def test_one_module_is_backpropagation():
     assert sentences(((0, 7, ""),), ("a..h",)) == [
-        "All 8 units form one module, inside which gradients are those of backpropagation."
+        "All 8 units form one module with the network's own loss, which is backpropagation."
     ]
     assert sentences(((0, 7, "0 (1 2)"),), ("a..h",))[1] == (
         "Some units run again in the backward pass, which saves memory and costs time."
@@ -45,4 +53,21 @@ def test_the_table_names_loss_and_modules():
         return Candidate("blockwise", True, {"modules": modules, "local_loss": "aan"}).terms
 
     assert terms((0, 2, ""), (3, 3, "")) == ("aan", "2 modules")
-    assert terms((0, 3, "")) == terms((0, 0, ""), (1, 1, "")) == ("aan",)
+    assert terms((0, 3, "")) == ("1 module",)
+    assert terms((0, 0, ""), (1, 1, "")) == ("aan",)
+
+
+def test_the_number_of_modules_has_a_reason():
+    """One sentence for each part of the continuum from backpropagation to a module per unit."""
+
+    def last(*modules, **settings):
+        return sentences(modules, *[("a",)] * len(modules), module_units="auto", **settings)[-1]
+
+    units = ((0, 0, ""), (1, 1, ""), (2, 2, ""))
+    assert last((0, 2, "")) == "In smaller budgets the modules are more, each with a local loss."
+    fewest = "Fewer modules, which come closer to backpropagation, do not fit at a batch of 16."
+    assert last((0, 1, ""), (2, 2, "")) == last(*units) == fewest
+    kept = " keeps one unit per module; otherwise modules are as few as the budget allows."
+    for settings, option in UNIT_OPTIONS:
+        assert last(*units, **settings) == option + kept
+    assert last(*units, exit_tolerance=0.0) == fewest

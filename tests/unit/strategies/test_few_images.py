@@ -14,7 +14,7 @@ from snugfit.strategies.feedback.strategy import Feedback
 from snugfit.strategies.sidenet.strategy import Sidenet
 from snugfit.strategies.tiled.strategy import Tiled
 
-STRATEGIES = [Backprop(), Checkpoint(), Blockwise(local_loss="lls"), Tiled(tiles="2x2"), Feedback()]
+STRATEGIES = [Backprop(), Checkpoint(), Blockwise(local_loss="lls", module_units="1"), Tiled(tiles="2x2"), Feedback()]
 
 
 def chain_of(norm=nn.BatchNorm2d):

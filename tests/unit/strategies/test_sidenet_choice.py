@@ -250,6 +250,10 @@ def test_low_memory_settings_are_one_configuration_each_and_keep_set_options():
     assert list(Sidenet.leaner(StrategyOptions("sidenet", scheme="bias+head"))) == [{"weight_storage": "int8"}]
 
 
-def test_blockwise_tries_another_local_loss_only_where_none_was_named():
-    assert list(Blockwise.leaner(StrategyOptions("blockwise"))) == [{"local_loss": "lls-mxm"}]
-    assert list(Blockwise.leaner(StrategyOptions("blockwise", local_loss="aan"))) == []
+def test_blockwise_tries_units_and_the_leanest_loss_only_where_none_was_named():
+    def tried(**options):
+        return list(Blockwise.leaner(StrategyOptions("blockwise", **options)))
+
+    assert tried() == [{"module_units": "1", "local_loss": "lls-mxm"}]
+    assert tried(local_loss="aan") == [{"module_units": "1"}]
+    assert tried(local_loss="aan", module_units="1") == []

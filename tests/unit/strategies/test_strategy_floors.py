@@ -15,7 +15,7 @@ WIDE = 4 * (128 * 128 * 9 + 128)
 
 @pytest.mark.parametrize(
     ("strategy", "name"),
-    [(Backprop(), "network"), (Blockwise(local_loss="lls"), "unit:2"), (Elastic(), "elastic:full")],
+    [(Backprop(), "network"), (Blockwise(local_loss="lls", module_units="1"), "unit:2"), (Elastic(), "elastic:full")],
 )
 def test_a_gradient_on_small_maps_is_in_memory_once(strategy, name):
     """The wide layer's weights, its momentum and its gradient, and a tenth for all else.

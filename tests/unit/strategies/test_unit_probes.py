@@ -24,7 +24,7 @@ def chain():
 
 
 def step_bytes(cache_dtype, index=1, batch=5):
-    probe = Blockwise(cache_dtype=cache_dtype).probes(workload(), chain(), HARDWARE)[index]
+    probe = Blockwise(module_units="1", cache_dtype=cache_dtype).probes(workload(), chain(), HARDWARE)[index]
     step = probe.build()
     return tensor_peak_bytes(lambda: step(batch))
 
@@ -42,7 +42,7 @@ def test_stored_batches():
 
 def test_a_floor_is_below_the_step_and_kept_bytes_are_by_hand():
     """The last unit trains with the network's own head; SGD keeps one momentum per parameter."""
-    probes = Blockwise().probes(workload(), chain(), HARDWARE)
+    probes = Blockwise(module_units="1").probes(workload(), chain(), HARDWARE)
     assert [probe.name for probe in probes] == [f"unit:{unit.name}" for unit in chain().units]
     last = (4 * 6 * 9 + 6) + (6 * 64 * 10 + 10)
     assert probes[1].kept_bytes == last * 4 * 2
@@ -58,15 +58,15 @@ def test_a_floor_is_below_the_step_and_kept_bytes_are_by_hand():
 def test_convolutions_in_bfloat16_may_need_further_partial_weight_gradients(monkeypatch, threads, partials):
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     lowered = workload(precision="bfloat16")
-    last = Blockwise().probes(lowered, chain(), HARDWARE)[1]
+    last = Blockwise(module_units="1").probes(lowered, chain(), HARDWARE)[1]
     assert last.partial_bytes == partials * 4 * (4 * 6 * 9)
     assert partial_gradient_bytes(lowered, "cuda", nn.Conv2d(4, 6, 3)) == 0
-    assert Blockwise().probes(workload(), chain(), HARDWARE)[1].partial_bytes == 0
+    assert Blockwise(module_units="1").probes(workload(), chain(), HARDWARE)[1].partial_bytes == 0
 
 
 def test_probes_train_on_copies():
     made = chain()
-    for probe in Blockwise().probes(workload(), made, HARDWARE):
+    for probe in Blockwise(module_units="1").probes(workload(), made, HARDWARE):
         probe.build()(2)
     assert all(p.is_meta and p.grad is None for unit in made.all_units for p in unit.module.parameters())
 

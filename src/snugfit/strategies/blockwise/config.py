@@ -12,7 +12,7 @@ from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import CacheDtype, Checked, Count, Share, Text
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig, present
-from snugfit.strategies.blockwise.explanation import explain_modules
+from snugfit.strategies.blockwise.explanation import explain_choice, explain_modules
 from snugfit.strategies.blockwise.loss_choice import AUTO, MODULE_BATCH, LossChoice, LossCost
 
 
@@ -29,7 +29,9 @@ class BlockwiseOptions(Checked):
             needed, like ``auglocal:depth=3``; auto takes the one of the most expected accuracy that memory and the aim
             allow.
         module_units: units that train together by backpropagation, as a gradient-isolated module with one local loss;
-            ``auto`` makes the modules as few and as large as the budget allows.
+            ``auto`` makes the modules as few and as large as the budget allows, down to one, which is backpropagation.
+            It keeps one unit per module with ``--saturation-stop``, ``--exit-tolerance`` above 0, ``--block-units``,
+            ``--residency all`` or ``--aim memory``.
         rho: grouping threshold of Algorithm 1 in NeuroFlux.
         block_units: most units in a block; 2 with the saturation stop, any number without.
         adaptive_batch: give every block its own batch size (off: the smallest one everywhere).
@@ -43,7 +45,7 @@ class BlockwiseOptions(Checked):
     """
 
     local_loss: str = AUTO
-    module_units: Annotated[str, Text("auto or a whole number of at least 1", _module_units)] = "1"
+    module_units: Annotated[str, Text("auto or a whole number of at least 1", _module_units)] = "auto"
     rho: Share = 0.4
     block_units: Count | None = None
     adaptive_batch: bool = True
@@ -68,7 +70,6 @@ class BlockwiseSettings(BlockwiseOptions):
     """
 
     name: ClassVar[str] = "blockwise"
-    exact: ClassVar[bool] = False
 
     local_loss: str = "aan"
     loss_aim: Aim = "time"
@@ -77,10 +78,27 @@ class BlockwiseSettings(BlockwiseOptions):
     blocks: tuple[tuple[int, int, int], ...] = ()
     test_batch: int = 1
 
+    @property
+    def exact(self) -> bool:
+        """Whether gradients are those of plain backpropagation: a single module has the network's own loss."""
+        return len(self.modules) == 1
+
 
 def asks_for_exit(settings: Mapping[str, Any]) -> bool:
     """Whether settings ask for a small exit."""
-    return bool(settings.get("saturation_stop")) or settings.get("exit_tolerance") is not None
+    return bool(settings.get("saturation_stop") or settings.get("exit_tolerance"))
+
+
+def unit_option(settings: Mapping[str, Any]) -> str:
+    """The option by which ``module_units="auto"`` keeps one unit per module; empty if it makes larger modules."""
+    found = {
+        "--saturation-stop": settings.get("saturation_stop"),
+        "--exit-tolerance": settings.get("exit_tolerance"),
+        "--block-units": settings.get("block_units"),
+        "--residency all": settings.get("residency") == "all",
+        "--aim memory": settings.get("loss_aim") == "memory",
+    }
+    return next((option for option, given in found.items() if given), "")
 
 
 class Config(StrategyConfig):
@@ -107,19 +125,24 @@ class Config(StrategyConfig):
         return {"loss_aim": request.aim}
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """The local loss, and the number of modules if they have several units."""
-        modules = settings.get("modules") or ((0, 0, ""),)
-        loss = settings.get("local_loss", "")
-        return present({loss: loss not in ("", AUTO), f"{len(modules)} modules": 1 < len(modules) <= modules[-1][1]})
+        """The local loss, and the number of modules if they have several units; one module has no local loss."""
+        modules, loss = settings.get("modules"), settings.get("local_loss", "")
+        if not modules:
+            return present({loss: loss not in ("", AUTO)})
+        if len(modules) == 1:
+            return ("1 module",)
+        return present({loss: True, f"{len(modules)} modules": len(modules) <= modules[-1][1]})
 
     def explanation(self, settings: Mapping[str, Any], parts: Sequence[str]) -> Iterator[str]:
         """The modules and the local loss."""
         if not (modules := settings.get("modules")):
             return
         yield from explain_modules(modules, parts)
+        if settings.get("module_units") == "auto":
+            yield explain_choice(modules, MODULE_BATCH, unit_option(settings))
         if len(modules) > 1 and settings.get("loss_costs"):
             choice = LossChoice(settings["loss_costs"], settings["loss_aim"], asks_for_exit(settings))
-            few = settings.get("module_units") == "auto"
+            few = settings.get("module_units") == "auto" and not unit_option(settings)
             unfit = "does not fit in as few modules" if few else f"does not fit at a batch of {MODULE_BATCH}"
             yield choice.reason(settings["local_loss"], unfit)
 

@@ -17,7 +17,7 @@ def explain_modules(modules: Sequence[tuple[int, int, str]], names: Sequence[str
         yield f"Each of its {units} units is a module that learns by a local loss; no gradient crosses between units."
         return
     if len(modules) == 1:
-        yield f"All {units} units form one module, inside which gradients are those of backpropagation."
+        yield f"All {units} units form one module with the network's own loss, which is backpropagation."
     else:
         listed = ", ".join(_named(module, name) for module, name in zip(modules, names, strict=True))
         yield f"Its {units} units form {len(modules)} modules, between which no gradient crosses: {listed}."
@@ -25,6 +25,21 @@ def explain_modules(modules: Sequence[tuple[int, int, str]], names: Sequence[str
     if again:
         where = "" if len(modules) == 1 else f" of module{'s' if again[1:] else ''} {', '.join(again)}"
         yield f"Some units{where} run again in the backward pass, which saves memory and costs time."
+
+
+def explain_choice(modules: Sequence[tuple[int, int, str]], batch: int, option: str) -> str:
+    """Why the modules are as many as they are, with ``module_units="auto"``.
+
+    Args:
+        modules: first unit, last unit and schedule of each.
+        batch: at which fewer modules do not fit.
+        option: by which every unit is a module; empty without one.
+    """
+    if option:
+        return f"{option} keeps one unit per module; otherwise modules are as few as the budget allows."
+    if len(modules) == 1:
+        return "In smaller budgets the modules are more, each with a local loss."
+    return f"Fewer modules, which come closer to backpropagation, do not fit at a batch of {batch}."
 
 
 def _named(module: tuple[int, int, str], name: str) -> str:

@@ -163,7 +163,7 @@ def signal_table(
         if method == BACKPROP:
             strategy = strategy_class("backprop")(accumulate=False)
         else:
-            strategy = strategy_class("blockwise")(local_loss=method)
+            strategy = strategy_class("blockwise")(local_loss=method, module_units="1")
         probes = strategy.probes(workload, chain, hardware)
         peak = max(_peak_bytes(probe, workload.batch_size) for probe in probes)
         rows[method] = {**signal._asdict(), "peak_bytes": peak}

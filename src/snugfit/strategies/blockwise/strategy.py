@@ -33,7 +33,7 @@ from snugfit.strategies.blockwise.blocks import (
     estimate_blocks,
     make_blocks,
 )
-from snugfit.strategies.blockwise.config import BlockwiseSettings, asks_for_exit
+from snugfit.strategies.blockwise.config import BlockwiseSettings, asks_for_exit, unit_option
 from snugfit.strategies.blockwise.controller import Controller
 from snugfit.strategies.blockwise.loss_choice import (
     AUTO,
@@ -65,6 +65,9 @@ LEAN_LOSS = "lls-mxm"
 """The local loss without an auxiliary network: MobileNetV2 on CIFAR-10 trains at batches of 98 and more. The
 convolutions of ``aan`` also keep feature maps."""
 
+HEAD_LOSS = "aan"
+"""A local loss that leaves the last module to the network's own head alone, and with it a single module."""
+
 UNITS_BEFORE_STOP = 2
 """Units in a block if training may stop early between blocks; with fewer units it stops earlier."""
 
@@ -86,8 +89,10 @@ class Blockwise(BlockwiseSettings):
     @staticmethod
     def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
         """Settings that need less memory, among those that the user left open; tried if nothing fits."""
-        if options.local_loss == AUTO:
-            yield {"local_loss": LEAN_LOSS}
+        open_options = {"module_units": ("auto", "1"), "local_loss": (AUTO, LEAN_LOSS)}
+        found = {name: lean for name, (default, lean) in open_options.items() if getattr(options, name) == default}
+        if found:
+            yield found
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why the model is unsupported: local losses require feature maps or vectors, not tokens."""
@@ -125,7 +130,9 @@ class Blockwise(BlockwiseSettings):
     @property
     def _fixed_units(self) -> int | None:
         """Units in a module; None if the budget decides."""
-        return None if self.module_units == "auto" else int(self.module_units)
+        if self.module_units != "auto":
+            return int(self.module_units)
+        return 1 if unit_option(vars(self)) else None
 
     def _losses(self) -> list[str]:
         """The local losses to consider, best first."""
@@ -187,7 +194,8 @@ class Blockwise(BlockwiseSettings):
 
     def _layout(self, chain: Chain, workload: Workload, modules: Sequence[Module]) -> Layout:
         sizes = [last - first + 1 for first, last, _ in modules]
-        return Layout.of(chain, self.local_loss, workload.classes, sizes, workload.label_smoothing)
+        loss = self.local_loss if len(sizes) > 1 else HEAD_LOSS
+        return Layout.of(chain, loss, workload.classes, sizes, workload.label_smoothing)
 
     def _needs(self, workload: Workload, profile: Profile) -> tuple[UnitNeeds, ...]:
         """Memory needs of each module; infinite for one that does not fit at one sample."""
@@ -222,22 +230,25 @@ class Blockwise(BlockwiseSettings):
         )
 
     def _divisions(self, workload: Workload, profile: Profile, budget: Budget) -> list[Blockwise]:
-        """Local losses and divisions into measured modules that fit at the batch size wanted, best first.
+        """Local losses and divisions into measured modules that fit, best first.
 
-        Fewer modules come first, then the local loss that is expected to be more accurate. The last ones may fit at
-        smaller batches.
+        At the batch size wanted fewer modules come first, then the local loss that is expected to be more accurate. One
+        unit per module follows, the leanest loss first, and then divisions at smaller batches.
         """
         count, losses = len(profile.units) - 1, self._losses()
         even = [replace(self, local_loss=loss, modules=even_modules(count, self._fixed_units or 1)) for loss in losses]
         if self._fixed_units is not None and self.local_loss != AUTO:
             return even
-        found = []
-        for rank, loss in enumerate(losses):
-            fitting = _fitting_modules(profile_of(profile, loss), workload, budget)
-            for modules in fastest_divisions(count, fitting):
-                found.append((len(modules), rank, replace(self, local_loss=loss, modules=modules)))
-        found.sort(key=lambda each: each[:2])
-        return [each for _, _, each in found] + even[::-1]
+
+        def divided(batch: int) -> list[Blockwise]:
+            found = []
+            for rank, loss in enumerate(losses):
+                fitting = _fitting_modules(profile_of(profile, loss), workload, budget, batch)
+                for modules in fastest_divisions(count, fitting):
+                    found.append((len(modules), rank, replace(self, local_loss=loss, modules=modules)))
+            return [each for _, _, each in sorted(found, key=lambda each: each[:2])]
+
+        return [*divided(_wanted_batch(workload)), *even[::-1], *divided(1)[::-1]]
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Blockwise]:
         """The blocks of Algorithm 1 after residency repair, with a cache; also without one if it does not fit."""
@@ -334,13 +345,15 @@ def _priced_batch(workload: Workload) -> int:
     return max(2, _wanted_batch(workload))
 
 
-def _fitting_modules(profile: Profile, workload: Workload, budget: Budget) -> dict[Module, float]:
-    """Seconds per image of the measured modules that fit at the batch size wanted."""
+def _fitting_modules(profile: Profile, workload: Workload, budget: Budget, batch: int) -> dict[Module, float]:
+    """Seconds per image at the batch size wanted, of the measured modules that fit at another batch size."""
     numbers = {stats.name: number for number, stats in enumerate(profile.units)}
     measured = {_module_of_probe(name, numbers): line for name, line in profile.lines.items() if _is_module(name)}
-    headroom, batch = step_headroom(budget, profile.base_bytes), _wanted_batch(workload)
+    headroom, wanted = step_headroom(budget, profile.base_bytes), _wanted_batch(workload)
     return {
-        module: line.seconds_at(batch) / batch for module, line in measured.items() if line.bytes_at(batch) <= headroom
+        module: line.seconds_at(wanted) / wanted
+        for module, line in measured.items()
+        if line.bytes_at(batch) <= headroom
     }
 
 
