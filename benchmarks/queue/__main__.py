@@ -84,6 +84,7 @@ def start(
     *,
     data_dir: str | None = None,
     weights: Path | None = None,
+    device: str | None = None,
     core: int | None = None,
     nice: int = 10,
     limit: int | None = None,
@@ -98,22 +99,24 @@ def start(
     Args:
         data_dir: where data sets are; SNUGFIT_DATA otherwise.
         weights: ImageNet weights of MobileNetV2; without them the experiments that need them wait.
-        core: processor core to run on; the last by default.
+        device: a GPU, like cuda; arms with a memory cap, whose megabytes are a processor's, wait then.
+        core: processor core to run on; the last by default, and all with a GPU.
         nice: added to the process's niceness.
         limit: most runs; any number by default.
         retry: run again what failed other than by an infeasible budget or divergence.
         commit: commit the result file and the page to git after every run.
         folders: where things are.
     """
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0)) if core is None else core})
+    if device is None or core is not None:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0)) if core is None else core})
     os.nice(nice)
     with _locked(folders) as lock:
         given = {} if weights is None else {"mobilenet_v2": weights.resolve()}
-        runner = Runner(Place(folders.runs.resolve(), data_dir, given, lock))
+        runner = Runner(Place(folders.runs.resolve(), data_dir, given, lock, device))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: runner.stop())
-        rows = Rows(folders.results)
-        for task, row in work(folders, runner, given, retry=retry, limit=limit):
+        rows = Rows(folders.results, device or "cpu")
+        for task, row in work(folders, runner, given, capped=device is None, retry=retry, limit=limit):
             rows.keep(row)
             figures = write_page(folders)
             note(f"         {_summary(row)}")
@@ -123,7 +126,13 @@ def start(
 
 
 def work(
-    folders: Folders, run: Run, weights: dict[str, Path], *, retry: bool = False, limit: int | None = None
+    folders: Folders,
+    run: Run,
+    weights: dict[str, Path],
+    *,
+    capped: bool = True,
+    retry: bool = False,
+    limit: int | None = None,
 ) -> Iterator[tuple[Task, Row]]:
     """Yield runs and their rows in order, until nothing is left that can run or the queue is stopped.
 
@@ -133,7 +142,8 @@ def work(
     while not run.stopped and (limit is None or len(tried) < limit):
         digests = _digests(folders.arms())
         left = order(folders.arms(), read_rows(folders.results), digests, retry)
-        ready = [task for task in left if _ready(task, weights) and task.key not in tried]
+        possible = [task for task in left if capped or "memory" not in task.settings]
+        ready = [task for task in possible if _ready(task, weights) and task.key not in tried]
         if not ready:
             return
         task = ready[0]

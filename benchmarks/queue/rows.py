@@ -25,8 +25,8 @@ def read_rows(folder: Path) -> dict[str, Row]:
 class Rows:
     """This machine's file."""
 
-    def __init__(self, folder: Path) -> None:
-        self.machine = describe_machine("cpu")
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self.machine = describe_machine(device)
         self.folder, self.path = folder, folder / f"{CLAIM}_{slug(self.machine)}.json"
 
     def keep(self, row: Row) -> None:

@@ -39,6 +39,7 @@ class Place:
         data_dir: where data sets are; SNUGFIT_DATA otherwise.
         weights: file of each name that arms give as ``weights``.
         lock: descriptor of the queue's lock, which a run holds too until it ends.
+        device: where to train; the default of ``snugfit train`` if None.
         program: starts snugfit.
     """
 
@@ -46,6 +47,7 @@ class Place:
     data_dir: str | None
     weights: dict[str, Path]
     lock: int | None = None
+    device: str | None = None
     program: tuple[str, ...] = (sys.executable, "-m", "snugfit")
 
 
@@ -109,14 +111,15 @@ class Runner:
             return code, last_json(said.read().decode())
 
     def _command(self, task: Task, folder: Path) -> list[str]:
+        place = {} if self.place.device is None else {"device": self.place.device}
         if task.arm.is_peer:  # it saves no checkpoint, and starts again
             flags = {name: value for name, value in task.settings.items() if name != "strategy"}
-            return [sys.executable, "-m", task.arm.settings["strategy"], *to_flags(flags)]
+            return [sys.executable, "-m", task.arm.settings["strategy"], *to_flags(flags | place)]
         train = [*self.place.program, "train", "--json", "--quiet"]
         if (folder / "request.json").is_file():
             return [*train, "--resume", str(folder)]
         shutil.rmtree(folder, ignore_errors=True)
-        settings = task.settings
+        settings = task.settings | place
         if "weights" in settings:
             settings["weights"] = self.place.weights[settings["weights"]]
         return [*train, *to_flags(settings), "--out", str(folder)]

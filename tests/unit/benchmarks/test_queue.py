@@ -219,6 +219,16 @@ def test_arms_are_chosen_by_how_their_lines_begin(folders: program.Folders, only
     assert "".join(each.name for each in replace(folders, only=only).arms()) == names
 
 
+def test_arms_with_a_memory_cap_wait_on_a_gpu(folders: program.Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"model": "smallconv", "strategy": "backprop"}
+    free, capped = (
+        Arm("table", name, settings | more, 900, 5, 1) for name, more in (("f", {}), ("c", {"memory": "9MB"}))
+    )
+    monkeypatch.setattr(program, "all_arms", lambda: [free, capped])
+    assert {task.arm.name for task in go(folders, FakeRun(), capped=False)} == {"f"}
+    assert {task.arm.name for task in go(folders, FakeRun())} == {"c"}
+
+
 def test_arms_without_their_weights_wait(folders: program.Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     needy = Arm("table", "n", {"model": "smallconv", "strategy": "backprop", "weights": "net"}, 900, 5, 1)
     monkeypatch.setattr(program, "all_arms", lambda: [needy])
@@ -347,11 +357,18 @@ class TestRunner:
         words = json.loads((folder / "request.json").read_text())
         assert words[words.index("--weights") + 1] == str(place.weights["net"])
         assert Task(needy, 2, 9).settings["weights"] == "net"
+        assert "--device" not in words
+        assert Runner(replace(place, device="cuda"))._command(Task(needy, 2, 3), folder / "none")[-4:-2] == [
+            "--device",
+            "cuda",
+        ]
 
     def test_a_peer_is_a_script_of_its_own(self, place: Place) -> None:
         peer = Arm("table", "p", {"model": "vgg11", "strategy": "benchmarks.peer"}, 900, 5, 1)
         words = Runner(place)._command(Task(peer, 2, 9), place.runs)
         assert words[1:] == ["-m", "benchmarks.peer", "--model", "vgg11", "--epochs", "5", "--seed", "9"]
+        on_gpu = Runner(replace(place, device="cuda"))._command(Task(peer, 2, 9), place.runs)
+        assert on_gpu == [*words, "--device", "cuda"]
 
     def test_a_killed_queue_takes_its_run_with_it(self, place: Place, tmp_path: Path) -> None:
         script = tmp_path / "parent.py"
