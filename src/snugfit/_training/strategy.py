@@ -87,13 +87,11 @@ class Strategy(Protocol):
 
     Attributes:
         name: name in the registry.
+        exact: whether its gradients are those of plain backpropagation; a property if that depends on the settings.
     """
 
     name: ClassVar[str]
-
-    @property
-    def exact(self) -> bool:
-        """Whether its gradients are those of plain backpropagation; a strategy may have a class variable instead."""
+    exact: ClassVar[bool]
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Every reason why it cannot serve this model, at once; empty when it can.
