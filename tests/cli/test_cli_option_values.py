@@ -26,7 +26,7 @@ COUNTS = [
 ]  # fmt: skip
 SWITCHES = ["augment", "crop", "adaptive_batch", "saturation_stop", "accumulate", "lean"]
 NAMES = [
-    "task", "optimizer", "schedule", "precision", "strategy", "aim", "residency", "cache", "cache_dtype",
+    "task", "optimizer", "schedule", "keep", "precision", "strategy", "aim", "residency", "cache", "cache_dtype",
     "feedback_rule", "scheme", "importance", "prune_importance", "sample_wise", "weight_storage", "recompute",
     "weight_update", "rest", "tile_sizes", "scratch",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from snugfit._core.budget import Aim, TimeRatio
 from snugfit._core.options import Checked, Count, Positive, Range, Share, Size, Text, Workers
-from snugfit._core.workload import OptimizerName, Precision, ScheduleName, TaskName
+from snugfit._core.workload import Keep, OptimizerName, Precision, ScheduleName, TaskName
 
 Trained = Literal["sidenet", "head", "bias+head", "full"]
 """Trained part of a pre-trained model: side network and head, the head, all biases and the head, or everything."""
@@ -97,6 +97,9 @@ class TrainingOptions(Checked):
         weight_decay: weight decay; by default 0.0005, and 0 for schedulefree, unless the
             named strategy has another default.
         schedule: cosine or constant; cosine by default, constant for schedulefree.
+        keep: the epoch whose weights are kept: best (on validation images; the latest of equally good ones) or last.
+            Without validation images it is the last, and so it is in each block where blocks train one after another,
+            because a block's successors train on its outputs.
         precision: float32, or bfloat16 through autocast.
         augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.
         crop: whether augmentation crops.
@@ -113,6 +116,7 @@ class TrainingOptions(Checked):
     lr: Positive | None = None
     weight_decay: Annotated[float | None, Range(least=0)] = None
     schedule: ScheduleName | None = None
+    keep: Keep = "best"
     precision: Precision = "float32"
     augment: bool = True
     crop: bool = True

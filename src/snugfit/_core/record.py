@@ -48,6 +48,14 @@ class ExitRecord:
 
 
 @dataclass(frozen=True)
+class KeptEpoch:
+    """The epoch (from 0) whose weights are kept, and its validation accuracy, or mAP50, if there were images for it."""
+
+    epoch: int
+    val_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
 class IntervalRecord:
     """One selection of tensors, and the epochs that trained with it.
 
@@ -100,6 +108,8 @@ class Record:
             ``test`` are mAP50, and ``map50`` is that of the test split, or else of validation.
         parameters: ``full`` and ``trained_model``.
         exit: ``unit``, ``index``, ``of``; None when the whole network was trained.
+        kept: the epoch whose weights the model has, and which accuracies are measured with; None where each block keeps
+            those of its last epoch.
         settings: settings of the strategy.
         phases: prediction against measurement per phase.
         exits: all measured exits, in chain order.
@@ -128,6 +138,7 @@ class Record:
     schema: int = SCHEMA
     phases: tuple[PhaseRecord, ...] = ()
     exits: tuple[ExitRecord, ...] = ()
+    kept: KeptEpoch | None = None
     intervals: tuple[IntervalRecord, ...] = ()
     tensors: tuple[str, ...] = ()
     profile: dict[str, Any] = field(default_factory=dict)

@@ -25,10 +25,11 @@ _LIMITS = {"batch_limit": MAX_BATCH, "index": MAX_UNITS, "of": MAX_UNITS, "batch
 
 @dataclass(frozen=True)
 class _Measured:
-    """Measurements that are not numbers."""
+    """Measurements that are not single numbers."""
 
     peak_metric: str | None = None
     missed_phases: tuple[str, ...] = ()
+    process_peak_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class _Exit:
     of: int
 
 
-_TEXTS = tuple(each.name for each in fields(_Measured))
+_OTHERS = tuple(each.name for each in fields(_Measured))
 
 
 def read_record(path: Path) -> Record:
@@ -49,14 +50,18 @@ def _checked(data: Any) -> Record:
     record = from_data(Record, data)
     for name in ("budget", "predicted", "accuracy", "parameters", "overhead_seconds"):
         _check_numbers(name, getattr(record, name), 1 if name == "accuracy" else MAX_NUMBER)
-    from_data(_Measured, record.measured, "measured")
-    _check_numbers("measured", {key: value for key, value in record.measured.items() if key not in _TEXTS}, MAX_NUMBER)
+    peaks = from_data(_Measured, record.measured, "measured").process_peak_bytes
+    for number, peak in enumerate(peaks):
+        _check_number(f"measured.process_peak_bytes[{number}]", peak, MAX_NUMBER)
+    _check_numbers("measured", {key: value for key, value in record.measured.items() if key not in _OTHERS}, MAX_NUMBER)
     for kind in ("phases", "exits", "intervals"):
         for number, entry in enumerate(getattr(record, kind)):
             _check_entry(f"{kind}[{number}]", entry)
     _check_confusion(record.confusion)
     if record.exit is not None:
         _check_entry("exit", from_data(_Exit, record.exit, "exit"))
+    if record.kept is not None:
+        _check_entry("kept", record.kept)
     if record.profile:
         _check_entry("profile", from_data(Profile, record.profile, "profile"))
     if record.workload:

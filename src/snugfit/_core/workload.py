@@ -10,6 +10,7 @@ from snugfit.errors import UsageError
 
 OptimizerName = Literal["sgd", "adamw", "schedulefree"]
 ScheduleName = Literal["cosine", "constant"]
+Keep = Literal["best", "last"]
 Precision = Literal["float32", "bfloat16"]
 TaskName = Literal["classify", "detect"]
 
@@ -59,6 +60,7 @@ class Workload:
         epochs: passes over the training split (per block in ``blockwise``).
         batch_size: effective batch; smaller batches that fit are accumulated to it.
         batch_limit: largest batch of a block (Algorithm 1's B in NeuroFlux).
+        keep: the epoch whose weights are kept: the best on validation images, or the last.
         precision: ``float32``, or ``bfloat16`` through autocast.
         augment: whether training images are augmented.
         seed: seed of initialisation, shuffling and augmentation.
@@ -79,6 +81,7 @@ class Workload:
     batch_size: int = 128
     batch_limit: int = 128
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    keep: Keep = "best"
     precision: Precision = "float32"
     augment: bool = True
     seed: int = 0

@@ -184,6 +184,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         batch_size=training.batch_size,
         batch_limit=training.batch_size if training.batch_limit is None else training.batch_limit,
         optimizer=_optimizer(training, request.data.task, find_config(request.strategy.strategy)),
+        keep=training.keep,
         precision=training.precision,
         augment=training.augment,
         seed=training.seed,

@@ -173,6 +173,7 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
         run.manifest.announce(run.metrics.written(grows=False))
         write_json_atomic(folder / "record.json", record.to_json(), run.manifest)
         run.manifest.settle()
+        run.kept_weights.remove_all()
         keep_run(assembly.request.machine, record, plan)
     _verify(record.measured["peak_bytes"], plan)
     return record

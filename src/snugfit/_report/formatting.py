@@ -33,6 +33,15 @@ def metric_of(record: Record) -> str:
     return "mAP50" if "map50" in record.accuracy else "accuracy"
 
 
+def kept_epoch(record: Record) -> str:
+    """The epoch, from 1, whose weights a run has kept; empty where each block has its own."""
+    if record.kept is None:
+        return ""
+    epoch, epochs = record.kept.epoch + 1, record.workload.get("epochs", "?")
+    best = record.kept.val_accuracy is not None and record.workload.get("keep") == "best"
+    return f"epoch {epoch} of {epochs}, {'best on validation images' if best else 'the last'}"
+
+
 def shorten(name: str, most: int) -> str:
     """Leave out the middle of a long name."""
     if len(name) <= most:

@@ -67,11 +67,12 @@ class CheckpointStore:
         self,
         tensors: Mapping[str, Mapping[str, Tensor | Deferred]],
         position: dict[str, Any],
-        others: Mapping[Path, FileDigest] = MappingProxyType({}),
+        others: Mapping[Path, FileDigest | None] = MappingProxyType({}),
     ) -> Path:
         """Save tensors of any shape, by group and name, and a JSON-able position; returns the new checkpoint's folder.
 
-        The manifest lists ``others``, digests of other files at this moment, with the checkpoint's.
+        The manifest lists ``others`` with the checkpoint's: digests of other files at this moment, or None for files
+        that are about to be removed.
 
         Raises:
             OutOfStorageError: the disk is full; the previous checkpoint stays.

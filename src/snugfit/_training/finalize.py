@@ -128,6 +128,7 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
         run_dir=str(run.folder),
         phases=tuple(position.phases),
         exits=tuple(position.exits),
+        kept=position.kept,
         intervals=tuple(outcome.intervals),
         tensors=tuple(outcome.tensors),
         profile=to_data(run.profile),

@@ -11,6 +11,7 @@ from torch import Tensor
 from snugfit._core.plan import Phase
 from snugfit._quantities import format_bytes
 from snugfit._training.events import EpochDone, StepDone
+from snugfit._training.kept_epoch import keep_epoch, restore_kept
 from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
@@ -32,7 +33,8 @@ def train_phase(
 ) -> int:
     """Train for the workload's epochs from the run's position; returns the number of steps of one epoch.
 
-    Weights are settled before they are evaluated, and at the end.
+    Weights are settled before they are evaluated, and at the end. After the workload's last epoch, the weights in place
+    are those of the kept epoch.
 
     Args:
         trainable, source, phase, run: what trains, on which batches, as predicted, from the run's position on.
@@ -57,10 +59,14 @@ def train_phase(
         seconds = time.perf_counter() - started
         if evaluate is not None or epoch + 1 == span.stop:
             _settle(trainable, source, passing_batch or phase.batch_size, phase.name, run)
-        _end_epoch(run, phase, seconds, evaluate() if evaluate is not None else None)
+        accuracy = evaluate() if evaluate is not None else None
+        _end_epoch(run, phase, seconds, accuracy)
+        if evaluate is not None:
+            keep_epoch(trainable, run, accuracy)
         position.start_epoch(epoch + 1)
         run.save(trainable.state())
         stop_if_requested(run)
+    restore_kept(trainable, run)
     return steps
 
 

@@ -18,10 +18,11 @@ from snugfit._core.documents import DocumentError, converted
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Cost, Phase
 from snugfit._core.profile import Profile
-from snugfit._core.record import ExitRecord, PhaseRecord
+from snugfit._core.record import ExitRecord, KeptEpoch, PhaseRecord
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
 from snugfit._storage.checkpoint import Checkpoint, CheckpointStore
+from snugfit._storage.kept_weights import KeptWeights
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.events import Event, Notice, PhaseDone, PhaseStarted, Subscriber
@@ -54,6 +55,7 @@ class Position:
         peak_bytes: measured so far in the run.
         storage_bytes: most bytes of cache on disk so far.
         phases, exits: records of finished phases and exits.
+        kept: the epoch whose weights are kept, of those that were validated so far.
         overheads: seconds by kind.
         notes: small values of the strategy.
     """
@@ -74,6 +76,7 @@ class Position:
     metrics_offset: int = 0
     phases: list[PhaseRecord] = field(default_factory=list)
     exits: list[ExitRecord] = field(default_factory=list)
+    kept: KeptEpoch | None = None
     overheads: dict[str, float] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -130,6 +133,7 @@ class Run:
         self.weights = UnitStore(folder / "weights", self.manifest)
         self.exits = UnitStore(folder / "exits", self.manifest)
         self.checkpoints = CheckpointStore(folder / "checkpoint", self.manifest)
+        self.kept_weights = KeptWeights(folder / "best", self.manifest)
         self.metrics = MetricsWriter(folder / METRICS_FILE)
         self.position = Position()
         self._subscribers: list[Subscriber] = [self.metrics, *subscribers]
@@ -185,7 +189,12 @@ class Run:
         """Write a checkpoint of these tensors, of any shapes, and the current position."""
         self.tick()
         self.position.metrics_offset = self.metrics.offset()
-        self.checkpoints.save(tensors, to_data(self.position), self.metrics.written())
+        kept = self.position.kept
+        outdated = self.kept_weights.others(kept.epoch if kept else None)
+        changed = {**self.metrics.written(), **dict.fromkeys(outdated)}
+        self.checkpoints.save(tensors, to_data(self.position), changed)
+        for path in outdated:
+            path.unlink()
         self._saved_at = time.perf_counter()
 
     @property

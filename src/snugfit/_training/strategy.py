@@ -73,10 +73,16 @@ class Trainable(Protocol):
         """Scale the peak learning rate."""
 
     def state(self) -> Mapping[str, Mapping[str, Tensor | Deferred]]:
-        """Tensors that training changes, in their shapes, by group: not copies; averages are computed when saved."""
+        """Tensors that training changes, in their shapes, by group: not copies; averages are computed when saved.
+
+        If the trainable is validated during training, the group ``model`` holds the weights and buffers.
+        """
 
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
-        """Restore a state, in the shapes of :meth:`state`, group by group."""
+        """Restore a state, in the shapes of :meth:`state`, group by group.
+
+        To use the weights of an earlier epoch after training, all groups but ``model`` are empty.
+        """
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Put the weights for evaluation in place, with their BatchNorm statistics; batches are (B, ...)."""

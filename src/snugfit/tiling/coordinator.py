@@ -164,6 +164,10 @@ class GatewayForward(DistributedForward):
         assert value is not None
         return self.apply_rest(value)
 
+    def send_all(self) -> None:
+        """Send all weights, and the state of optimizers, before the next command."""
+        self._pending_sync = ALL
+
     def _send_command(self, command: Command) -> None:
         tiles = self.tiles
         self._channel.send(str(replace(command, sync=self._pending_sync, micro_batches=self._micro_batches)))

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from snugfit._core.plan import Cost, Phase
+from snugfit._core.record import KeptEpoch
 from snugfit._report.console import PRIOR, REFRESH_SECONDS, ConsoleProgress, TimeLeft
 from snugfit._report.console_lines import against
 from snugfit._report.tables import make_console
@@ -95,6 +96,20 @@ def test_final_table_puts_predicted_measured_and_budget_side_by_side():
     assert any("567k of 14.7M (26.0 times smaller)" in line for line in lines)
     assert any("after features.14, unit 5 of 13" in line for line in lines)
     assert any("runs/1" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kept", "keep", "words"),
+    [
+        (KeptEpoch(2, 0.61), "best", "those of epoch 3 of 8, best on validation images; the accuracy is theirs"),
+        (KeptEpoch(7, 0.61), "last", "those of epoch 8 of 8, the last; the accuracy is theirs"),
+        (KeptEpoch(7), "best", "those of epoch 8 of 8, the last; the accuracy is theirs"),
+    ],
+)
+def test_the_end_says_which_weights_are_kept(kept, keep, words):
+    lines = selecting(kept=kept, workload={"epochs": 8, "keep": keep})
+    assert [line.split("  ", 1)[1].strip() for line in lines if line.startswith("kept weights")] == [words]
+    assert not [line for line in selecting() if line.startswith("kept weights")]
 
 
 def test_outside_text_is_shown_as_it_is():

@@ -71,13 +71,13 @@ class OneWeight:
         self.factors.append(factor)
 
     def state(self):
-        return {"weight": {"value": self.weight}}
+        return {"model": {"value": self.weight}}
 
     def settle(self, batches):
         """It has no statistics."""
 
     def load_state(self, load):
-        self.weight = load("weight")["value"].clone()
+        self.weight = load("model")["value"].clone()
 
 
 class ToldMeter:

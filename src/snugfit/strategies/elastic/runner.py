@@ -22,6 +22,7 @@ from snugfit._storage.tensor_file import save_model
 from snugfit._training.dry_run import SPARE_BYTES
 from snugfit._training.events import Notice, TensorsSelected
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
+from snugfit._training.kept_epoch import restore_kept
 from snugfit._training.loop import train_phase
 from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
@@ -57,6 +58,7 @@ def fit_elastic(strategy: ElasticSettings, chain: Chain, data: TrainingData, run
     try:
         while fit.unfinished:
             fit.interval()
+        restore_kept(fit.trainer, run)  # which a run that was resumed after its last epoch has not done
     finally:
         fit.trainer.release()  # another run of the same plan needs unfrozen tensors
     phase = run.predicted.phases[-1]
@@ -218,6 +220,7 @@ class _ElasticRun:
             return 1.0
         removed = self.pruner.prune()
         if removed:
+            self.run.position.kept = None  # the scheme is for the smaller network
             self.run.emit(Notice(f"prunetrain removed {removed:,} parameters"))
         return self.pruner.macs() / sum(unit.macs for unit in self.run.profile.units)
 

@@ -111,6 +111,11 @@ class GatewayTrainer(_TiledTrainer):
         self.forward.update, self.forward.share, self.forward.targets = update, share, labels
         return super().step(inputs, labels, share, update)
 
+    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
+        """Restore a state, in the shapes of the weights; the others receive it with the next command."""
+        super().load_state(load)
+        self.forward.send_all()
+
     def set_lr_factor(self, factor: float) -> None:
         """Scale the peak learning rate of all processes."""
         super().set_lr_factor(factor)

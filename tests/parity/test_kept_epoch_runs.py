@@ -1,0 +1,142 @@
+"""The best epoch's weights equal those of an identical run that ends with this epoch, in every one-phase strategy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_helpers import assert_same
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import snugfit
+from snugfit._core.record import KeptEpoch
+from snugfit._storage.kept_weights import KeptWeights
+from snugfit._storage.manifest import Manifest
+from snugfit._training.events import EpochDone, Event, StepDone
+from snugfit.errors import InterruptedRunError
+from snugfit.memory import Baseline, make_meter
+from snugfit.strategies import full_network
+from snugfit.strategies.elastic import runner
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+import tiny_nets
+
+OPTIONS: dict[str, Any] = {
+    "epochs": 4, "max_train": 64, "max_val": 40, "image_size": 16, "batch_size": 16, "seed": 3, "schedule": "constant",
+    "threads": 1,
+}  # fmt: skip
+RUNS: dict[str, dict[str, Any]] = {
+    "backprop": {"strategy": "backprop"},
+    "averaged": {"strategy": "backprop", "optimizer": "schedulefree"},
+    "checkpoint": {"strategy": "checkpoint"},
+    "feedback": {"strategy": "feedback", "feedback_rule": "drtp"},
+    "elastic": {"strategy": "elastic", "scheme": "bn+bias", "interval": 2},
+    "side network": {"strategy": "sidenet", "image_size": 32, "side_width": 1.0, "prune": "off"},
+    "pruned": {"strategy": "sidenet", "image_size": 32, "side_width": 1.0, "prune": "0.5", "weight_storage": "int8"},
+    "tiles": {"strategy": "tiled", "tiles": "2x2"},
+}
+FALLING = (0.25, 0.75, 0.5, 0.25)
+"""Validation accuracies that stand in for the true ones, so that the second epoch is the best."""
+
+
+@pytest.fixture(autouse=True)
+def _accuracies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def validate(forward: Any, data: Any, run: Any, phase: Any) -> float:
+        measured(forward, data, run, phase)
+        return FALLING[run.position.epoch]
+
+    measured = full_network.validate
+    for module in (full_network, runner):
+        monkeypatch.setattr(module, "validate", validate)
+
+
+def train(folder: Path, **options: Any) -> tuple[dict[str, Tensor], snugfit.Record]:
+    torch.manual_seed(0)
+    record = snugfit.plan(tiny_nets.cnn, "digits", **{**OPTIONS, **options}).run((), out=folder)
+    return load_file(folder / "model.safetensors"), record
+
+
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+def test_the_best_epoch_is_a_run_that_ends_with_it(tmp_path: Path, options: dict[str, Any]) -> None:
+    best, record = train(tmp_path / "best", **options)
+    short, there = train(tmp_path / "short", **{**options, "epochs": 2, "keep": "last"})
+    last, _ = train(tmp_path / "last", **{**options, "keep": "last"})
+    assert_same(best, short)
+    assert any(not torch.equal(last[name], tensor) for name, tensor in best.items())
+    assert record.kept == KeptEpoch(1, 0.75) and there.kept == KeptEpoch(1, 0.75)
+    assert record.accuracy == there.accuracy and record.confusion == there.confusion
+    assert snugfit.evaluate(tmp_path / "best", model=tiny_nets.cnn)["accuracy"] == record.accuracy["test"]
+    assert snugfit.verify(tmp_path / "best").sound and not (tmp_path / "best" / "best").exists()
+
+
+@pytest.mark.parametrize("kind", ["backprop", "elastic", "side network"])
+@pytest.mark.parametrize(("event", "count"), [(StepDone, 6), (StepDone, 10), (EpochDone, 4)])
+def test_a_stopped_run_keeps_the_same_epoch(tmp_path: Path, kind: str, event: type[Event], count: int) -> None:
+    """Stopped within the best epoch, after it, and after the last."""
+    whole, record = train(tmp_path / "whole", **RUNS[kind])
+    seen: Iterator[int] = iter(range(1, 1000))
+
+    def stop(found: Event) -> None:
+        if isinstance(found, event) and next(seen) == count:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    torch.manual_seed(0)
+    with pytest.raises(InterruptedRunError):
+        plan = snugfit.plan(tiny_nets.cnn, "digits", **{**OPTIONS, **RUNS[kind]})
+        plan.run((stop,), out=tmp_path / "stopped")
+    resumed = snugfit.resume(tmp_path / "stopped", (), model=tiny_nets.cnn)
+    assert_same(whole, load_file(tmp_path / "stopped" / "model.safetensors"))
+    assert resumed.kept == record.kept and resumed.accuracy == record.accuracy
+
+
+def mostly_weights() -> nn.Module:
+    """A network whose weights take far more memory than its feature maps."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(8), nn.Flatten()),
+        *(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 2048), nn.ReLU(), nn.Linear(2048, 10)),
+    )
+
+
+def test_keeping_stays_within_the_budget(tmp_path: Path) -> None:
+    options = {**OPTIONS, "strategy": "backprop", "memory": "220MB", "max_train": 32}
+    record = snugfit.plan(mostly_weights, "digits", **options).run((), out=tmp_path)
+    assert record.kept == KeptEpoch(1, 0.75) and record.enforced
+    assert record.measured["peak_bytes"] <= record.predicted["peak_bytes"]
+
+
+def test_keeping_and_restoring_copy_no_weights(tmp_path: Path) -> None:
+    """Of 42 MB of weights; no matrix is row-major."""
+    network = mostly_weights()
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            layer.weight.data = layer.weight.data.t().contiguous().t()
+    weights, kept = network.state_dict(), KeptWeights(tmp_path, Manifest(tmp_path))
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    meter = make_meter(Baseline(0, 0), torch.device("cpu"))
+    start = meter.mark()
+    kept.save(0, weights)
+    for tensor in weights.values():
+        tensor.zero_()
+    mapped = kept.map(0)
+    network.load_state_dict(mapped)
+    assert meter.mark() - start < 2e6
+    assert_same(before, network.state_dict())
+
+
+def test_validation_of_the_kept_weights_is_that_of_their_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the true accuracies, statistics of norms included."""
+    monkeypatch.undo()
+    _, record = train(tmp_path, strategy="backprop", lr=0.05, epochs=6)
+    assert record.kept is not None and record.accuracy["val"] == record.kept.val_accuracy
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    column = rows[0].split(",").index("val_accuracy")
+    found = [float(row.split(",")[column]) for row in rows[1:] if row.split(",")[column]]
+    assert record.kept.epoch == max(range(6), key=lambda epoch: (found[epoch], epoch))
