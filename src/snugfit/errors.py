@@ -101,8 +101,8 @@ class InfeasibleBudgetError(SnugfitError):
     """No candidate fits the budget.
 
     Attributes:
-        closest: the candidate that comes closest, as text.
-        lacking_bytes: bytes that this candidate lacks.
+        closest: the candidate that comes closest, as text; "none" if no budget would be enough.
+        lacking_bytes: bytes that this candidate lacks; 0 if no budget would be enough.
         smallest_bytes: the smallest memory budget that works.
     """
 
@@ -110,10 +110,11 @@ class InfeasibleBudgetError(SnugfitError):
 
     def __init__(self, message: str, *, closest: str, lacking_bytes: int, smallest_bytes: int) -> None:
         self.closest, self.lacking_bytes, self.smallest_bytes = closest, lacking_bytes, smallest_bytes
-        super().__init__(
-            f"{message} Closest: {closest}, which lacks {format_bytes(lacking_bytes)}. "
+        found = (
+            f" Closest: {closest}, which lacks {format_bytes(lacking_bytes)}. "
             f"Smallest budget that would do: {format_bytes(smallest_bytes)}."
         )
+        super().__init__(message + (found if lacking_bytes > 0 else ""))
 
 
 class InfeasibleTimeError(SnugfitError):

@@ -28,7 +28,8 @@ def explanation_of(plan: Plan) -> tuple[str, ...]:
     choice = plan.choice
     if choice is None or choice.predicted is None:
         return ()
-    sentences = [_chosen(plan, choice, choice.predicted), _gradients(choice), *_own_sentences(choice, choice.predicted)]
+    sentences = [_chosen(plan, choice, choice.predicted), _gradients(choice), *_smaller_steps(plan, choice)]
+    sentences += _own_sentences(choice, choice.predicted)
     sentences += [*_weights(plan), *_storage(plan, choice.predicted), *_other_aims(plan, choice)]
     return tuple(sentence for sentence in sentences if sentence)
 
@@ -72,6 +73,16 @@ def _gradients(choice: Candidate) -> str:
         rest = f", accumulated over {parts} micro-batches, each of which is normalised by itself" if parts > 1 else ""
         return f"Its gradients are exact: those of plain backpropagation{rest}."
     return find_config(choice.strategy).accuracy
+
+
+def _smaller_steps(plan: Plan, choice: Candidate) -> Iterator[str]:
+    """Images of a step, if they are fewer than the user's batch size."""
+    images = int(choice.settings.get("micro_batch", 0)) * int(choice.settings.get("micro_batches", 1))
+    if 0 < images < (asked := plan.workload.effective_batch):
+        yield (
+            f"A step trains on {images} images instead of the {asked} of --batch-size: a larger batch, or its "
+            "accumulated gradients, would exceed the budget. Consider a lower --lr."
+        )
 
 
 def _weights(plan: Plan) -> Iterator[str]:

@@ -216,6 +216,8 @@ class Profile:
         floors: by probe name, tensor bytes of one step at the smallest batch, known without running it.
         kept: by probe name, bytes held between two steps: weights, buffers and optimizer state.
         base_bytes: memory already in use, above the baseline, before any strategy runs (data set, chain, caches).
+        start_bytes: that part of it which was in use before the first probe was measured.
+        left: by probe name, the part of it that measuring the probe left.
         seconds: duration of profiling.
         tensors: all operators and tensors, if a strategy requires them.
     """
@@ -225,5 +227,7 @@ class Profile:
     floors: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     base_bytes: int = 0
+    start_bytes: int = 0
+    left: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     tensors: TensorProfile | None = None

@@ -21,9 +21,20 @@ from snugfit._quantities import format_bytes
 from snugfit._training.strategy import Strategy
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
-from snugfit.profiling import META_PASS_BYTES, Measurements, Probe, TensorProbe, describe, measure_probes, unit_stats
+from snugfit.profiling import (
+    META_PASS_BYTES,
+    Measurements,
+    Probe,
+    TensorProbe,
+    alone,
+    describe,
+    measure_probes,
+    unit_stats,
+)
 
 Measured = TypeVar("Measured", Probe, TensorProbe)
+_Prober = tuple[Strategy, Sequence[Probe | TensorProbe]]
+"""A strategy with its probes."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +118,11 @@ def search(
 
 @dataclass(frozen=True)
 class _Proposals:
-    """Candidates, strategies that support the model, and the profile."""
+    """Candidates, strategies that support the model with their probes, and the profile."""
 
     candidates: list[Candidate]
     refused: list[Candidate]
-    able: list[Strategy]
+    able: list[_Prober]
     profile: Profile
 
 
@@ -126,26 +137,26 @@ class _Search:
     def propose(self, strategies: Sequence[Strategy], known: Profile, before: _Proposals | None = None) -> _Proposals:
         """Measure what strategies still need; earlier strategies propose again with the remaining headroom."""
         workload, chain, hardware = self.question.workload, self.question.chain, self.question.hardware
-        alone = len(strategies) == 1 and before is None
+        single = len(strategies) == 1 and before is None
         with self.measuring.limit.allow_address_space(META_PASS_BYTES):
-            reasons = {s.name: _reasons(s, workload, chain, hardware, alone=alone) for s in strategies}
-            able = [_prepared(each, workload, chain) for each in strategies if not reasons[each.name]]
+            reasons = {s.name: _reasons(s, workload, chain, hardware, alone=single) for s in strategies}
+            prepared = [_prepared(each, workload, chain) for each in strategies if not reasons[each.name]]
             network = "\n".join(describe(unit.module) for unit in chain.all_units)
-            probes = [
-                _identified(probe, strategy, workload, network)
-                for strategy in able
-                for probe in strategy.probes(workload, chain, hardware)
+            made = [each.probes(workload, chain, hardware) for each in prepared]
+            able: list[_Prober] = [
+                (strategy, [_identified(probe, strategy, workload, network) for probe in probes])
+                for strategy, probes in zip(prepared, made, strict=True)
             ]
-        profile = _merged(known, self.measuring.profile(probes))
+        profile = _merged(known, self.measuring.profile([probe for _, probes in able for probe in probes]))
         refused = [Candidate(name, False, reasons=tuple(words)) for name, words in reasons.items() if words]
         if before is not None:
             refused, able = [*before.refused, *refused], [*before.able, *able]
         with self.measuring.limit.allow_address_space(META_PASS_BYTES):
             profile = replace(profile, units=unit_stats(chain))
             found = list(refused)
-            for strategy in able:
-                factors = correction(self.runs, strategy.name, workload)
-                found += candidates_of(strategy, workload, profile, hardware, self.question.budget, factors)
+            for strategy, probes in able:
+                factors, own = correction(self.runs, strategy.name, workload), alone(profile, probes)
+                found += candidates_of(strategy, workload, profile, hardware, self.question.budget, factors, own)
         return _Proposals(found, refused, able, profile)
 
 
@@ -193,6 +204,8 @@ def _merged(known: Profile, more: Profile) -> Profile:
         floors={**known.floors, **more.floors},
         kept={**known.kept, **more.kept},
         base_bytes=max(known.base_bytes, more.base_bytes),
+        start_bytes=known.start_bytes if known.floors else more.start_bytes,
+        left={**known.left, **more.left},
         seconds=known.seconds + more.seconds,
         tensors=more.tensors or known.tensors,
     )
@@ -216,9 +229,18 @@ def _reasons(strategy: Strategy, workload: Workload, chain: Chain, hardware: Har
 
 
 def candidates_of(
-    strategy: Strategy, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget, factors: Correction
+    strategy: Strategy,
+    workload: Workload,
+    profile: Profile,
+    hardware: Hardware,
+    budget: Budget,
+    factors: Correction,
+    own: Profile | None = None,
 ) -> list[Candidate]:
-    """A strategy's proposals within a budget, or the reason for none; ``factors`` correct its predictions."""
+    """A strategy's proposals within a budget, or the reason for none.
+
+    ``factors`` correct its predictions. Its smallest budget follows from the profile of its ``own`` probes, if given.
+    """
     candidates = []
     memory = None if budget.memory_bytes is None else int(budget.memory_bytes / factors.peak)
     for proposal in strategy.propose(workload, profile, hardware, replace(budget, memory=memory)):
@@ -231,7 +253,7 @@ def candidates_of(
         smallest = cost.peak_bytes if too_big else None
         candidates.append(replace(candidate, smallest_bytes=smallest, correction=factors))
     if not candidates:
-        lack = strategy.shortfall(workload, profile, hardware, budget)
+        lack = strategy.shortfall(workload, own or profile, hardware, budget)
         candidate = Candidate(strategy.name, False, to_data(strategy), reasons=lack.reasons, exact=strategy.exact)
         candidates = [replace(candidate, smallest_bytes=lack.smallest_bytes, smallest_ratio=lack.smallest_ratio)]
     return candidates

@@ -13,10 +13,7 @@ from snugfit.profiling.probe import META_PASS_BYTES, Floors, Probe, available_by
 from snugfit.profiling.tensors import TensorProbe
 
 FIRST_GROWTH = 3_000_000
-"""Lower bound on the memory that profiling leaves.
-
-With that of its probes, the base of a budget for the probes that this budget refuses.
-"""
+"""Lower bound on the memory that profiling leaves, in addition to that of the probes (:func:`alone`)."""
 
 
 def measure_probes(
@@ -50,7 +47,8 @@ class _Session:
 
     Attributes:
         tried: the lines found so far; None for a probe that did not fit.
-        left: by probe, bytes that measuring it left in another process, and that training will leave here too.
+        left: by probe, bytes that measuring it left.
+        elsewhere: those of them that were left in another process, and that training will leave here too.
     """
 
     meter: PeakMeter
@@ -62,6 +60,7 @@ class _Session:
     lined: list[Probe] = field(default_factory=list)
     tensors: TensorProfile | None = None
     left: dict[str, int] = field(default_factory=dict)
+    elsewhere: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.meter.restart()
@@ -100,7 +99,7 @@ class _Session:
             complete = line is not None and line.points[-1].batch >= probe.batch_limit
             return Measurement(line=line, floors={str(b): size for b, size in floors.known.items()}, complete=complete)
 
-        line = self._measured(probe.same, found, available, measure).line
+        line = self._measured(probe, found, available, measure).line
         if line is not None:
             self.tried[probe.name] = replace(line, name=probe.name)
         return True
@@ -116,36 +115,40 @@ class _Session:
 
         self.meter.restart()
         available = self._available()
-        self.tensors = self._measured(probe.same, self.known.find(probe.same, available), available, measure).tensors
+        self.tensors = self._measured(probe, self.known.find(probe.same, available), available, measure).tensors
 
     def _measured(
-        self, same: str, found: Measurement | None, available: float, measure: Callable[[], Measurement]
+        self,
+        probe: Probe | TensorProbe,
+        found: Measurement | None,
+        available: float,
+        measure: Callable[[], Measurement],
     ) -> Measurement:
         """The known result of a probe, or else a new measurement, which is stored."""
         if found is None:
             before = self._in_memory()
             found = measure()
             found = replace(found, left_bytes=max(self._in_memory() - before, 0))
-            self.known.keep(same, found, available)
-        elif self.known.is_from_disk(same):
-            self.left[same] = found.left_bytes
+            self.known.keep(probe.same, found, available)
+        elif self.known.is_from_disk(probe.same) and probe.same not in self.elsewhere:
+            self.elsewhere[probe.same] = found.left_bytes
+        else:
+            return found
+        self.left[probe.name] = self.left.get(probe.name, 0) + found.left_bytes
         return found
 
     def profile(self, seconds: float) -> Profile:
         """The results."""
         meta.forget()
-        resting = self._in_memory() + sum(self.left.values())
-        grown, lines = 0, {name: line for name, line in self.tried.items() if line is not None}
-        if len(lines) < len(self.lined):
-            networks = {probe.network for probe in self.lined if probe.name in lines}
-            left = growth([probe for probe in self.lined if probe.network and probe.network not in networks])
-            grown = max(self.before + FIRST_GROWTH + growth(self.lined), resting + 2 * left)  # at two batch sizes
+        lines = {name: line for name, line in self.tried.items() if line is not None}
         return Profile(
             units=(),
             lines=lines,
             floors=self.floors,
             kept={probe.name: probe.kept_bytes for probe in self.lined},
-            base_bytes=max(resting, grown, 0),
+            base_bytes=max(self._in_memory() + sum(self.elsewhere.values()), 0),
+            start_bytes=self.before,
+            left=self.left,
             seconds=seconds,
             tensors=self.tensors,
         )
@@ -169,7 +172,24 @@ class _Session:
 
     def _available(self) -> float:
         """Bytes that would be free if everything had been measured in this process."""
-        return available_bytes(self.meter, self.limit) - sum(self.left.values())
+        return available_bytes(self.meter, self.limit) - sum(self.elsewhere.values())
+
+
+def alone(profile: Profile, probes: Sequence[Probe | TensorProbe]) -> Profile:
+    """The profile with the base of a process, and of a budget, in which these probes alone are measured, and all fit.
+
+    What other probes have left in memory does not count to it; a larger budget also measures what this one refused.
+    """
+    names = {probe.name for probe in probes}
+    resting = profile.base_bytes - sum(left for name, left in profile.left.items() if name not in names)
+    lined = [probe for probe in probes if isinstance(probe, Probe) and probe.name in profile.floors]
+    measured = [probe for probe in lined if probe.name in profile.lines]
+    base = resting
+    if len(measured) < len(lined):
+        networks = {probe.network for probe in measured}
+        new = growth([probe for probe in lined if probe.network and probe.network not in networks])
+        base = max(profile.start_bytes + FIRST_GROWTH + growth(lined), resting + 2 * new)  # at two batch sizes
+    return replace(profile, base_bytes=max(base, 0))
 
 
 def growth(probes: Sequence[Probe]) -> int:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from snugfit._core.budget import Budget
 from snugfit._core.explanation import explanation_of
 from snugfit._core.hardware import Hardware
@@ -64,6 +66,14 @@ def test_one_module_that_computes_the_same():
 def test_micro_batches_are_told():
     accumulated = replace(PLAIN, settings={"micro_batches": 4})
     assert "accumulated over 4 micro-batches" in said(accumulated)[1]
+
+
+@pytest.mark.parametrize(("images", "parts", "smaller"), [(2, 1, True), (2, 4, True), (10, 1, False), (5, 2, False)])
+def test_a_smaller_step_than_the_batch_size_is_explained(images, parts, smaller):
+    """The batch size is 128; there are 10 training images."""
+    sentences = said(replace(PLAIN, settings={"micro_batch": images, "micro_batches": parts}))
+    words = f"A step trains on {images * parts} images instead of the 10 of --batch-size"
+    assert any(each.startswith(words) for each in sentences) == smaller
 
 
 def test_weights_open_a_strategy_and_their_lack_closes_it():

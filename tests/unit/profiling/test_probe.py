@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from snugfit._core.profile import ProbeLine
-from snugfit.profiling import Measurements, Probe, measure_probe, measure_probes
+from snugfit.profiling import Measurements, Probe, alone, measure_probe, measure_probes
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.profiling.probe import LAYER_GROWTH, META_PASS_BYTES, PROBE_GROWTH
 
@@ -301,8 +301,8 @@ def test_several_probes_make_a_profile():
     profile = measure_probes([fits, refused], machine, machine, lambda *event: told.append(event))
     assert set(profile.lines) == {"p"} and isinstance(profile.lines["p"], ProbeLine)
     assert profile.floors == {"p": 1, "q": 1} and profile.kept == {"p": 70, "q": 0}
-    grown = FIRST_GROWTH + 2 * PROBE_GROWTH
-    assert profile.base_bytes == 1000 + grown and profile.units == ()
+    assert profile.base_bytes == 1000 and profile.units == ()
+    assert alone(profile, [fits, refused]).base_bytes == 1000 + FIRST_GROWTH + 2 * PROBE_GROWTH
     assert told == [("p", 1, 2), ("q", 2, 2)]
 
 
@@ -313,7 +313,34 @@ def test_ways_of_running_one_network_leave_its_kernels_behind_once():
     ]
     grown = PROBE_GROWTH + 2 * LAYER_GROWTH
     profile = measure_probes(refused, machine, machine, lambda *_: None)
-    assert profile.base_bytes == 1000 + max(FIRST_GROWTH + grown, 2 * grown)
+    assert profile.base_bytes == 1000
+    assert alone(profile, refused).base_bytes == 1000 + max(FIRST_GROWTH + grown, 2 * grown)
+
+
+def test_memory_of_other_probes_counts_to_this_process_only(tmp_path):
+    """Two networks leave 50 and 30 bytes; the third probe is refused, and counts where it would be measured."""
+
+    def base(names, known=None):
+        machine = Machine(budget=3000)
+
+        def probe_leaving(name, size):
+            def build():
+                machine.kept += size
+                return machine.take
+
+            floor = 10**6 if name == "refused" else 1
+            return Probe(name, build, lambda batch: floor, 64, same=name)
+
+        sizes = {"a": 50, "b": 30, "refused": 0}
+        probes = {name: probe_leaving(name, sizes[name]) for name in names}
+        profile = measure_probes([*probes.values()], machine, machine, lambda *_: None, known)
+        own = {name: alone(profile, [probe]).base_bytes - 1000 for name, probe in probes.items()}
+        return profile.base_bytes - 1000, own
+
+    grown = FIRST_GROWTH + PROBE_GROWTH
+    for known in (None, Measurements(tmp_path), Measurements(tmp_path)):
+        assert base(["a", "b", "refused"], known) == (80, {"a": 50, "b": 30, "refused": grown})
+    assert base(["refused"]) == (0, {"refused": grown})
 
 
 def test_what_measuring_left_elsewhere_counts_once_however_many_processes_come_and_go(tmp_path):
