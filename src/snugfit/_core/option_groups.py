@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from snugfit._core.budget import Aim, TimeRatio
 from snugfit._core.options import Checked, Count, Positive, Range, Share, Size, Text, Workers
 from snugfit._core.workload import Keep, OptimizerName, Precision, ScheduleName, TaskName
+from snugfit.errors import UsageError
 
 Trained = Literal["sidenet", "head", "bias+head", "full"]
 """Trained part of a pre-trained model: side network and head, the head, all biases and the head, or everything."""
@@ -97,6 +98,9 @@ class TrainingOptions(Checked):
         weight_decay: weight decay; by default 0.0005, and 0 for schedulefree, unless the
             named strategy has another default.
         schedule: cosine or constant; cosine by default, constant for schedulefree.
+        warmup_epochs: epochs, such as 1 or 0.5, in which the learning rate rises linearly per step to its peak; the
+            schedule takes the remaining steps. Every block has its own, where blocks train one after another. Not for
+            schedulefree.
         keep: the epoch whose weights are kept: best (on validation images; the latest of equally good ones) or last.
             Without validation images it is the last, and so it is in each block where blocks train one after another,
             because a block's successors train on its outputs.
@@ -116,6 +120,7 @@ class TrainingOptions(Checked):
     lr: Positive | None = None
     weight_decay: Annotated[float | None, Range(least=0)] = None
     schedule: ScheduleName | None = None
+    warmup_epochs: Annotated[float, Range(least=0)] = 0.0
     keep: Keep = "best"
     precision: Precision = "float32"
     augment: bool = True
@@ -123,6 +128,14 @@ class TrainingOptions(Checked):
     erase: Share = 0.0
     label_smoothing: Annotated[float, Range(least=0, below=1)] = 0.0
     seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_epochs and self.warmup_epochs >= self.epochs:
+            raise UsageError(
+                f"--warmup-epochs {self.warmup_epochs:g} leaves none of --epochs {self.epochs} for the schedule; "
+                "use fewer, or train longer."
+            )
 
 
 @dataclass(frozen=True)

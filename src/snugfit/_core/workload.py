@@ -25,6 +25,7 @@ class OptimizerSettings(Checked):
         lr: peak learning rate.
         weight_decay: L2 penalty (``sgd``) or decoupled decay (the others).
         schedule: ``cosine`` (per step, to zero) or ``constant``; ``schedulefree`` requires ``constant``.
+        warmup_epochs: epochs, or parts of them, in which the learning rate first rises per step to its peak.
     """
 
     name: OptimizerName = "sgd"
@@ -32,11 +33,17 @@ class OptimizerSettings(Checked):
     momentum: Annotated[float, Range(least=0, below=1)] = 0.9
     weight_decay: Annotated[float, Range(least=0)] = 5e-4
     schedule: ScheduleName = "cosine"
+    warmup_epochs: Annotated[float, Range(least=0)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.averages and self.schedule != "constant":
             raise UsageError(f"--optimizer schedulefree has no --schedule {self.schedule}; leave out --schedule.")
+        if self.averages and self.warmup_epochs:
+            raise UsageError(
+                f"--optimizer schedulefree has no --warmup-epochs {self.warmup_epochs:g}, because it schedules no "
+                "learning rate; leave it out, or use sgd or adamw."
+            )
 
     @property
     def state_per_parameter(self) -> int:

@@ -196,7 +196,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
 def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig) -> OptimizerSettings:
     """The optimizer: what the request says, else the task's learning rate, the strategy's and the common defaults."""
     default = {**_DEFAULTS, **config.optimizers}[training.optimizer or config.default_optimizer or "sgd"]
-    given = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule")}
+    given = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule", "warmup_epochs")}
     if given["lr"] is None:
         given["lr"] = RULES[task].lr
     return replace(default, **{name: value for name, value in given.items() if value is not None})

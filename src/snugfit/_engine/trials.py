@@ -69,8 +69,9 @@ def _shortened(assembly: Assembly, steps: int) -> Assembly:
         max_train=min(most, request.data.max_train or most),
         max_val=_EVALUATED if given is None else min(_EVALUATED, given),
     )
+    training = replace(request.training, epochs=1, warmup_epochs=0.0)
     machine = replace(request.machine, out=None, profile_cache="off")
-    request = replace(request, data=data, training=replace(request.training, epochs=1), machine=machine)
+    request = replace(request, data=data, training=training, machine=machine)
     if data.data != FROM_PYTHON:
         return assemble(request, load_splits(request), assembly.module)
     test = None if splits.test is None else _first(splits.test, _EVALUATED)

@@ -76,8 +76,7 @@ def _train_step(
     position, workload = run.position, run.workload
     started = time.perf_counter()
     seed_all(derive_seed(workload.seed, phase.name, position.epoch, position.step))
-    progress = (position.epoch * steps + position.step) / (workload.epochs * steps)
-    factor = lr_factor(workload.optimizer.schedule, progress)
+    factor = lr_factor(workload.optimizer, position.epoch * steps + position.step, steps, workload.epochs)
     trainable.set_lr_factor(factor)
     loss, correct, samples, known = 0.0, 0, 0, True
     for index in range(group):

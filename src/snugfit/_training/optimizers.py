@@ -20,16 +20,22 @@ from schedulefree import AdamWScheduleFree
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from snugfit._core.workload import OptimizerName, OptimizerSettings, ScheduleName
+from snugfit._core.workload import OptimizerName, OptimizerSettings
 from snugfit._storage.tensor_file import Deferred
 from snugfit.errors import CheckpointError
 
 
-def lr_factor(schedule: ScheduleName, progress: float) -> float:
-    """Fraction of the peak learning rate at ``progress`` in [0, 1]: constant 1, or half a cosine from 1 to 0."""
-    if schedule == "constant":
+def lr_factor(settings: OptimizerSettings, step: int, steps: int, epochs: int) -> float:
+    """Fraction of the peak learning rate in a step, from 0, of ``epochs`` with ``steps`` steps each.
+
+    It rises linearly per step in the warm-up. Then it is 1, or half a cosine from 1 to 0.
+    """
+    warm_up = round(settings.warmup_epochs * steps)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    if settings.schedule == "constant":
         return 1.0
-    return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
+    return 0.5 * (1.0 + math.cos(math.pi * min((step - warm_up) / max(epochs * steps - warm_up, 1), 1.0)))
 
 
 def _optimizer(parameter: nn.Parameter, settings: OptimizerSettings) -> torch.optim.Optimizer:

@@ -17,7 +17,7 @@ from snugfit._data import from_dataset
 from snugfit._engine.builder import assemble
 from snugfit._engine.loading import on_meta
 from snugfit._storage.tensor_file import read_weights
-from snugfit.errors import CheckpointError, ModelError
+from snugfit.errors import CheckpointError, ModelError, UsageError
 
 
 class Exploit:
@@ -209,3 +209,20 @@ def test_a_chain_on_meta_shares_nothing_and_takes_weights_back():
     filled.load_state_dict(module.state_dict(), assign=True)
     x = torch.randn(2, 1, 8, 8)
     assert torch.equal(filled.eval()(x), module.eval()(x))
+
+
+def test_the_warm_up_is_part_of_the_workload():
+    assert assemble(Request.of(model="python"), splits(), network()).workload.optimizer.warmup_epochs == 0.0
+    made = assemble(Request.of(model="python", warmup_epochs=0.5, optimizer="adamw"), splits(), network())
+    assert to_data(made.workload)["optimizer"]["warmup_epochs"] == 0.5
+
+
+def test_averaged_weights_have_no_warm_up():
+    with pytest.raises(UsageError, match=r"schedulefree has no --warmup-epochs 2,"):
+        assemble(Request.of(model="python", warmup_epochs=2, optimizer="schedulefree"), splits(), network())
+
+
+@pytest.mark.parametrize(("epochs", "warm_up"), [(3, 3), (1, 1.5)])
+def test_a_warm_up_leaves_epochs_for_the_schedule(epochs, warm_up):
+    with pytest.raises(UsageError, match=rf"--warmup-epochs {warm_up:g} leaves none of --epochs {epochs} "):
+        Request.of(epochs=epochs, warmup_epochs=warm_up)

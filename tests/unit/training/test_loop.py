@@ -54,6 +54,25 @@ def test_the_learning_rate_follows_its_schedule(tmp_path):
     assert [event.lr for event in of_kind(events, StepDone)] == pytest.approx([0.5 * factor for factor in want])
 
 
+def test_the_learning_rate_rises_in_the_warm_up_and_a_resumed_run_goes_on_with_it(tmp_path):
+    warmed = dataclasses.replace(COSINE, warmup_epochs=1.0)
+    rise, fall = [step / 5 for step in range(1, 6)], [(1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)]
+    trainable = OneWeight()
+    train(make_run(tmp_path / "whole", optimizer=warmed), trainable)
+    assert trainable.factors == pytest.approx(rise + fall)
+    holder, first, second = [None], OneWeight(), OneWeight()
+    first.before_step = stop_at(holder, 3)
+    holder[0] = make_run(tmp_path / "run", optimizer=warmed)
+    with pytest.raises(InterruptedRunError):
+        train(holder[0], first)
+    run = make_run(tmp_path / "run", optimizer=warmed)
+    assert run.resume()
+    second.load_state(run.resumed_tensors)
+    train(run, second)
+    assert first.factors + second.factors == trainable.factors
+    assert torch.equal(second.weight, trainable.weight)
+
+
 def test_micro_batches_share_a_step(tmp_path):
     events, trainable = [], OneWeight(micro_batches=2)
     run = make_run(tmp_path, [events.append], epochs=1)

@@ -1,6 +1,7 @@
 """One optimizer per parameter: equal to the stock optimizers, exact to resume, and free of gradients after a step."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -68,7 +69,7 @@ def test_equals_the_stock_optimizer(settings, in_backward):
     if in_backward:
         optimizers.apply_in_backward()
     for step in range(5):
-        factor = lr_factor("cosine", step / 5)
+        factor = 0.5 * (1 + math.cos(math.pi * step / 5))
         optimizers.set_lr_factor(factor)
         reference.param_groups[0]["lr"] = settings.lr * factor
         loss_of(mine, step).backward()
@@ -189,10 +190,47 @@ def test_mismatch_errors_is_refused(name, shape, message):
         optimizers.load_state({name: torch.zeros(shape)})
 
 
+COSINE, CONSTANT = OptimizerSettings(), OptimizerSettings(schedule="constant")
+
+
 def test_schedules():
-    assert [lr_factor("constant", p) for p in (0, 0.5, 1)] == [1, 1, 1]
-    assert [lr_factor("cosine", p) for p in (0, 0.5, 1, 2)] == pytest.approx([1, 0.5, 0, 0])
-    assert lr_factor("cosine", 1 / 3) == pytest.approx(0.5 * (1 + math.cos(math.pi / 3)))
+    assert [lr_factor(CONSTANT, step, 2, 3) for step in (0, 3, 6)] == [1, 1, 1]
+    assert [lr_factor(COSINE, step, 2, 3) for step in (0, 3, 6, 12)] == pytest.approx([1, 0.5, 0, 0])
+    assert lr_factor(COSINE, 2, 2, 3) == pytest.approx(0.5 * (1 + math.cos(math.pi / 3)))
+
+
+def test_without_warm_up_the_schedule_is_that_of_the_share_of_steps():
+    """Bit for bit, so that results do not depend on the option."""
+    for step in range(7 * 13):
+        progress = ((step // 7) * 7 + step % 7) / (13 * 7)
+        assert lr_factor(COSINE, step, 7, 13) == 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+@pytest.mark.parametrize(("epochs", "warm_up"), [(1, 7), (2, 14), (0.5, 4), (0.01, 0), (4.9, 34)])
+def test_the_warm_up_rises_to_the_peak_and_the_schedule_takes_the_rest(epochs, warm_up):
+    steps, total = 7, 35
+    cosine = [(1 + math.cos(math.pi * step / (total - warm_up))) / 2 for step in range(total - warm_up)]
+    rise = [(step + 1) / warm_up for step in range(warm_up)]
+    for settings, rest in ((COSINE, cosine), (CONSTANT, [1.0] * (total - warm_up))):
+        warmed = dataclasses.replace(settings, warmup_epochs=epochs)
+        found = [lr_factor(warmed, step, steps, 5) for step in range(total)]
+        assert found == pytest.approx(rise + rest)
+
+
+@pytest.mark.parametrize("warm_up", [1, 3])
+def test_the_warm_up_is_torchs(warm_up):
+    """Its linear schedule counts its first step as a share, too, and its cosine starts at the milestone."""
+    steps, epochs, count = 6, 5, 6 * warm_up
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    rise = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1 / count, total_iters=count - 1)
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps * epochs - count)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=[count])
+    warmed = dataclasses.replace(COSINE, warmup_epochs=warm_up)
+    for step in range(steps * epochs):
+        want = optimizer.param_groups[0]["lr"]
+        assert 0.3 * lr_factor(warmed, step, steps, epochs) == pytest.approx(want, rel=1e-9)
+        optimizer.step()
+        schedule.step()
 
 
 SCHEDULEFREE = SETTINGS[3]

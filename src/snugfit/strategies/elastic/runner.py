@@ -83,7 +83,8 @@ def rank_tensors(
     images, labels = next(data.train.epoch(epoch, batch))
     units = [unit.module.eval() for unit in chain.all_units]
     state = trainer.optimizers.state()
-    factor = lr_factor(workload.optimizer.schedule, epoch / workload.epochs)
+    steps = data.train.steps(strategy.micro_batch * strategy.micro_batches)
+    factor = lr_factor(workload.optimizer, epoch * steps, steps, workload.epochs)
     size = scratch_bytes(units, [unit.input_shape for unit in chain.all_units], batch)
     size += sum(stored_bytes(tensor.shape, tensor.dtype) for tensor in state.values())
     with ExitStack() as stack:
