@@ -179,7 +179,7 @@ class Plan:
         return from_data(cls, data)
 
 
-SAME_RATIO = 1.25
+SAME_RATIO = 1.5
 """Predicted seconds of one computation in two measurements differ by less than this factor."""
 
 

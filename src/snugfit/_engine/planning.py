@@ -24,7 +24,7 @@ from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
 from snugfit.errors import UsageError
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
-from snugfit.strategies.blockwise.loss_choice import AUTO
+from snugfit.strategies.blockwise.loss_choice import settled
 from snugfit.strategies.blockwise.probes import signal_table
 from snugfit.strategies.elastic.probes import tensor_table
 from snugfit.strategies.sidenet.activation_table import activation_table
@@ -107,9 +107,7 @@ def profile_units(
         raise UsageError(
             "profile measures units with classification losses; use snugfit plan --task detect for the whole network."
         )
-    named: dict[str, Any] = {"module_units": "1"}
-    if request.strategy.local_loss == AUTO:
-        named["local_loss"] = "aan"
+    named: dict[str, Any] = {"module_units": "1", "local_loss": settled(request.strategy.local_loss)}
     request = replace(
         request,
         strategy=replace(request.strategy, strategy="blockwise", **named),

@@ -255,5 +255,6 @@ def test_blockwise_tries_units_and_the_leanest_loss_only_where_none_was_named():
         return list(Blockwise.leaner(StrategyOptions("blockwise", **options)))
 
     assert tried() == [{"module_units": "1", "local_loss": "lls-mxm"}]
+    assert tried(local_loss="auglocal", module_units="1") == [{"local_loss": "auglocal:depth=1"}]
     assert tried(local_loss="aan") == [{"module_units": "1"}]
     assert tried(local_loss="aan", module_units="1") == []

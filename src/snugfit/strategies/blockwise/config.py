@@ -27,7 +27,7 @@ class BlockwiseOptions(Checked):
     Attributes:
         local_loss: local loss of ``blockwise``: aan, auglocal, classic, linear, lls, lls-m or lls-mxm, with options if
             needed, like ``auglocal:depth=3``; auto takes the one of the most expected accuracy that memory and the aim
-            allow.
+            allow, and auglocal without a depth the largest depth up to 4.
         module_units: units that train together by backpropagation, as a gradient-isolated module with one local loss;
             ``auto`` makes the modules as few and as large as the budget allows, down to one, which is backpropagation.
             It keeps one unit per module with ``--saturation-stop``, ``--exit-tolerance`` above 0, ``--block-units``,

@@ -1,4 +1,4 @@
-"""Which local losses ``--local-loss auto`` considers, in which order, and why not another. Arithmetic, no torch."""
+"""Which local losses an open choice considers, in which order, and why not another. Arithmetic, no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from snugfit._core.profile import Profile
 
 Measured = TypeVar("Measured")
 AUTO = "auto"
-EXPECTED_ACCURACY = ("auglocal", "aan", "lls-mxm")
+_WITH = " with "
+LOOK_AHEAD = "auglocal"
+"""The local loss whose depth the budget decides, if none is named."""
+DEPTHS = (4, 3, 2, 1)
+"""Depths of ``auglocal`` to consider; with more layers accuracy is higher (AugLocal, section 4)."""
+DEFAULT_DEPTH = f"{LOOK_AHEAD}:depth=2"
+EXPECTED_ACCURACY = (DEFAULT_DEPTH, "aan", "lls-mxm")
 """The local losses that ``auto`` considers, by the accuracy to expect, best first.
 
 ResNet-20 on CIFAR-10 (6,000 images, 12 epochs, one seed, standard error 1 point) reached 66.3 % with ``auglocal`` and
@@ -54,7 +60,7 @@ class LossChoice:
     def _refusal(self, cost: LossCost) -> str:
         """Why a local loss is not considered in any budget; empty if it is."""
         name, _, work = cost
-        if self.exits and name == EXPECTED_ACCURACY[0]:
+        if self.exits and name == self.costs[0][0] == DEFAULT_DEPTH:  # not among depths of one that was named
             return "makes exits large"
         ratio = work / min(other[2] for other in self.costs)
         if self.aim == "time" and ratio > MOST_WORK:
@@ -75,17 +81,27 @@ class LossChoice:
         return f"Its local loss is {chosen}. More accuracy is expected of others, but {reasons}."
 
 
+def local_losses(named: str) -> tuple[str, ...]:
+    """The local losses to choose from, by the accuracy to expect, best first; one if its name leaves nothing open."""
+    open_choices = {AUTO: EXPECTED_ACCURACY, LOOK_AHEAD: tuple(f"{LOOK_AHEAD}:depth={depth}" for depth in DEPTHS)}
+    return open_choices.get(named, (named,))
+
+
+def settled(named: str) -> str:
+    """The local loss that is measured where nothing is chosen."""
+    return {AUTO: "aan", LOOK_AHEAD: DEFAULT_DEPTH}.get(named, named)
+
+
 def probe_suffix(loss: str) -> str:
-    """The end of the names of probes of a local loss that ``auto`` considers."""
-    return f" with {loss}"
+    """The end of the names of probes of a local loss that is considered among others."""
+    return f"{_WITH}{loss}"
 
 
 def profile_of(profile: Profile, loss: str) -> Profile:
-    """A profile with the probes of one of the local losses under the names that they have without ``auto``."""
-    others = tuple(probe_suffix(each) for each in EXPECTED_ACCURACY if each != loss)
+    """A profile with the probes of one of the local losses under the names that they have without a choice."""
 
     def own(by_name: Mapping[str, Measured]) -> dict[str, Measured]:
-        named = {name: each for name, each in by_name.items() if not name.endswith(others)}
-        return {name.removesuffix(probe_suffix(loss)): each for name, each in named.items()}
+        parts = {name: name.partition(_WITH) for name in by_name}
+        return {parts[name][0]: each for name, each in by_name.items() if parts[name][2] in ("", loss)}
 
     return replace(profile, lines=own(profile.lines), floors=own(profile.floors), kept=own(profile.kept))

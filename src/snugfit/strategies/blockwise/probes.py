@@ -161,10 +161,10 @@ def signal_table(
     rows = {}
     for method, signal in learning_signal(chain, workload.classes, local_losses).items():
         if method == BACKPROP:
-            strategy = strategy_class("backprop")(accumulate=False)
+            probes = strategy_class("backprop")(accumulate=False).probes(workload, chain, hardware)
         else:
-            strategy = strategy_class("blockwise")(local_loss=method, module_units="1")
-        probes = strategy.probes(workload, chain, hardware)
+            layout = Layout.of(chain, method, workload.classes, label_smoothing=workload.label_smoothing)
+            probes = unit_probes(layout, workload, hardware, "float16")
         peak = max(_peak_bytes(probe, workload.batch_size) for probe in probes)
         rows[method] = {**signal._asdict(), "peak_bytes": peak}
     return rows

@@ -37,10 +37,10 @@ from snugfit.strategies.blockwise.config import BlockwiseSettings, asks_for_exit
 from snugfit.strategies.blockwise.controller import Controller
 from snugfit.strategies.blockwise.loss_choice import (
     AUTO,
-    EXPECTED_ACCURACY,
     MODULE_BATCH,
     LossChoice,
     LossCost,
+    local_losses,
     probe_suffix,
     profile_of,
 )
@@ -60,10 +60,6 @@ from snugfit.strategies.recomputation.unit_costs import unit_costs
 
 TRAINED_BLOCKS_BYTES = 2_000_000
 """Lower bound of the bytes that trained blocks leave in memory: kernels of their shapes, file buffers."""
-
-LEAN_LOSS = "lls-mxm"
-"""The local loss without an auxiliary network: MobileNetV2 on CIFAR-10 trains at batches of 98 and more. The
-convolutions of ``aan`` also keep feature maps."""
 
 HEAD_LOSS = "aan"
 """A local loss that leaves the last module to the network's own head alone, and with it a single module."""
@@ -89,10 +85,10 @@ class Blockwise(BlockwiseSettings):
     @staticmethod
     def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
         """Settings that need less memory, among those that the user left open; tried if nothing fits."""
-        open_options = {"module_units": ("auto", "1"), "local_loss": (AUTO, LEAN_LOSS)}
-        found = {name: lean for name, (default, lean) in open_options.items() if getattr(options, name) == default}
-        if found:
-            yield found
+        leanest = {"module_units": "1", "local_loss": local_losses(options.local_loss)[-1]}
+        is_open = {"module_units": options.module_units == "auto", "local_loss": _is_open(options.local_loss)}
+        if any(is_open.values()):
+            yield {name: lean for name, lean in leanest.items() if is_open[name]}
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why the model is unsupported: local losses require feature maps or vectors, not tokens."""
@@ -109,12 +105,12 @@ class Blockwise(BlockwiseSettings):
         return [f"unit {strange.name} gives {shape} values per image, but local losses require feature maps or vectors"]
 
     def prepared(self, workload: Workload, chain: Chain) -> Blockwise:
-        """The strategy with the costs of the local losses that ``auto`` considers."""
-        if self.local_loss != AUTO:
+        """The strategy with the costs of the local losses to choose from."""
+        if not _is_open(self.local_loss):
             return self
         stats = unit_stats(chain)
         macs, units = sum(unit.macs for unit in stats), unit_costs(chain, stats, _priced_batch(workload))
-        costs = tuple(self._loss_cost(loss, macs, units, workload, chain) for loss in EXPECTED_ACCURACY)
+        costs = tuple(self._loss_cost(loss, macs, units, workload, chain) for loss in local_losses(self.local_loss))
         return replace(self, loss_costs=costs)
 
     def _loss_cost(
@@ -136,19 +132,17 @@ class Blockwise(BlockwiseSettings):
 
     def _losses(self) -> list[str]:
         """The local losses to consider, best first."""
-        if self.local_loss != AUTO:
-            return [self.local_loss]
-        if not self.loss_costs:
-            return list(EXPECTED_ACCURACY)
+        if not self.loss_costs or not _is_open(self.local_loss):
+            return list(local_losses(self.local_loss))
         return LossChoice(self.loss_costs, self.loss_aim, asks_for_exit(vars(self))).order()
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """Probes of modules with their local losses.
 
-        With ``module_units="auto"`` or ``local_loss="auto"`` they are lazy: first one module with all units, then two,
-        and so on until one division fits with one of the local losses; see :class:`PartitionFilter`.
+        With ``module_units="auto"`` or several local losses to choose from they are lazy: first one module with all
+        units, then two, and so on until one division fits with one of the losses; see :class:`PartitionFilter`.
         """
-        if self._fixed_units is not None and self.local_loss != AUTO:
+        if self._fixed_units is not None and not _is_open(self.local_loss):
             layout = self._layout(chain, workload, even_modules(len(chain.units), self._fixed_units))
             return unit_probes(layout, workload, hardware, self.cache_dtype)
         units = unit_costs(chain, unit_stats(chain), _priced_batch(workload)) if self._fixed_units is None else []
@@ -178,7 +172,7 @@ class Blockwise(BlockwiseSettings):
         different: dict[str, Probe] = {}
         names = []
         for loss, partition in options:
-            suffix = probe_suffix(loss) if self.local_loss == AUTO else ""
+            suffix = probe_suffix(loss) if _is_open(self.local_loss) else ""
             layout = replace(self, local_loss=loss)._layout(chain, workload, partition.modules)
             own = []
             for index in sorted(range(len(layout)), key=partition.step_bytes.__getitem__, reverse=True):
@@ -237,7 +231,7 @@ class Blockwise(BlockwiseSettings):
         """
         count, losses = len(profile.units) - 1, self._losses()
         even = [replace(self, local_loss=loss, modules=even_modules(count, self._fixed_units or 1)) for loss in losses]
-        if self._fixed_units is not None and self.local_loss != AUTO:
+        if self._fixed_units is not None and not _is_open(self.local_loss):
             return even
 
         def divided(batch: int) -> list[Blockwise]:
@@ -324,8 +318,8 @@ class Blockwise(BlockwiseSettings):
         largest = max(floors, key=lambda name: floors[name])
         smallest = max(smallest_budget(profile, floors[largest]), (budget.memory_bytes or 0) + 1_000_000)
         reason = f"unit {largest.removeprefix(PROBE_PREFIX)} needs {smallest / 1e6:.0f} MB for one sample"
-        if self.local_loss == AUTO:
-            reason += f" with {loss}, the leanest of {', '.join(EXPECTED_ACCURACY)}"
+        if _is_open(self.local_loss):
+            reason += f" with {loss}, the leanest of {', '.join(local_losses(self.local_loss))}"
         tested = smallest_budget(profile, TRAINED_BLOCKS_BYTES + _tested_weights(profile, hardware))
         return Shortfall((reason,), max(smallest, tested))
 
@@ -333,6 +327,11 @@ class Blockwise(BlockwiseSettings):
         """Train one block after another."""
         run.profile = _in_order(profile_of(run.profile, self.local_loss))
         return Controller(self, self._layout(chain, run.workload, self.modules), data, run).fit()
+
+
+def _is_open(local_loss: str) -> bool:
+    """Whether several local losses are considered under this name."""
+    return len(local_losses(local_loss)) > 1
 
 
 def _wanted_batch(workload: Workload) -> int:
