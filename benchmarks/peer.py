@@ -1,16 +1,20 @@
 """A peer without snugfit's training: stock modules, a plain PyTorch loop, the largest micro-batch found by halving.
 
 It is what a careful user would write. The network is a plain ``nn.Module`` in channels_last, trained by autograd and
-``torch.optim.SGD`` with a cosine schedule; micro-batches are accumulated to the batch size. From snugfit it takes the
+``torch.optim.SGD`` with a warm-up and a cosine schedule; micro-batches are accumulated to the batch size. The weights
+of the best epoch on validation images are saved to a file, and tested once the optimizer is gone. So they are in memory
+twice only while nothing else is, which the steps' peak always covers. From snugfit it takes the
 images, and the same memory limit with the same allocator settings, which only help it. Prints one JSON object.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +48,7 @@ class Job:
     epochs: int
     batch_size: int
     lr: float
+    warmup_epochs: float
     seed: int
     device: torch.device
     started: float
@@ -60,6 +65,7 @@ def main(
     epochs: int = 10,
     batch_size: int = 128,
     lr: float = 0.01,
+    warmup_epochs: float = 0.0,
     seed: int = 0,
     device: str | None = None,
     threads: int | None = None,
@@ -75,6 +81,7 @@ def main(
         epochs: epochs.
         batch_size: images per optimizer step.
         lr: peak learning rate.
+        warmup_epochs: epochs in which it rises to its peak.
         seed: seed of initialisation, shuffling and augmentation.
         device: cpu or cuda[:N].
         threads: compute threads.
@@ -83,8 +90,10 @@ def main(
     started, meter = time.perf_counter(), make_meter(baseline, chosen)
     with MemoryLimit(parse_bytes(memory) if memory else None, baseline, chosen) as limit:
         splits = datasets.load(data, max_train=max_train, max_val=max_val, seed=seed)
-        job = Job(model, splits, epochs, batch_size, lr, seed, chosen, started)
-        outcome = largest_that_fits(lambda micro: train(job, micro, meter, limit), batch_size)
+        job = Job(model, splits, epochs, batch_size, lr, warmup_epochs, seed, chosen, started)
+        with tempfile.TemporaryDirectory() as folder:
+            saved = Path(folder) / "best.pt"
+            outcome = largest_that_fits(lambda micro: train(job, micro, saved, meter, limit), batch_size)
     if outcome is None:
         budget = format_bytes(limit.budget_bytes or 0)
         message = f"{model} does not train in {budget} even image by image."
@@ -114,8 +123,8 @@ def largest_that_fits(attempt: Callable[[int], dict[str, Any]], batch_size: int)
     return None
 
 
-def train(job: Job, micro: int, meter: PeakMeter, limit: MemoryLimit) -> dict[str, Any]:
-    """Train for all epochs at one micro-batch, and test.
+def train(job: Job, micro: int, saved: Path, meter: PeakMeter, limit: MemoryLimit) -> dict[str, Any]:
+    """Train for all epochs at one micro-batch, and test the weights of the best, or a later one of equals.
 
     Raises:
         RuntimeError, MemoryError: memory was refused.
@@ -132,8 +141,8 @@ def train(job: Job, micro: int, meter: PeakMeter, limit: MemoryLimit) -> dict[st
     source = Batches(job.splits.train, transform, seed=job.seed, augment=True)
     steps = max(1, source.steps(micro) // group)
     optimizer = torch.optim.SGD(network.parameters(), lr=job.lr, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps * job.epochs)
-    validation, curve = None, list[tuple[float, float]]()
+    schedule = schedule_of(optimizer, steps, job.epochs, job.warmup_epochs)
+    best, curve = (0, -1.0), list[tuple[float, float]]()
     training_seconds = 0.0
     for epoch in range(job.epochs):
         network.train()
@@ -149,7 +158,13 @@ def train(job: Job, micro: int, meter: PeakMeter, limit: MemoryLimit) -> dict[st
             schedule.step()
         training_seconds += time.perf_counter() - began
         validation = accuracy(network, Batches(job.splits.val, transform).in_order(micro), job.device)
+        if validation >= best[1]:
+            best = epoch, validation
+            torch.save(network.state_dict(), saved)
         curve.append((round(time.perf_counter() - job.started, 2), validation))
+    del optimizer, schedule
+    release_memory()
+    network.load_state_dict(torch.load(saved, weights_only=True, map_location=job.device))
     test = None
     if job.splits.test is not None:
         test = accuracy(network, Batches(job.splits.test, transform).in_order(micro), job.device)
@@ -158,11 +173,24 @@ def train(job: Job, micro: int, meter: PeakMeter, limit: MemoryLimit) -> dict[st
         "strategy": "stock",
         "model": job.model,
         "measured": {"peak_bytes": meter.peak_bytes, "peak_metric": meter.metric},
-        "accuracy": {"val": validation, "test": test},
+        "accuracy": {"val": best[1], "test": test},
+        "kept": {"epoch": best[0], "val_accuracy": best[1]},
         "settings": {"micro_batch": micro, "micro_batches": group},
         "training_seconds": training_seconds,
         "curve": curve,
     }
+
+
+def schedule_of(
+    optimizer: torch.optim.Optimizer, steps: int, epochs: int, warmup_epochs: float
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """A linear warm-up from the first step's share of the peak, then half a cosine over the other steps."""
+    rise = round(warmup_epochs * steps)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps * epochs - rise)
+    if not rise:
+        return cosine
+    linear = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1 / rise, total_iters=max(rise - 1, 1))
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [linear, cosine], milestones=[rise])
 
 
 def _build(job: Job) -> nn.Module:

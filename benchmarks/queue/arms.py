@@ -80,11 +80,12 @@ _NOTHING_TO_RECOMPUTE = (110, 55)
 
 
 def _capped() -> list[Arm]:
-    """Accuracy within time under a cap: methods of training the same network at equal epochs, SGD and cosine.
+    """Accuracy within time under a cap: methods of training the same network at equal epochs, SGD, warm-up and cosine.
 
     Measurements are not cached, so that the seconds of every run include its own. ``peer`` is a loop in plain PyTorch.
     """
-    ours: Settings = {"optimizer": "sgd", "schedule": "cosine", "profile_cache": "off"}
+    warm_up: Settings = {"warmup_epochs": 1}
+    ours: Settings = {"optimizer": "sgd", "schedule": "cosine", "keep": "best", "profile_cache": "off", **warm_up}
     blockwise: Settings = ours | {"strategy": "blockwise", "exit_tolerance": 0}
     modules = blockwise | {"module_units": "auto"}
     methods: dict[str, Settings] = {
@@ -94,7 +95,7 @@ def _capped() -> list[Arm]:
         "units, auglocal": blockwise | _UNITS | {"local_loss": "auglocal"},
         "units, aan": blockwise | _UNITS | {"local_loss": "aan"},
         "units, lls-mxm": blockwise | _UNITS | {"local_loss": "lls-mxm"},
-        "peer": {"strategy": "benchmarks.peer"},
+        "peer": {"strategy": "benchmarks.peer", **warm_up},
     }
     arms = [
         (model, cap, name)

@@ -38,8 +38,8 @@ def curve_of(record: dict[str, Any], metrics: Sequence[dict[str, str]]) -> list[
 
 
 def reached(curve: Sequence[Sequence[float]], seconds: float) -> float | None:
-    """Validation accuracy of the last point of a curve by a time; None before its first."""
-    return next((point[1] for point in reversed(curve) if point[0] <= seconds), None)
+    """Best validation accuracy of a curve by a time; None before its first point."""
+    return max((point[1] for point in curve if point[0] <= seconds), default=None)
 
 
 def with_spread(values: Sequence[float]) -> str:

@@ -17,13 +17,14 @@ INTRO = """# Long experiments
 `python -m benchmarks.queue start` trains these on one core, a short run of everything before a longer one of anything:
 2,000 images for 10 epochs, then 10,000 for 25, then all images for the paper's epochs. A rung is left out where the
 next one is less than twice as long. Training images are what validation leaves; the two shorter rungs validate and test
-on 1,000 and 2,000 images. Accuracy is the test accuracy of the last weights, for block-wise training at the exit that
-validates best: the median over seeds, with the lowest and highest. "Best epoch" is the one that validated best, of each
-seed, with that accuracy, where a strategy validates every epoch: where it is far above "validation", a run was too long
-or its rate too high. Where a learning rate is tuned, every arm tries the same values in its shortest run with seed 0,
-and the one that validates best is kept for the longer ones; where it is the smallest or largest, the next one is tried.
-"Images/s" are those of an epoch of the whole network, all of its blocks included, without validation and caching.
-A row is run again when the sources that it depends on have changed. `python -m benchmarks.queue page` writes this page.
+on 1,000 and 2,000 images. Accuracy is the test accuracy of the epoch that validates best, for block-wise training of
+the last epoch of every block, at the exit that validates best: the median over seeds, with the lowest and highest.
+"Best epoch" is that epoch, of each seed, with its validation accuracy, where a strategy validates every epoch. Where a
+learning rate is tuned, every arm tries the same values in its shortest run with seed 0, and the one that validates best
+is kept for the longer ones; where it is the smallest or largest, the next one is tried. "Images/s" are those of an
+epoch of the whole network, all of its blocks included, without validation and caching. Rows with an asterisk are of
+former settings and of the last epoch's weights, until the present settings were run. A row is run again when the
+sources that it depends on have changed. `python -m benchmarks.queue page` writes this page.
 """
 
 
@@ -57,12 +58,13 @@ def _experiment(title: str, arms: list[Arm], rows: list[Row]) -> str:
 
 
 _CAPPED_INTRO = """
-Accuracy in percent: mean and standard deviation over seeds. "Equal epochs" is the end of every run, "at T" the
-validation accuracy at equal seconds: T is when the last seed of backprop without a cap ends. Of `backprop` and
-`checkpoint` the last epoch by then counts, of the others the best exit of the blocks that are trained ("-" before the
-first). Seconds include profiling and validation. "Gap" is the test accuracy less that of backprop without a cap, in
-points. `peer` is a plain PyTorch loop with the largest micro-batch that halving finds; its BatchNorm keeps tracked
-statistics. What is infeasible is tried once.
+Accuracy in percent: mean and standard deviation over seeds. All train by SGD; the learning rate rises in the first
+epoch (of every block, where blocks train one after another) and then falls by a cosine. "Equal epochs" is the end of
+every run, "at T" the validation accuracy at equal seconds: T is when the last seed of backprop without a cap ends. Of
+`backprop`, `checkpoint` and `peer` the best epoch counts, of all or by T; of the others the best exit of the blocks
+that are trained by then ("-" before the first). Seconds include profiling and validation. "Gap" is the test accuracy
+less that of backprop without a cap, in points. `peer` is a plain PyTorch loop with the largest micro-batch that halving
+finds; its BatchNorm keeps tracked statistics. What is infeasible is tried once.
 """.strip()
 
 
@@ -115,7 +117,10 @@ def _capped_rung(arms: list[Arm], found: dict[str, list[Row]], rung: str) -> str
     time = max(ends, default=None)
     header = ("arm", "lr", "seeds", "test, equal epochs", "gap", "validation, equal epochs", "validation at T",
               "at T/2", "seconds", "peak (MB)", "commit")  # fmt: skip
-    lines = [_capped_line(arm.name, found[arm.name], [row["test"] for row in free], time) for arm in there]
+    lines = [
+        _capped_line(_named(arm, found[arm.name]), found[arm.name], [row["test"] for row in free], time)
+        for arm in there
+    ]
     first = found[there[0].name][0]
     what = f"{rung} rung: {first['images']:,} images, {first['epochs']} epochs"
     return f"### {what}\n\nT = {number(time, 0)} seconds.\n\n{markdown(header, lines)}"
@@ -143,19 +148,32 @@ def _by(rows: list[Row], time: float | None) -> str:
 
 
 def _of(rows: list[Row], arm: Arm, rung: str) -> list[Row]:
-    """Rows of an arm's rung; of several learning rates those of the one that has most seeds, or validates best."""
+    """Rows of an arm's rung; of several learning rates those of the one that has most seeds, or validates best.
+
+    Rows of former settings count only where there are none of the present ones.
+    """
     same = [row for row in rows if (row["experiment"], row["arm"], row["rung"]) == (arm.experiment, arm.name, rung)]
+    same = [row for row in same if _is_present(row, arm)] or same
     by_rate: dict[float | None, list[Row]] = {}
     for row in same:
         by_rate.setdefault(row["lr"], []).append(row)
     return max(by_rate.values(), key=lambda each: (len(each), max(row["val"] or 0.0 for row in each)), default=[])
 
 
+def _is_present(row: Row, arm: Arm) -> bool:
+    """Whether a row has all settings of its arm as it is now."""
+    return arm.settings.items() <= row["settings"].items()
+
+
+def _named(arm: Arm, rows: list[Row]) -> str:
+    return arm.name if _is_present(rows[0], arm) else f"{arm.name} *"
+
+
 def _line(arm: Arm, rows: list[Row]) -> list[str]:
     rows = sorted(rows, key=lambda row: int(row["seed"]))
     done = _done(rows)
     tests = [row["test"] for row in done]
-    first = [arm.name, f"{rows[0]['images']:,}", str(rows[0]["epochs"]), _rate(rows[0]), _seeds(rows)]
+    first = [_named(arm, rows), f"{rows[0]['images']:,}", str(rows[0]["epochs"]), _rate(rows[0]), _seeds(rows)]
     last = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     if not tests:
         return [*first, _failure(rows[0]), *["-"] * 8, last]

@@ -160,8 +160,8 @@ def metrics_of(folder: Path) -> list[dict[str, str]]:
 
 
 def best_epoch(metrics: list[dict[str, str]]) -> dict[str, Any] | None:
-    """The first epoch of the best validation accuracy (counted from 1, within its phase); None where none was told."""
-    told = [each for each in metrics if each.get("val_accuracy")]
+    """The last epoch of the best validation accuracy (counted from 1, within its phase); None where none was told."""
+    told = [each for each in reversed(metrics) if each.get("val_accuracy")]
     best = max(told, key=lambda each: float(each["val_accuracy"]), default=None)
     if best is None:
         return None
@@ -181,7 +181,8 @@ def row_of(
         "commit": commit, "digest": digest, "exit_code": code,
         "error": _FOLDERS.sub("", output.get("error", {}).get("message", "")) or None,
         "val": accuracy.get("val"), "test": accuracy.get("test"), "seconds": measured.get("seconds"),
-        "best_epoch": best_epoch(metrics), "curve": found.get("curve") or curve_of(found, metrics),
+        "best_epoch": best_epoch(metrics), "kept": found.get("kept"),
+        "curve": found.get("curve") or curve_of(found, metrics),
         "training_seconds": trained, "peak_bytes": measured.get("peak_bytes"),
         "parameters": found.get("parameters"), "exit": found.get("exit"), "chosen": found.get("settings"),
         "workload": found.get("workload"),

@@ -12,6 +12,10 @@ from bench_cells import finished, infeasible
 from benchmarks import accuracy, common, peer, speed, store
 from torch import nn
 
+from snugfit._core.workload import OptimizerSettings
+from snugfit._training.optimizers import lr_factor
+from snugfit.memory import Baseline
+
 
 def test_flags_say_what_settings_say() -> None:
     settings = {"max_train": 64, "saturation_stop": True, "adaptive_batch": False, "device": None}
@@ -155,6 +159,37 @@ def test_the_peer_gives_up_at_single_images() -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     assert peer.largest_that_fits(attempt, 4) is None
+
+
+@pytest.mark.parametrize("warm_up", [0.0, 0.25, 1.0, 2.0])
+def test_the_peers_learning_rate_is_that_of_runs(warm_up: float) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    schedule = peer.schedule_of(optimizer, 4, 5, warm_up)
+    settings = OptimizerSettings(lr=0.3, warmup_epochs=warm_up)
+    for step in range(20):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.3 * lr_factor(settings, step, 4, 5))
+        optimizer.step()
+        schedule.step()
+
+
+def test_the_peer_tests_the_last_of_its_best_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accuracies stand in for the true ones; each is noted with the sum of the weights that were measured."""
+    measured, values = list[float](), [0.2, 0.6, 0.6, 0.4, 0.9]
+
+    def accuracy_of(network: nn.Module, *others: object) -> float:
+        measured.append(sum(float(tensor.double().sum()) for tensor in network.state_dict().values()))
+        return values[len(measured) - 1]
+
+    monkeypatch.setattr(peer, "accuracy", accuracy_of)
+    monkeypatch.setattr(peer, "prepare_process", lambda threads: Baseline(0, 0))
+    said = []
+    monkeypatch.setattr("builtins.print", said.append)
+    flags = {"model": "smallconv", "data": "digits", "max_train": 64, "max_val": 20, "epochs": 4, "batch_size": 16}
+    assert peer.main(**flags, warmup_epochs=1.0) == 0
+    found = json.loads(said[0])
+    assert found["kept"] == {"epoch": 2, "val_accuracy": 0.6}
+    assert found["accuracy"] == {"val": 0.6, "test": 0.9}
+    assert len(set(measured[:4])) == 4 and measured[4] == measured[2]
 
 
 def test_the_peer_hides_no_other_error() -> None:

@@ -82,6 +82,8 @@ def test_the_capped_arms_run_first_and_only_their_methods_and_caps_differ() -> N
         assert {(each["optimizer"], each["schedule"], each["profile_cache"]) for each in ours} == {
             ("sgd", "cosine", "off")
         }
+        assert {each["keep"] for each in ours} == {"best"}
+        assert {each["warmup_epochs"] for each in settings} == {1}
 
 
 @pytest.mark.parametrize(
@@ -259,10 +261,10 @@ def test_the_file_is_the_same_in_whatever_order_rows_come(tmp_path: Path) -> Non
     assert read_rows(tmp_path / "x") == {row["key"]: row for row in found}
 
 
-def test_the_best_epoch_is_the_first_of_equals_and_lines_without_validation_do_not_count() -> None:
+def test_the_best_epoch_is_the_last_of_equals_and_lines_without_validation_do_not_count() -> None:
     values = ("", "0.5", "0.7", "", "0.7", "0.6")
     metrics = [{"phase": "p", "epoch": str(i), "val_accuracy": value} for i, value in enumerate(values)]
-    assert best_epoch(metrics) == {"phase": "p", "epoch": 3, "val": 0.7}
+    assert best_epoch(metrics) == {"phase": "p", "epoch": 5, "val": 0.7}
     assert best_epoch(metrics[:1]) is None is best_epoch([])
 
 

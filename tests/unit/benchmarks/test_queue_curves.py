@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,9 @@ def test_a_run_that_failed_has_no_curve() -> None:
     assert curve_of({}, [line("network", 5, 0.25)]) == []
 
 
-@pytest.mark.parametrize(("seconds", "value"), [(9.9, None), (10, 0.3), (19, 0.3), (50, 0.2)])
-def test_the_last_point_by_a_time_counts(seconds: float, value: float | None) -> None:
-    assert reached([(10.0, 0.3), (20.0, 0.2)], seconds) == value
+@pytest.mark.parametrize(("seconds", "value"), [(9.9, None), (10, 0.3), (19, 0.3), (29, 0.3), (50, 0.4)])
+def test_the_best_point_by_a_time_counts(seconds: float, value: float | None) -> None:
+    assert reached([(10.0, 0.3), (20.0, 0.2), (30.0, 0.4)], seconds) == value
 
 
 def test_a_peer_reports_its_own_curve() -> None:
@@ -94,6 +95,16 @@ class TestPage:
     def test_without_the_uncapped_arm_there_is_nothing_to_compare_with(self) -> None:
         shown = self.shown(self.row(self.capped, 0, 0.5, 40.0, 150.0))
         assert shown["9 MB: units"][2:9] == ["1", "50.0", "-", "40.0", "-", "-", "150"]
+
+    def test_rows_of_former_settings_are_marked_until_there_are_others(self) -> None:
+        changed = replace(self.capped, settings=self.capped.settings | {"keep": "best"})
+        former, present = self.row(self.capped, 0, 0.5, 40.0, 150.0), self.row(changed, 0, 0.6, 40.0, 140.0)
+        before, after = (
+            page.page([self.free, changed], {row["key"]: row for row in rows})
+            for rows in ([former], [former, present])
+        )  # fmt: skip
+        assert "| 9 MB: units * | default | 1 | 50.0 |" in before
+        assert "| 9 MB: units | default | 1 | 60.0 |" in after and "units *" not in after
 
     def test_the_longest_rung_is_drawn_for_the_page(self, tmp_path: Path) -> None:
         rows = [self.row(self.free, 0, 0.5, 40.0, 90.0), self.row(self.capped, 1, 0.5, 40.0, 150.0)]
