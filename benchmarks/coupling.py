@@ -185,7 +185,8 @@ class Trainer:
 
     def __init__(self, module: Module, lr: float) -> None:
         self.module = module
-        self.optimizers = ParameterOptimizers(module.named_parameters(), OptimizerSettings("sgd", lr=lr))
+        self.settings = OptimizerSettings("sgd", lr=lr, schedule="cosine")
+        self.optimizers = ParameterOptimizers(module.named_parameters(), self.settings)
         self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, images: Tensor, labels: Tensor) -> None:
@@ -200,7 +201,7 @@ class Trainer:
         for epoch in range(epochs):
             for inputs, images, labels in source.epoch(seed, epoch, batch):
                 warmed = (done + 1) / steps
-                self.optimizers.set_lr_factor(min(warmed, lr_factor("cosine", done / (epochs * steps))))
+                self.optimizers.set_lr_factor(min(warmed, lr_factor(self.settings, done, steps, epochs)))
                 self.step(inputs, images, labels)
                 done += 1
         seconds: float = (time.process_time() - started) / epochs

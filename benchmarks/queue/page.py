@@ -58,13 +58,13 @@ def _experiment(title: str, arms: list[Arm], rows: list[Row]) -> str:
 
 
 _CAPPED_INTRO = """
-Accuracy in percent: mean and standard deviation over seeds. All train by SGD; the learning rate rises in the first
-epoch (of every block, where blocks train one after another) and then falls by a cosine. "Equal epochs" is the end of
-every run, "at T" the validation accuracy at equal seconds: T is when the last seed of backprop without a cap ends. Of
-`backprop`, `checkpoint` and `peer` the best epoch counts, of all or by T; of the others the best exit of the blocks
-that are trained by then ("-" before the first). Seconds include profiling and validation. "Gap" is the test accuracy
-less that of backprop without a cap, in points. `peer` is a plain PyTorch loop with the largest micro-batch that halving
-finds; its BatchNorm keeps tracked statistics. What is infeasible is tried once.
+Accuracy in percent: mean and standard deviation over seeds. All train by SGD. The learning rate falls by a cosine; in
+the longer rungs it first rises for an epoch (of every block, where blocks train one after another). "Equal epochs" is
+the end of every run, "at T" the validation accuracy at equal seconds: T is when the last seed of backprop without a
+cap ends. Of `backprop`, `checkpoint` and `peer` the best epoch counts, of all or by T; of the others the best exit of
+the blocks that are trained by then ("-" before the first). Seconds include profiling and validation. "Gap" is the test
+accuracy less that of backprop without a cap, in points. `peer` is a plain PyTorch loop with the largest micro-batch
+that halving finds; its BatchNorm keeps tracked statistics. What is infeasible is tried once.
 """.strip()
 
 

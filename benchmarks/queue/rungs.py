@@ -63,7 +63,8 @@ class Task:
         most, _, most_val = _LIMITS[self.rung]
         limits = {"max_train": most, "max_val": most_val} if most is not None and most < self.arm.images else {}
         tuned = {} if self.lr is None else {"lr": self.lr}
-        return {**self.arm.settings, **tuned, **limits, "epochs": self.epochs, "seed": self.seed}
+        longer = self.arm.longer if self.rung != rungs_of(self.arm)[0] else {}
+        return {**self.arm.settings, **longer, **tuned, **limits, "epochs": self.epochs, "seed": self.seed}
 
     @property
     def key(self) -> str:

@@ -62,10 +62,18 @@ class Command:
         return self.errors.read_text()
 
 
+def has_file(run: Path, pattern: str) -> bool:
+    """Whether a file of that name is in the run's folder; folders may go while they are searched."""
+    try:
+        return any(run.rglob(pattern))
+    except FileNotFoundError:
+        return False
+
+
 MOMENTS: dict[str, Callable[[Command, Path], bool]] = {
     "while it measures": lambda command, run: "measuring" in command.said,
     "before the first epoch ends": lambda command, run: (run / "metrics.csv").exists(),
-    "while a cache is written": lambda command, run: any(run.rglob("block0-train*")),
+    "while a cache is written": lambda command, run: has_file(run, "block0-train*"),
 }
 
 

@@ -82,8 +82,8 @@ def test_the_capped_arms_run_first_and_only_their_methods_and_caps_differ() -> N
         assert {(each["optimizer"], each["schedule"], each["profile_cache"]) for each in ours} == {
             ("sgd", "cosine", "off")
         }
-        assert {each["keep"] for each in ours} == {"best"}
-        assert {each["warmup_epochs"] for each in settings} == {1}
+    runs = [Task(each, rung, seed=0) for each in capped for rung in rungs_of(each)]
+    assert {(task.rung > 0, task.settings.get("warmup_epochs")) for task in runs} == {(False, None), (True, 1)}
 
 
 @pytest.mark.parametrize(

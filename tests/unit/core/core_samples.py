@@ -14,8 +14,9 @@ HARDWARE = Hardware("cpu", "a processor", 2, 8 * 2**30, "Linux x86_64", "2.13.0"
 POINTS = (ProbePoint(2, 3_000_000, 0.01), ProbePoint(8, 9_000_000, 0.03))
 LINE = ProbeLine("unit:a", 1e6, 1e6, 0.0, 0.003, 0.0033, POINTS, smallest_batch=2)
 PROFILE = Profile(
-    (UnitStats("a", 10, 40, 100, (4, 8, 8), 1024, 2048, 0.5),), {"unit:a": LINE}, {"unit:a": 7}, {"unit:a": 80}, 5, 1.5
-)
+    (UnitStats("a", 10, 40, 100, (4, 8, 8), 1024, 2048, 0.5),), {"unit:a": LINE}, {"unit:a": 7}, {"unit:a": 80}, 5, 3,
+    {"unit:a": 2}, 1.5,
+)  # fmt: skip
 COST = Cost(
     90_000_000, 5400.0, 16_200.0, 2_000_000, 0,
     (Phase("block 1", 90_000_000, 8000.0, 64, ("a", "b"), 2_000_000), Phase("exit", 50_000_000, 200.0, 32)),
