@@ -101,7 +101,7 @@ def rungs_of(arm: Arm) -> list[int]:
 def order(
     arms: Iterable[Arm], rows: Mapping[str, Row], digests: Mapping[Sources, str], retry: bool = False
 ) -> list[Task]:
-    """What is left to do, first things first: by rung, then what was never run, then by priority, then by seed.
+    """What is left to do, first things first: what was never run, then by rung, then by priority, then by seed.
 
     An arm that is infeasible in one run is left out: seeds, rates and epochs do not change its memory.
 
@@ -121,7 +121,7 @@ def order(
             row = rows.get(task.key)
             stale = row is not None and row["digest"] != digest
             if row is None or stale or (retry and failed(row)):
-                rank = (place, stale, arm.priority, task.seed, index, task.lr or 0.0)
+                rank = (stale, place, arm.priority, task.seed, index, task.lr or 0.0)
                 found.append((rank, replace(task, stale=stale)))
     return [task for _, task in sorted(found, key=lambda each: each[0])]
 
