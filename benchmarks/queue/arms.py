@@ -179,7 +179,7 @@ _PRETRAINED: Settings = {"model": "mobilenet_v2", "weights": "mobilenet_v2"}
 
 
 def _elastic() -> list[Arm]:
-    """ElasticTrainer: 12 epochs (its evaluation) from ImageNet weights at batch 16; peak rates from the paper's up.
+    """ElasticTrainer: 12 epochs (its evaluation) from ImageNet weights at batch 16.
 
     ``full`` keeps the pre-trained statistics of BatchNorm, as all schemes do; ``backprop`` updates them. A warm-up lets
     the new classifier learn first: without one, plain PyTorch with fixed statistics diverges at 0.003 as well.
@@ -193,7 +193,7 @@ def _elastic() -> list[Arm]:
     return [
         _arm(f"ElasticTrainer, MobileNetV2, {title}, {size} px", name, data, 12, 30 + size,
              {**_PRETRAINED, "image_size": size, "strategy": "elastic", "batch_size": 16, "optimizer": "sgd",
-              **_WARM_UP, **flags}, lrs=(0.001, 0.003, 0.01))
+              **_WARM_UP, **flags}, lrs=(3e-4, 1e-3, 3e-3))
         for title, data, size in _PHOTOS
         for name, flags in schemes.items()
     ]  # fmt: skip

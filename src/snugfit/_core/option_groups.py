@@ -102,8 +102,8 @@ class TrainingOptions(Checked):
             schedule takes the remaining steps. Every block has its own, where blocks train one after another. Not for
             schedulefree.
         keep: the epoch whose weights are kept: best (on validation images; the latest of equally good ones) or last.
-            Without validation images it is the last, and so it is in each block where blocks train one after another,
-            because a block's successors train on its outputs.
+            Without validation images it is the last. blockwise keeps the last of every block, because a block's
+            successors train on its outputs.
         precision: float32, or bfloat16 through autocast.
         augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.
         crop: whether augmentation crops.

@@ -41,8 +41,8 @@ class OptimizerSettings(Checked):
             raise UsageError(f"--optimizer schedulefree has no --schedule {self.schedule}; leave out --schedule.")
         if self.averages and self.warmup_epochs:
             raise UsageError(
-                f"--optimizer schedulefree has no --warmup-epochs {self.warmup_epochs:g}, because it schedules no "
-                "learning rate; leave it out, or use sgd or adamw."
+                f"--warmup-epochs {self.warmup_epochs:g} is not supported with --optimizer schedulefree; leave it out, "
+                "or use sgd or adamw."
             )
 
     @property

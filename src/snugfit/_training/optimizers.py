@@ -28,9 +28,10 @@ from snugfit.errors import CheckpointError
 def lr_factor(settings: OptimizerSettings, step: int, steps: int, epochs: int) -> float:
     """Fraction of the peak learning rate in a step, from 0, of ``epochs`` with ``steps`` steps each.
 
-    It rises linearly per step in the warm-up. Then it is 1, or half a cosine from 1 to 0.
+    It rises linearly per step in the warm-up, which has whole steps, and leaves one. Then it is 1, or half a cosine
+    from 1 to 0.
     """
-    warm_up = round(settings.warmup_epochs * steps)
+    warm_up = min(round(settings.warmup_epochs * steps), epochs * steps - 1)
     if step < warm_up:
         return (step + 1) / warm_up
     if settings.schedule == "constant":

@@ -217,6 +217,12 @@ def test_the_warm_up_rises_to_the_peak_and_the_schedule_takes_the_rest(epochs, w
         assert found == pytest.approx(rise + rest)
 
 
+@pytest.mark.parametrize(("epochs", "warm_up", "rise"), [(5, 4.9, [0.25, 0.5, 0.75, 1.0, 1.0]), (1, 0.9, [1.0])])
+def test_the_warm_up_leaves_a_step(epochs, warm_up, rise):
+    warmed = dataclasses.replace(COSINE, warmup_epochs=warm_up)
+    assert [lr_factor(warmed, step, 1, epochs) for step in range(epochs)] == pytest.approx(rise)
+
+
 @pytest.mark.parametrize("warm_up", [1, 3])
 def test_the_warm_up_is_torchs(warm_up):
     """Its linear schedule counts its first step as a share, too, and its cosine starts at the milestone."""
