@@ -71,9 +71,9 @@ class Folders:
         """File with the key of the run that goes on."""
         return self.runs / "running"
 
-    def arms(self) -> list[Arm]:
-        """Arms that were asked for."""
-        return [arm for arm in all_arms() if f"{arm.experiment}: {arm.name}".startswith(self.only)]
+    def wanted(self, tasks: list[Task]) -> list[Task]:
+        """Runs of the arms that ``only`` names; their learning rates may depend on other arms."""
+        return [task for task in tasks if f"{task.arm.experiment}: {task.arm.name}".startswith(self.only)]
 
 
 DEFAULTS = Folders()
@@ -140,8 +140,8 @@ def work(
     """
     tried: set[str] = set()
     while not run.stopped and (limit is None or len(tried) < limit):
-        digests = _digests(folders.arms())
-        left = order(folders.arms(), read_rows(folders.results), digests, retry)
+        digests = _digests(all_arms())
+        left = folders.wanted(order(all_arms(), read_rows(folders.results), digests, retry))
         possible = [task for task in left if capped or "memory" not in task.settings]
         ready = [task for task in possible if _ready(task, weights) and task.key not in tried]
         if not ready:
@@ -192,8 +192,8 @@ def status(*, ahead: int = 5, folders: Folders = DEFAULTS) -> None:
         ahead: how many of the next runs to name.
         folders: where things are.
     """
-    rows, arms = read_rows(folders.results), folders.arms()
-    left = order(arms, rows, _digests(arms))
+    rows = read_rows(folders.results)
+    left = folders.wanted(order(all_arms(), rows, _digests(all_arms())))
     running = folders.running.read_text() if folders.running.exists() and _busy(folders) else None
     print(progress(left, rows, running))
     for task in [task for task in left if task.key == running]:

@@ -29,6 +29,8 @@ class Arm:
         paper: test accuracy in the paper, in percent.
         implied: flags that were defaults when the first of its rows ran; the rows' names do not depend on them.
         longer: further flags of all rungs but its shortest.
+        group: name of the arms of the experiment that compute the same, within any memory, and so share a learning
+            rate: the one that validates best on average. An arm without a group has its own.
     """
 
     experiment: str
@@ -41,6 +43,7 @@ class Arm:
     paper: float | None = None
     implied: Settings = field(default_factory=dict, hash=False)
     longer: Settings = field(default_factory=dict, hash=False)
+    group: str = ""
 
     @property
     def sources(self) -> Sources:
@@ -78,6 +81,7 @@ _CAPS = {
 trains, image by image (22 and 115), and half of that. The smallest is what ``snugfit plan --model MODEL --data cifar10
 --strategy backprop --threads 1 --memory 1MB`` names; without ``--memory`` it predicts the peak."""
 
+_EXACT = ("backprop", "checkpoint", "peer")
 _NOTHING_TO_RECOMPUTE = (110, 55)
 """Caps under which micro-batches without recomputation are faster: ``checkpoint`` has the plan of ``backprop``."""
 
@@ -113,7 +117,7 @@ def _capped() -> list[Arm]:
         settings = methods[name] | {"model": model, "batch_size": 128} | limit
         found.append(
             _arm(f"{CAPPED}, {model}, cifar10", f"{title}: {name}", "cifar10", 50, 1, settings, lrs=_RATES,
-                 longer=_WARM_UP)
+                 longer=_WARM_UP, group="exact" if name in _EXACT else "")
         )  # fmt: skip
     return found
 

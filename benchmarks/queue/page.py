@@ -16,15 +16,17 @@ INTRO = """# Long experiments
 
 `python -m benchmarks.queue start` trains these on one core, a short run of everything before a longer one of anything:
 2,000 images for 10 epochs, then 10,000 for 25, then all images for the paper's epochs. A rung is left out where the
-next one is less than twice as long. Training images are what validation leaves; the two shorter rungs validate and test
-on 1,000 and 2,000 images. Accuracy is the test accuracy of the epoch that validates best, for block-wise training of
-the last epoch of every block, at the exit that validates best: the median over seeds, with the lowest and highest.
+next one is less than twice as long. Training images are what validation leaves; the two shorter rungs validate and
+test on 1,000 and 2,000 images. Accuracy is the test accuracy of the epoch that validates best, for block-wise training
+of the last epoch of every block, at the exit that validates best: the median over seeds, with the lowest and highest.
 "Best epoch" is that epoch, of each seed, with its validation accuracy, where a strategy validates every epoch. Where a
-learning rate is tuned, every arm tries the same values in its shortest run with seed 0, and the one that validates best
-is kept for the longer ones; where it is the smallest or largest, the next one is tried. "Images/s" are those of an
-epoch of the whole network, all of its blocks included, without validation and caching. Rows with an asterisk are of
-former settings and of the last epoch's weights, until the present settings were run. A row is run again when the
-sources that it depends on have changed. `python -m benchmarks.queue page` writes this page.
+learning rate is tuned, every arm tries the same values in its shortest run with seed 0, and the one that validates
+best is kept for the longer ones; where it is the smallest or largest, the next one is tried. Arms that compute the
+same within any memory (backprop, checkpoint and the peer) share the rate that is best on average. One short run cannot
+tell rates of a similar accuracy apart. "Images/s" are those of an epoch of the whole network, all of its blocks
+included, without validation and caching. Rows with an asterisk are of former settings and of the last epoch's weights,
+until the present settings were run. A row is run again when the sources that it depends on have changed. `python -m
+benchmarks.queue page` writes this page.
 """
 
 

@@ -112,9 +112,11 @@ def order(
         retry: run again also what failed.
     """
     found: list[tuple[tuple[Any, ...], Task]] = []
-    for index, arm in enumerate(arms):
+    every = list(arms)
+    for index, arm in enumerate(every):
         digest = digests[arm.sources]
-        tasks = _tasks(arm, rows)
+        group = [each for each in every if each.group and (each.experiment, each.group) == (arm.experiment, arm.group)]
+        tasks = _tasks(arm, group or [arm], rows)
         if any(_infeasible(rows.get(task.key), digest) for _, task in tasks):
             continue
         for place, task in tasks:
@@ -130,13 +132,13 @@ def _infeasible(row: Row | None, digest: str) -> bool:
     return row is not None and (row["exit_code"], row["digest"]) == (INFEASIBLE, digest)
 
 
-def _tasks(arm: Arm, rows: Mapping[str, Row]) -> list[tuple[int, Task]]:
-    """Every run of an arm, with the place of its rung: the first rung of every arm has place 0.
+def _tasks(arm: Arm, group: list[Arm], rows: Mapping[str, Row]) -> list[tuple[int, Task]]:
+    """Every run of an arm of a group, with the place of its rung: the first rung of every arm has place 0.
 
     An arm that tunes its learning rate does so in its first rung, with one seed; its longer rungs have all seeds.
     """
     rungs, trials = rungs_of(arm), trials_of(arm, rows)
-    chosen = choose_lr(trials, rows)
+    chosen = None if choose_lr(trials, rows) is None else _shared_lr(group, rows)
     searched = int(bool(trials) and len(rungs) > 1)
     runs = [
         (0 if place == 0 else rung, Task(arm, rung, seed, chosen, provisional=bool(trials) and chosen is None))
@@ -174,11 +176,25 @@ def choose_lr(trials: list[Task], rows: Mapping[str, Row]) -> float | None:
 
     Trials of other sources count until they are run again: a rate is a setting, and every row names its own.
     """
-    tried = [rows.get(trial.key) for trial in trials]
-    if not trials or any(row is None for row in tried):
-        return None
-    scores = [-1.0 if row is None or row["val"] is None else row["val"] for row in tried]
-    return trials[scores.index(max(scores))].lr
+    scores = _scores(trials, rows)
+    return max(sorted(scores), key=scores.__getitem__, default=None)
+
+
+def _shared_lr(group: Iterable[Arm], rows: Mapping[str, Row]) -> float | None:
+    """The learning rate of the best mean validation accuracy, of those that all arms of a group tried.
+
+    Arms whose search has not ended do not count.
+    """
+    found = [scores for arm in group if (scores := _scores(trials_of(arm, rows), rows))]
+    common = set.intersection(*(set(scores) for scores in found)) if found else set[float]()
+    return max(sorted(common), key=lambda lr: sum(scores[lr] for scores in found), default=None)
+
+
+def _scores(trials: list[Task], rows: Mapping[str, Row]) -> dict[float, float]:
+    """Validation accuracy by learning rate; empty until all were tried, and -1 for a run without one."""
+    tried = [(trial.lr, rows.get(trial.key)) for trial in trials]
+    found = {lr: -1.0 if row["val"] is None else row["val"] for lr, row in tried if row is not None and lr is not None}
+    return found if len(found) == len(trials) else {}
 
 
 def failed(row: Row) -> bool:

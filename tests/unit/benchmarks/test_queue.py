@@ -20,27 +20,9 @@ from benchmarks.queue import __main__ as program
 from benchmarks.queue import estimate, page
 from benchmarks.queue.arms import CAPPED, Arm, all_arms
 from benchmarks.queue.rows import Rows, read_rows
-from benchmarks.queue.rungs import RUNGS, Row, Task, choose_lr, order, rungs_of
-from benchmarks.queue.runner import Place, Runner, best_epoch, row_of
-
-DIGESTS = {("backprop", "smallconv", False): "b1"}
-
-
-def arm(name: str = "a", *, images: int = 45_000, epochs: int = 100, priority: int = 1, **more: object) -> Arm:
-    settings = {"model": "smallconv", "data": "mnist", "strategy": "backprop", "option": name}
-    return Arm("table", name, settings, images, epochs, priority, **more)  # type: ignore[arg-type]
-
-
-def done(task: Task, digest: str = "b1", *, code: int = 0, val: float = 0.5, seconds: float = 10.0) -> Row:
-    record: Row = {"accuracy": {"val": val, "test": val}, "measured": {"seconds": seconds + 2, "peak_bytes": 5_000_000}}
-    record["parameters"] = {"full": 500_000, "trained_model": 250_000}
-    output = record if code == 0 else {"error": {"type": "X", "message": "no such file: /home/me/runs/x. Look there."}}
-    metrics = [{"phase": "network", "epoch": "2", "val_accuracy": str(val + 0.1), "seconds": str(seconds)}]
-    return row_of(task, digest, "abc", code, output, metrics)
-
-
-def rows_of(tasks: list[Task], **more: object) -> dict[str, Row]:
-    return {task.key: done(task, **more) for task in tasks}  # type: ignore[arg-type]
+from benchmarks.queue.rungs import RUNGS, Row, Task, order, rungs_of
+from benchmarks.queue.runner import Place, Runner, best_epoch
+from queue_samples import DIGESTS, arm, done, rows_of
 
 
 def test_every_arm_runs_short_before_any_runs_longer() -> None:
@@ -101,62 +83,6 @@ def test_short_rungs_limit_images_and_validation_and_the_last_limits_nothing() -
     assert "max_train" not in Task(arm(images=900), 0, 0).settings
 
 
-class TestTuning:
-    rates = (0.01, 0.03, 0.1)
-    tuned = arm("t", lrs=rates)
-
-    def tried(self, values: dict[float, float], of: Arm = tuned, **more: object) -> dict[str, Row]:
-        rows = dict[str, Row]()
-        for lr, val in values.items():
-            rows |= rows_of([Task(of, rungs_of(of)[0], 0, lr)], val=val, **more)
-        return rows
-
-    @pytest.mark.parametrize(
-        ("values", "rates"),
-        [
-            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.5}, []),
-            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.7}, [0.3]),
-            ({0.01: 0.7, 0.03: 0.6, 0.1: 0.5}, [0.003]),
-            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.7, 0.3: 0.6}, []),
-            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.7, 0.3: 0.8}, [0.9]),
-            ({0.01: 0.5, 0.03: 0.6, 0.1: 0.7, 0.3: 0.8, 0.9: 0.9}, []),
-        ],
-    )
-    def test_the_search_goes_on_while_the_best_rate_is_the_last_on_its_side(
-        self, values: dict[float, float], rates: list[float]
-    ) -> None:
-        left = order([self.tuned], self.tried(values), DIGESTS)
-        assert [task.lr for task in left if task.rung == 0] == rates
-        assert all(task.provisional for task in left if task.rung) == bool(rates)
-
-    def test_rates_are_tried_first_and_everything_else_waits(self) -> None:
-        tasks = order([self.tuned], {}, DIGESTS)
-        ready, waiting = tasks[:3], tasks[3:]
-        assert [(task.rung, task.seed, task.lr) for task in ready] == [(0, 0, rate) for rate in self.rates]
-        assert [(task.rung, task.seed) for task in waiting] == list(itertools.product((1, 2), (0, 1, 2)))
-        assert [task.provisional for task in tasks] == [False] * 3 + [True] * 6
-
-    def test_what_validates_best_is_taken_in_longer_rungs_alone(self) -> None:
-        left = order([self.tuned], self.tried({0.01: 0.5, 0.03: 0.6, 0.1: 0.5}), DIGESTS)
-        assert {task.lr for task in left} == {0.03}
-        assert [(task.rung, task.seed) for task in left[:3]] == [(1, 0), (1, 1), (1, 2)]
-
-    def test_an_arm_of_one_rung_keeps_its_trial_as_a_seed(self) -> None:
-        short = arm("t", images=900, epochs=5, lrs=self.rates)
-        left = order([short], self.tried({0.01: 0.5, 0.03: 0.6, 0.1: 0.5}, short), DIGESTS)
-        assert [(task.rung, task.seed, task.lr) for task in left] == [(2, 1, 0.03), (2, 2, 0.03)]
-
-    def test_a_rate_that_diverges_is_never_taken(self) -> None:
-        rows = self.tried({0.01: 0.5}, code=7) | self.tried({0.03: 0.0, 0.1: 0.0})
-        assert choose_lr([Task(self.tuned, 0, 0, rate) for rate in self.rates], rows) == 0.03
-
-    def test_trials_of_other_sources_count_and_are_run_again(self) -> None:
-        rows = self.tried({0.01: 0.5, 0.03: 0.6, 0.1: 0.5}, digest="b0")
-        left = order([self.tuned], rows, DIGESTS)
-        assert [task.lr for task in left if task.stale] == list(self.rates)
-        assert [task.lr for task in left if not task.stale] == [0.03] * 6
-
-
 def test_a_row_counts_until_its_sources_change_and_is_then_run_after_what_is_missing() -> None:
     tasks = order([arm()], {}, DIGESTS)
     rows = rows_of(tasks[:1], digest="b0") | rows_of(tasks[1:2])
@@ -209,7 +135,7 @@ def go(folders: program.Folders, run: FakeRun, **more: object) -> list[Task]:
 
 
 def test_a_queue_that_was_stopped_goes_on_with_the_run_that_it_left(folders: program.Folders) -> None:
-    whole = order(folders.arms(), {}, DIGESTS)
+    whole = order(program.all_arms(), {}, DIGESTS)
     first = go(folders, FakeRun(stop_at=4))
     second = go(folders, FakeRun())
     assert len(first) == 4 and second[0] == first[3]
@@ -219,7 +145,8 @@ def test_a_queue_that_was_stopped_goes_on_with_the_run_that_it_left(folders: pro
 
 @pytest.mark.parametrize(("only", "names"), [("", "atw"), ("table", "atw"), ("table: t", "t"), ("t: a", "")])
 def test_arms_are_chosen_by_how_their_lines_begin(folders: program.Folders, only: str, names: str) -> None:
-    assert "".join(each.name for each in replace(folders, only=only).arms()) == names
+    tasks = replace(folders, only=only).wanted(order(program.all_arms(), {}, DIGESTS))
+    assert {task.arm.name for task in tasks} == set(names)
 
 
 def test_arms_with_a_memory_cap_wait_on_a_gpu(folders: program.Folders, monkeypatch: pytest.MonkeyPatch) -> None:
