@@ -21,6 +21,7 @@ _AIMS: dict[Aim, str] = {
     "memory": "the least predicted peak",
     "accuracy": "the most accuracy to expect, and then the least time",
 }
+_GAINS: dict[Aim, str] = {"time": "take less time", "memory": "need less memory", "accuracy": "be more accurate"}
 
 
 def explanation_of(plan: Plan) -> tuple[str, ...]:
@@ -53,7 +54,8 @@ def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:
     if plan.aim == "memory":
         return f"{start}: {_against(cost.peak_bytes, second.predicted.peak_bytes, second.strategy, format_bytes)}."
     if choice.exact and second.exact and second.predicted.seconds < cost.seconds:
-        return f"{start}, since {second.strategy} computes the same by its settings here."
+        same = f"With its settings here, {second.strategy} is backpropagation too"
+        return f"{start}. {same}, so {choice.strategy} comes first."
     return f"{start}: {_against(cost.seconds, second.predicted.seconds, second.strategy, format_seconds)}."
 
 
@@ -77,12 +79,18 @@ def _gradients(choice: Candidate) -> str:
 
 def _smaller_steps(plan: Plan, choice: Candidate) -> Iterator[str]:
     """Images of a step, if they are fewer than the user's batch size."""
-    images = int(choice.settings.get("micro_batch", 0)) * int(choice.settings.get("micro_batches", 1))
-    if 0 < images < (asked := plan.workload.effective_batch):
-        yield (
-            f"A step trains on {images} images instead of the {asked} of --batch-size: a larger batch, or its "
-            "accumulated gradients, would exceed the budget. Consider a lower --lr."
-        )
+    settings, asked = choice.settings, plan.workload.effective_batch
+    step, images = "A step", int(settings.get("micro_batch", 0)) * int(settings.get("micro_batches", 1))
+    if "micro_batch" not in settings:
+        blocks, images = len(choice.batches), min(choice.batches, default=0)
+        step = "A step" if blocks == 1 else f"The smallest step of its {blocks} blocks"
+        reason = f", because {choice.strategy} does not accumulate"
+    elif settings.get("accumulate", True):
+        reason = ": a larger batch, or its accumulated gradients, would exceed the budget"
+    else:
+        reason = ": a larger batch would exceed the budget, and --no-accumulate allows one batch per step"
+    if 0 < images < asked:
+        yield f"{step} trains on {images} images instead of the {asked} of --batch-size{reason}. Consider a lower --lr."
 
 
 def _weights(plan: Plan) -> Iterator[str]:
@@ -116,10 +124,14 @@ def _storage(plan: Plan, chosen: Cost) -> Iterator[str]:
 
 
 def _other_aims(plan: Plan, choice: Candidate) -> Iterator[str]:
-    """Choices of other aims, if they differ."""
-    for aim in get_args(Aim):
+    """Choices of other aims, if they differ; without figures if candidates would have other settings."""
+    for aim in (each for each in get_args(Aim) if each != plan.aim):
         other = ranked(plan.candidates, aim)[0]
-        if aim == plan.aim or other.strategy == choice.strategy or other.predicted is None:
+        changed = [each.strategy for each in plan.candidates if each.feasible and _changes(each, aim)]
+        if changed and not (aim == "accuracy" and other.exact):
+            yield f"With --aim {aim}, {changed[0]} has other settings and may {_GAINS[aim]}."
+            continue
+        if other.strategy == choice.strategy or other.predicted is None:
             continue
         cost = other.predicted
         exact = ", with exact gradients" if other.exact and not choice.exact else ""
@@ -127,6 +139,10 @@ def _other_aims(plan: Plan, choice: Candidate) -> Iterator[str]:
             f"--aim {aim} would choose {other.strategy}: {format_bytes(cost.peak_bytes)}, "
             f"{format_seconds(cost.seconds)}{exact}."
         )
+
+
+def _changes(candidate: Candidate, aim: Aim) -> bool:
+    return find_config(candidate.strategy).changes_with(candidate.settings, aim)
 
 
 def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:

@@ -179,25 +179,21 @@ class Plan:
         return from_data(cls, data)
 
 
-SAME_RATIO = 1.5
-"""Predicted seconds of one computation in two measurements differ by less than this factor."""
-
-
 def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidate, ...]:
     """Candidates: feasible ones first, best first; those not considered last.
 
-    A strategy that is exact only by its settings computes what one that is always exact does, which comes first.
+    A strategy that is exact only by its settings never counts as faster than one that is always exact: past runs
+    correct the predicted seconds of each strategy by themselves.
     """
     found = list(candidates)
-    plain = min(
-        (_amounts(each)[0] for each in found if each.feasible and find_config(each.strategy).exact), default=inf
-    )
+    exact = (_amounts(each)[0] for each in found if each.feasible and find_config(each.strategy).exact)
+    least = min(exact, default=0.0)
 
     def key(candidate: Candidate) -> tuple[float, ...]:
         seconds, peak = _amounts(candidate)
         by_settings = candidate.exact and not find_config(candidate.strategy).exact
-        if by_settings and plain <= SAME_RATIO * seconds:
-            seconds = max(seconds, plain)
+        if by_settings:
+            seconds = max(seconds, least)
         by_aim = {
             "time": (seconds, by_settings, peak),
             "memory": (peak, by_settings, seconds),

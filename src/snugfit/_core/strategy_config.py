@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+from snugfit._core.budget import Aim
 from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import Checked
 from snugfit._core.record import Record
@@ -110,6 +111,10 @@ class StrategyConfig:
     def settings(self, request: BaseRequest) -> dict[str, Any]:
         """Fields of the strategy's dataclass that a request decides, in addition to the options of the same names."""
         return {}
+
+    def changes_with(self, settings: Mapping[str, Any], aim: Aim) -> bool:
+        """Whether a candidate with these settings may have other settings if this is the aim."""
+        return False
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Terms about a candidate's settings in a plan's table, in addition to its batch sizes."""

@@ -129,7 +129,7 @@ def fit_network(
     def load(parts: int) -> NetworkTrainer:
         return make_trainer(chain, load_network(chain, run), run.workload, parts)
 
-    accumulates = strategy.accumulate or _may_accumulate(run, run.predicted.phases[0].batch_size)
+    accumulates = strategy.holds_gradients or _may_accumulate(run, run.predicted.phases[0].batch_size)
     trained = train_network(load, data, run, micro_batches=strategy.micro_batches, accumulates=accumulates)
     module, phase = trained.trainer.module, trained.phase
     save_model(run.folder, module.state_dict(), run.manifest)

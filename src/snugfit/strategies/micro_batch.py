@@ -101,7 +101,7 @@ def choose_batch(
     ``headroom`` is infinite without a budget.
 
     Returns:
-        The settings, with ``accumulate`` on if gradients accumulate; None if not even one image fits.
+        The settings; None if not even one image fits.
     """
     whole = _largest(lines.get(probe), headroom, batch)
     held = lines.get(line_name(probe, hold=True))
@@ -109,8 +109,8 @@ def choose_batch(
         most = _largest(held, headroom, batch)
         sizes = [size for size in divisors(batch)[:-1] if held.smallest_batch <= size <= most]
         if sizes:
-            return MicroBatching(sizes[-1], batch // sizes[-1], accumulate=True)
-    return MicroBatching(whole, 1, accumulate=False) if whole else None
+            return MicroBatching(sizes[-1], batch // sizes[-1])
+    return MicroBatching(whole, accumulate=accumulate) if whole else None
 
 
 def _largest(line: ProbeLine | None, headroom: float, limit: int) -> int:

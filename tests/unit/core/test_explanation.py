@@ -7,7 +7,7 @@ import pytest
 from snugfit._core.budget import Budget
 from snugfit._core.explanation import explanation_of
 from snugfit._core.hardware import Hardware
-from snugfit._core.plan import Candidate, Cost, Plan, ranked
+from snugfit._core.plan import Candidate, Cost, Phase, Plan, ranked
 from snugfit._core.workload import Workload
 
 MB = 10**6
@@ -58,7 +58,8 @@ def test_one_module_that_computes_the_same():
     module = replace(BLOCKS, predicted=Cost(90 * MB, 1, 28.0), exact=True)
     first, gradients = said(module, PLAIN)
     assert first == (
-        "backprop is chosen for the least time to finish, since blockwise computes the same by its settings here."
+        "backprop is chosen for the least time to finish. With its settings here, blockwise is backpropagation too, so "
+        "backprop comes first."
     )
     assert said(module)[1] == gradients == "Its gradients are exact: those of plain backpropagation."
 
@@ -74,6 +75,73 @@ def test_a_smaller_step_than_the_batch_size_is_explained(images, parts, smaller)
     sentences = said(replace(PLAIN, settings={"micro_batch": images, "micro_batches": parts}))
     words = f"A step trains on {images * parts} images instead of the 10 of --batch-size"
     assert any(each.startswith(words) for each in sentences) == smaller
+
+
+def smaller_steps(**settings):
+    micro = {"micro_batch": 2, "micro_batches": 1, **settings}
+    return next(each for each in said(replace(PLAIN, settings=micro)) if "--batch-size" in each)
+
+
+def test_a_smaller_step_without_accumulation_has_its_own_reason():
+    rest = "A step trains on 2 images instead of the 10 of --batch-size: "
+    assert smaller_steps(accumulate=True) == (
+        rest + "a larger batch, or its accumulated gradients, would exceed the budget. Consider a lower --lr."
+    )
+    assert smaller_steps(accumulate=False) == (
+        rest + "a larger batch would exceed the budget, and --no-accumulate allows one batch per step. "
+        "Consider a lower --lr."
+    )
+
+
+@pytest.mark.parametrize(
+    ("batches", "start"),
+    [((4,), "A step trains on 4"), ((10, 3, 7), "The smallest step of its 3 blocks trains on 3"), ((10, 10), None)],
+)
+def test_smaller_steps_of_blocks_which_do_not_accumulate(batches, start):
+    phases = tuple(Phase("block", MB, 1.0, batch, ("a",)) for batch in batches)
+    cost = replace(BLOCKS.predicted, phases=(*phases, Phase("exit", MB, 1.0, 1)))
+    sentences = [each for each in said(replace(BLOCKS, predicted=cost)) if "--batch-size" in each]
+    rest = " images instead of the 10 of --batch-size, because blockwise does not accumulate. Consider a lower --lr."
+    assert sentences == ([start + rest] if start else [])
+
+
+COSTS = (("auglocal:depth=2", (9, 9), 250), ("aan", (8, 8), 120), ("lls-mxm", (4, 4), 100))
+FEW, EACH = ((0, 1, ""), (2, 2, "")), ((0, 0, ""), (1, 1, ""), (2, 2, ""))
+
+
+def about_aims(modules, *others, aim="time", **settings):
+    """Sentences about other aims of a plan with blockwise in these modules."""
+    given = {"modules": modules, "loss_aim": aim, "module_units": "auto", "local_loss": "aan", **settings}
+    units = tuple(Phase("block", MB, 1.0, 10, (str(module),)) for module in modules)
+    cost = replace(BLOCKS.predicted, phases=units)
+    return [
+        each.partition(":")[0]
+        for each in said(replace(BLOCKS, settings=given, predicted=cost, exact=len(modules) == 1), *others, aim=aim)
+        if each.startswith(("--aim", "With --aim")) and "keeps one unit" not in each
+    ]
+
+
+def test_another_aim_that_changes_settings_is_given_no_figures():
+    leaner = "With --aim memory, blockwise has other settings and may need less memory."
+    faster = "With --aim time, blockwise has other settings and may take less time."
+    accurate = "--aim accuracy would choose backprop"
+    lean = replace(SIDE, predicted=Cost(MB, 1, 90.0))
+    for settings in ({}, {"loss_costs": COSTS}):
+        assert about_aims(FEW, PLAIN, lean, **settings) == [leaner, accurate]
+        assert about_aims(FEW, **settings)[0] == leaner
+    assert about_aims(EACH, PLAIN, lean) == ["--aim memory would choose sidenet", accurate]
+    assert about_aims(EACH, PLAIN, loss_costs=COSTS) == [leaner, accurate]
+    better = "With --aim accuracy, blockwise has other settings and may be more accurate."
+    assert about_aims(EACH, loss_costs=COSTS, local_loss="lls-mxm") == [better]
+    cheap = (("auglocal:depth=2", (9, 9), 150), *COSTS[1:])
+    assert about_aims(EACH, loss_costs=cheap) == [leaner], "both aims consider the same losses"
+    fixed = {"module_units": "2"}
+    assert about_aims(FEW, PLAIN, lean, **fixed) == ["--aim memory would choose sidenet", accurate]
+    assert about_aims(FEW, PLAIN, block_units=2) == [accurate]
+    assert about_aims(EACH, PLAIN, aim="memory") == [faster, accurate]
+    best = {"loss_costs": COSTS, "local_loss": "auglocal:depth=2"}
+    assert about_aims(FEW, aim="accuracy", **best) == [faster, leaner]
+    assert about_aims(((0, 2, ""),), PLAIN, lean, loss_costs=COSTS) == [leaner]
 
 
 def test_weights_open_a_strategy_and_their_lack_closes_it():

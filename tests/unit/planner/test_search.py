@@ -11,7 +11,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Plan, Shortfall
 from snugfit._core.workload import Workload
-from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, infeasible_error, search
+from snugfit._planner import MeasurementContext, PastRun, PlanningInput, StrategySelection, infeasible_error, search
 from snugfit.profiling import Probe
 
 MB = 10**6
@@ -77,14 +77,14 @@ def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
     return Strategy()
 
 
-def run(*strategies, budget=BUDGET, told=None, aim="time", **more):
+def run(*strategies, budget=BUDGET, told=None, aim="time", runs=(), **more):
     chain = Chain.from_module(
         nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).to("meta"), (3, 4, 4)
     )
     events = [] if told is None else told
     measuring = MeasurementContext(Still(), Still(), lambda *event: events.append(event))
     return search(
-        PlanningInput(WORKLOAD, chain, HARDWARE, budget, aim), StrategySelection(strategies, **more), measuring
+        PlanningInput(WORKLOAD, chain, HARDWARE, budget, aim), StrategySelection(strategies, **more), measuring, runs
     )
 
 
@@ -100,6 +100,14 @@ def test_feasible_ones_first_and_the_fastest_of_them_first():
     ]  # fmt: skip
     assert plan.choice is plan.candidates[0] and plan.choice.exact and plan.choice.predicted.seconds == 20
     assert (plan.workload, plan.budget, plan.hardware) == (WORKLOAD, Budget("100MB"), HARDWARE)
+
+
+def test_a_correction_of_backprop_alone_does_not_favour_blockwise_in_one_module():
+    twice = PastRun("backprop", WORKLOAD.model, WORKLOAD.input_shape, 10.0, 20.0, 100, 90)
+    strategies = [made_up(name, [(90 * MB, 30, 0)], exact=True) for name in ("blockwise", "backprop")]
+    plan, _ = run(*strategies, runs=[twice])
+    seconds = {each.strategy: each.predicted.seconds for each in plan.candidates}
+    assert list(seconds.items()) == [("backprop", 60), ("blockwise", 30)]
 
 
 def test_what_uses_the_whole_budget_fits():

@@ -17,7 +17,7 @@ UNIT_OPTIONS = [
 
 def sentences(modules, *phases, **settings):
     """What a plan says about blockwise after the choice and its gradients."""
-    cost = Cost(10**6, 1.0, 1.0, phases=tuple(Phase("block", 10**6, 1.0, 8, units) for units in phases))
+    cost = Cost(10**6, 1.0, 1.0, phases=tuple(Phase("block", 10**6, 1.0, 10, units) for units in phases))
     choice = Candidate("blockwise", True, {"modules": modules, **settings}, cost)
     workload = Workload("net", "images", (3, 4, 4), 2, 10, 5, 5)
     hardware = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
@@ -61,12 +61,16 @@ def test_the_number_of_modules_has_a_reason():
     """One sentence for each part of the continuum from backpropagation to a module per unit."""
 
     def last(*modules, **settings):
-        return sentences(modules, *[("a",)] * len(modules), module_units="auto", **settings)[-1]
+        found = sentences(modules, *[("a",)] * len(modules), module_units="auto", **settings)
+        return [each for each in found if "other settings" not in each][-1]
 
     units = ((0, 0, ""), (1, 1, ""), (2, 2, ""))
     assert last((0, 2, "")) == "In smaller budgets the modules are more, each with a local loss."
-    fewest = "Fewer modules, which come closer to backpropagation, do not fit at a batch of 16."
+    fewer = "Fewer modules, which come closer to backpropagation, do not fit"
+    fewest = fewer + ", or only at a batch below 16."
     assert last((0, 1, ""), (2, 2, "")) == last(*units) == fewest
+    assert last(*units, wanted_batch=10) == fewer + ", or only at a batch below 10."
+    assert last(*units, wanted_batch=1) == fewer + "."
     kept = " keeps one unit per module; otherwise modules are as few as the budget allows."
     for settings, option in UNIT_OPTIONS:
         assert last(*units, **settings) == option + kept

@@ -124,14 +124,14 @@ LINES = {
 
 def test_with_enough_headroom_nothing_is_recomputed():
     strategy, cost = propose(LINES, Budget())
-    assert strategy == Checkpoint(64, 1, "0-3", accumulate=False)
+    assert strategy == Checkpoint(64, 1, "0-3")
     assert cost == network_cost(profile(LINES, units="abcd"), PLAIN, workload(), MicroBatching(64))
 
 
 def test_the_faster_of_recomputation_and_accumulation_is_taken():
     """Accumulating costs 0.015 s an image, recomputing 0.013."""
     strategy, _ = propose(LINES, Budget(available(60 * MB)))
-    assert strategy == Checkpoint(64, 1, "(0-1) 2-3", accumulate=False)
+    assert strategy == Checkpoint(64, 1, "(0-1) 2-3")
     quick = {**LINES, HELD: line(30 * MB, MB, seconds=0.022)}
     strategy, _ = propose(quick, Budget(available(60 * MB)))
     assert strategy == Checkpoint(16, 4, "0-3", accumulate=True)
@@ -141,11 +141,9 @@ def test_the_faster_of_recomputation_and_accumulation_is_taken():
 def test_the_effective_batch_counts_more_than_speed():
     quick = {PLAIN: line(10 * MB, MB), LEAST: line(10 * MB, 0.25 * MB, seconds=0.1)}
     strategy, _ = propose(quick, Budget(available(50 * MB)))
-    assert strategy == Checkpoint(64, 1, "(0-1) 2-3", accumulate=False)
+    assert strategy == Checkpoint(64, 1, "(0-1) 2-3")
     strategy, _ = propose(quick, Budget(available(20.1 * MB)))
-    assert strategy == Checkpoint(40, 1, "(0-1) 2-3", accumulate=False), (
-        "the largest batch that fits, where none accumulates to 64"
-    )
+    assert strategy == Checkpoint(40, 1, "(0-1) 2-3"), "the largest batch that fits, where none accumulates to 64"
 
 
 def test_nothing_fits_and_the_least_floor_is_named():

@@ -30,7 +30,7 @@ def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True
     found = batch_settings(
         workload(**changes), profile(lines, base=base), Budget(budget), "network", accumulate=accumulate
     )
-    return found and (found.micro_batch, found.micro_batches, found.accumulate)
+    return found and (found.micro_batch, found.micro_batches, found.holds_gradients)
 
 
 ONE_SAMPLE = math.ceil(112 * 1.02 + (SAFETY_BYTES + RESERVED_BYTES + DRIFT_BYTES) / MB) * MB
@@ -117,7 +117,7 @@ def test_what_is_chosen_fits(budget, batch_size, train_count, smallest, fixed, s
         assert lines["network"].largest_batch(step_headroom(Budget(budget), 0), min(batch_size, train_count)) == 0
         return
     micro, count = found.micro_batch, found.micro_batches
-    assert smallest <= micro <= min(batch_size, train_count) and found.accumulate == (count > 1)
+    assert smallest <= micro <= min(batch_size, train_count) and found.accumulate == accumulate
     assert count == 1 or micro * count == min(batch_size, train_count)
     cost = network_cost(profile(lines), "network", work, found)
     assert cost.peak_bytes <= budget

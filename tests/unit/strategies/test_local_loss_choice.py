@@ -53,9 +53,11 @@ def test_the_explanation_has_the_reason_where_no_loss_was_named():
     settings = {"modules": ((0, 0, ""), (1, 1, "")), "local_loss": "aan", "loss_aim": "accuracy", "module_units": "1"}
     assert len(list(Config().explanation(settings, NAMES))) == 1
     *_, sentence = Config().explanation({**settings, "loss_costs": COSTS}, NAMES)
-    assert sentence.endswith("but auglocal:depth=2 does not fit at a batch of 16.")
+    assert sentence.endswith("but auglocal:depth=2 does not fit, or only at a batch below 16.")
     few = {**settings, "loss_costs": COSTS, "module_units": "auto"}
-    assert list(Config().explanation(few, NAMES))[-1].endswith("but auglocal:depth=2 does not fit in as few modules.")
+    assert list(Config().explanation(few, NAMES))[-1].endswith(
+        "but auglocal:depth=2 does not fit in as few modules, or only at a batch below 16."
+    )
 
 
 def strategy(**changes):

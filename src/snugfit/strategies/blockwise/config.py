@@ -12,7 +12,7 @@ from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import CacheDtype, Checked, Count, Share, Text
 from snugfit._core.record import Record
 from snugfit._core.strategy_config import StrategyConfig, present
-from snugfit.strategies.blockwise.explanation import explain_choice, explain_modules
+from snugfit.strategies.blockwise.explanation import explain_choice, explain_modules, or_smaller
 from snugfit.strategies.blockwise.loss_choice import AUTO, MODULE_BATCH, LossChoice, LossCost
 
 
@@ -66,6 +66,7 @@ class BlockwiseSettings(BlockwiseOptions):
         loss_costs: the local losses to choose from, with bytes and multiply-accumulates; empty if one was named.
         modules: first unit, last unit and recomputation schedule (empty without recomputation) of each module.
         blocks: (first module, last module, batch size) of each block.
+        wanted_batch: batch size at which modules and local losses are preferred over leaner ones.
         test_batch: batch size of the test of the exit model.
     """
 
@@ -76,6 +77,7 @@ class BlockwiseSettings(BlockwiseOptions):
     loss_costs: tuple[LossCost, ...] = ()
     modules: tuple[tuple[int, int, str], ...] = ()
     blocks: tuple[tuple[int, int, int], ...] = ()
+    wanted_batch: int = MODULE_BATCH
     test_batch: int = 1
 
     @property
@@ -124,6 +126,19 @@ class Config(StrategyConfig):
         """The aim."""
         return {"loss_aim": request.aim}
 
+    def changes_with(self, settings: Mapping[str, Any], aim: Aim) -> bool:
+        """Whether the aim makes larger or smaller modules, or may choose another local loss."""
+        if not (modules := settings.get("modules")):
+            return False
+        option, other = unit_option(settings), unit_option({**settings, "loss_aim": aim})
+        several = len(modules) <= modules[-1][1]  # units in a module
+        if settings.get("module_units") == "auto" and bool(option) != bool(other) and (option or several):
+            return True
+        if len(modules) == 1 or not (costs := settings.get("loss_costs")):
+            return False
+        now, then = (LossChoice(costs, each, asks_for_exit(settings)).order() for each in (settings["loss_aim"], aim))
+        return now != then and then[0] != str(settings["local_loss"])
+
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """The local loss, and the number of modules if they have several units; one module has no local loss."""
         modules, loss = settings.get("modules"), settings.get("local_loss", "")
@@ -138,12 +153,13 @@ class Config(StrategyConfig):
         if not (modules := settings.get("modules")):
             return
         yield from explain_modules(modules, parts)
+        batch = settings.get("wanted_batch", MODULE_BATCH)
         if settings.get("module_units") == "auto":
-            yield explain_choice(modules, MODULE_BATCH, unit_option(settings))
+            yield explain_choice(modules, batch, unit_option(settings))
         if len(modules) > 1 and settings.get("loss_costs"):
             choice = LossChoice(settings["loss_costs"], settings["loss_aim"], asks_for_exit(settings))
             few = settings.get("module_units") == "auto" and not unit_option(settings)
-            unfit = "does not fit in as few modules" if few else f"does not fit at a batch of {MODULE_BATCH}"
+            unfit = f"does not fit{' in as few modules' if few else ''}{or_smaller(batch)}"
             yield choice.reason(settings["local_loss"], unfit)
 
     def structure(self, record: Record) -> dict[str, Any]:

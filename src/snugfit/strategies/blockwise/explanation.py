@@ -32,14 +32,19 @@ def explain_choice(modules: Sequence[tuple[int, int, str]], batch: int, option: 
 
     Args:
         modules: first unit, last unit and schedule of each.
-        batch: at which fewer modules do not fit.
+        batch: at which fewer modules do not fit; they may fit at a smaller one.
         option: by which every unit is a module; empty without one.
     """
     if option:
         return f"{option} keeps one unit per module; otherwise modules are as few as the budget allows."
     if len(modules) == 1:
         return "In smaller budgets the modules are more, each with a local loss."
-    return f"Fewer modules, which come closer to backpropagation, do not fit at a batch of {batch}."
+    return f"Fewer modules, which come closer to backpropagation, do not fit{or_smaller(batch)}."
+
+
+def or_smaller(batch: int) -> str:
+    """The rest of a clause about something that does not fit at a batch size, and perhaps at none."""
+    return f", or only at a batch below {batch}" if batch > 1 else ""
 
 
 def _named(module: tuple[int, int, str], name: str) -> str:

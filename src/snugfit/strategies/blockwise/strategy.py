@@ -279,7 +279,8 @@ class Blockwise(BlockwiseSettings):
         largest = max(residency.bytes_of(block) for block in blocks)
         headroom = min(largest, step_headroom(budget, profile.base_bytes + _leftover_bytes(residency)))
         images = int((headroom - _tested_weights(profile, hardware)) / _tested_sample(profile))
-        return replace(self, blocks=found, test_batch=min(limit, max(1, images)))  # no more memory than training
+        test_batch = min(limit, max(1, images))  # no more memory than training
+        return replace(self, blocks=found, wanted_batch=_wanted_batch(workload), test_batch=test_batch)
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
         headroom = step_headroom(budget, profile.base_bytes)
