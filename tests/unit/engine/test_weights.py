@@ -218,7 +218,7 @@ def test_the_warm_up_is_part_of_the_workload():
 
 
 def test_averaged_weights_have_no_warm_up():
-    with pytest.raises(UsageError, match=r"schedulefree has no --warmup-epochs 2,"):
+    with pytest.raises(UsageError, match=r"--warmup-epochs 2 is not supported with --optimizer schedulefree"):
         assemble(Request.of(model="python", warmup_epochs=2, optimizer="schedulefree"), splits(), network())
 
 
