@@ -53,10 +53,17 @@ def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:
     assert second.predicted is not None
     if plan.aim == "memory":
         return f"{start}: {_against(cost.peak_bytes, second.predicted.peak_bytes, second.strategy, format_bytes)}."
-    if choice.exact and second.exact and second.predicted.seconds < cost.seconds:
-        same = f"With its settings here, {second.strategy} is backpropagation too"
-        return f"{start}. {same}, so {choice.strategy} comes first."
-    return f"{start}: {_against(cost.seconds, second.predicted.seconds, second.strategy, format_seconds)}."
+    exact = [(each.predicted.seconds, each) for each in others if choice.exact and each.exact and each.predicted]
+    faster = [(seconds, each) for seconds, each in exact if seconds < cost.seconds]
+    against = _against(cost.seconds, second.predicted.seconds, second.strategy, format_seconds)
+    if not faster:
+        return f"{start}: {against}."
+    seconds, same = faster[0]
+    compared = "" if second is same else f": {against}"
+    return (
+        f"{start}{compared}. With its settings here, {same.strategy} is backpropagation too, predicted at "
+        f"{format_seconds(seconds)}; {choice.strategy} comes first as the plainer of the two."
+    )
 
 
 def _against(ours: float, theirs: float, strategy: str, shown: Callable[[float], str]) -> str:

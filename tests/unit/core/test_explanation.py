@@ -58,8 +58,14 @@ def test_one_module_that_computes_the_same():
     module = replace(BLOCKS, predicted=Cost(90 * MB, 1, 28.0), exact=True)
     first, gradients = said(module, PLAIN)
     assert first == (
-        "backprop is chosen for the least time to finish. With its settings here, blockwise is backpropagation too, so "
-        "backprop comes first."
+        "backprop is chosen for the least time to finish. With its settings here, blockwise is backpropagation too, "
+        "predicted at 28.0s; backprop comes first as the plainer of the two."
+    )
+    again = replace(AGAIN, predicted=Cost(990 * MB, 1, 30.0))
+    assert said(module, PLAIN, again)[0] == (
+        "backprop is chosen for the least time to finish: 30.0s against 30.0s with checkpoint, which is about the "
+        "same. With its settings here, blockwise is backpropagation too, predicted at 28.0s; backprop comes first as "
+        "the plainer of the two."
     )
     assert said(module)[1] == gradients == "Its gradients are exact: those of plain backpropagation."
 
